@@ -1,0 +1,34 @@
+"""An adapter version: immutable weights with lineage; and which of them is live."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from tunesmith.domain.transitions import Transitions
+
+
+class AdapterState(StrEnum):
+    CANDIDATE = "candidate"
+    LIVE = "live"
+    SUPERSEDED = "superseded"
+    ROLLED_BACK = "rolled_back"
+    REVOKED = "revoked"  # everywhere; no target may load it
+
+
+A = AdapterState
+
+ADAPTER = Transitions(
+    "adapter",
+    {
+        A.CANDIDATE: frozenset({A.LIVE, A.REVOKED}),
+        A.LIVE: frozenset({A.SUPERSEDED, A.ROLLED_BACK, A.REVOKED}),
+        A.SUPERSEDED: frozenset({A.LIVE, A.REVOKED}),
+        A.ROLLED_BACK: frozenset({A.REVOKED}),
+        A.REVOKED: frozenset(),
+    },
+)
+
+
+def version_name(profile: str, version: int) -> str:
+    """The name an adapter is served under; never reused."""
+    return f"{profile}@v{version}"

@@ -1,0 +1,301 @@
+"""A profile: the named description of one thing we tune. Unknown keys are refused; every field says what it is for."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from tunesmith.ids import is_name
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses what it does not know, NaN and infinity."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Role(StrEnum):
+    """What the tuned model does; each role names the model families it may use (`FAMILIES`)."""
+
+    ASSISTANT = "assistant"
+    EXTRACTOR = "extractor"
+    CLASSIFIER = "classifier"
+    REWRITER = "rewriter"
+    CODER = "coder"
+
+
+_GENERAL = frozenset(
+    {
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "phi",
+        "phi3",
+        "smollm3",
+        "olmo2",
+    }
+)
+FAMILIES: dict[Role, frozenset[str]] = {
+    Role.ASSISTANT: _GENERAL,
+    Role.EXTRACTOR: _GENERAL,
+    Role.CLASSIFIER: _GENERAL,
+    Role.REWRITER: _GENERAL,
+    Role.CODER: frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3", "starcoder2"}),
+}
+"""Exact `model_type` values of the base model's config.json, never substrings."""
+
+
+class HardwareTier(StrEnum):
+    CPU = "cpu"
+    SMALL_GPU = "small-gpu"  # up to 12 GB
+    CONSUMER_GPU = "consumer-gpu"  # up to 32 GB
+    DATACENTER_GPU = "datacenter-gpu"  # more
+
+
+class Base(Section):
+    path: str
+    """Folder of the base model in Hugging Face format (config.json, tokenizer, safetensors); relative to the workspace."""
+    revision: str | None = None
+    """Which revision the folder holds; recorded in the spec, compared with nothing."""
+    family: str
+    """The model_type of its config.json, e.g. llama, qwen3."""
+    context: int | None = Field(default=None, ge=16)
+    """Longest sequence to use; may be smaller than the model's own, never larger."""
+    trust_remote_code: Literal[False] = False
+    """Always false: tunesmith never executes code that comes with a model."""
+
+
+class Hardware(Section):
+    tier: HardwareTier | None = None
+    """What the run needs; unset takes the trainer's default tier."""
+
+
+class Method(StrEnum):
+    AUTO = "auto"  # orpo where pairs exist, else sft
+    SFT = "sft"
+    DPO = "dpo"
+    ORPO = "orpo"
+    KTO = "kto"
+
+
+class Recipe(Section):
+    method: Method = Method.AUTO
+    """sft, dpo, orpo, kto, or auto."""
+    lr: float | None = Field(default=None, gt=0.0, le=1.0)
+    """Peak learning rate; unset takes the method's default (sft 2e-4, orpo 3e-4, dpo and kto 5e-5)."""
+    epochs: float = Field(default=3.0, gt=0.0, le=1000.0)
+    """Passes over the training split."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Upper limit of optimizer steps, whatever the epochs say."""
+    batch_tokens: int = Field(default=8192, ge=16)
+    """Tokens per optimizer step."""
+    micro_batch_tokens: int = Field(default=4096, ge=16)
+    """Padded tokens per forward pass; lowered by itself after running out of memory."""
+    max_length: int = Field(default=2048, ge=16)
+    """Longest example in tokens; longer ones are dropped and counted, never cut."""
+    lora_rank: int = Field(default=16, ge=1, le=512)
+    """Rank of the adapter."""
+    lora_alpha: float = Field(default=32.0, gt=0.0)
+    """Scale of the adapter."""
+    lora_dropout: float = Field(default=0.05, ge=0.0, lt=1.0)
+    """Dropout in front of the adapter."""
+    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    """Which modules get an adapter."""
+    train_embeddings: bool = False
+    """Also train input and output embeddings: needed when answers hold symbols the base never wrote."""
+    warmup: Share = 0.1
+    """Share of the steps in which the learning rate rises."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up."""
+    weight_decay: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Decay of the adapter's weights."""
+    clip: float = Field(default=1.0, gt=0.0)
+    """Largest gradient norm."""
+    packing: bool = True
+    """Pack several examples into one sequence where the trainer can keep them apart."""
+    seed: int = Field(default=1, ge=0, lt=2**32)
+    """Order of examples, dropout, initial adapter."""
+
+    @property
+    def peak_lr(self) -> float:
+        return self.lr if self.lr is not None else DEFAULT_LR[self.method]
+
+
+DEFAULT_LR = {Method.AUTO: 2e-4, Method.SFT: 2e-4, Method.ORPO: 3e-4, Method.DPO: 5e-5, Method.KTO: 5e-5}
+
+
+class Data(Section):
+    heldout_share: float = Field(default=0.1, gt=0.0, lt=0.9)
+    """Share of prompts, by hash, that are never trained on in any round."""
+    validation_share: float = Field(default=0.05, ge=0.0, lt=0.9)
+    """Share of prompts, by hash, for validation inside training."""
+    max_bad_share: Share = 0.1
+    """Refuse a file with more than this share of bad lines."""
+    heldout_cap: int = Field(default=1000, ge=10, le=100_000)
+    """Most cases the profile's held-out pool keeps."""
+
+
+class Validation(Section):
+    every_steps: int = Field(default=20, ge=1)
+    """Validate after this many optimizer steps, and at the end."""
+    max_cases: int = Field(default=500, ge=1, le=500)
+    """Fixed cases, chosen once."""
+    best_metric: str = "validation_loss"
+    """Which metric decides the best checkpoint."""
+    best_direction: Literal["lower", "higher"] = "lower"
+    """Which way is better; declared, never guessed from the name."""
+
+
+class Checkpoints(Section):
+    every_steps: int = Field(default=50, ge=1)
+    """Write a checkpoint after this many optimizer steps; also at validation's best, on TERM, on pause, at the end."""
+    keep: int = Field(default=2, ge=1)
+    """How many numbered ones stay beside best and last."""
+
+
+class Budgets(Section):
+    wall_s: float = Field(default=240 * 60.0, gt=0.0)
+    """Seconds one run may train, over all its attempts."""
+    tokens: int = Field(default=2_000_000, ge=1)
+    """Tokens one run may train on."""
+
+
+class Evaluation(Section):
+    metrics: tuple[str, ...] = ("heldout_loss",)
+    """What is measured on the held-out pool: heldout_loss, exact_match_greedy, exact_match_sampled."""
+    max_cases: int = Field(default=500, ge=1, le=100_000)
+    """Most cases of the pool that one evaluation uses."""
+    max_new_tokens: int = Field(default=64, ge=1, le=4096)
+    """Longest answer generated for the exact-match metrics."""
+    temperature: float = Field(default=0.7, gt=0.0, le=5.0)
+    """Temperature of the sampled metric."""
+    batch_size: int = Field(default=32, ge=1, le=4096)
+    """Cases scored at once."""
+
+
+class Gate(Section):
+    primary: str = "heldout_loss"
+    """The metric that must get better."""
+    confidence: float = Field(default=0.95, gt=0.5, lt=1.0)
+    """Confidence of the paired bootstrap."""
+    min_n: int = Field(default=50, ge=2)
+    """Fewest cases on which anything is promoted."""
+    max_drop: Share = 0.05
+    """No other listed metric may fall by more than this."""
+    floors: dict[str, float] = Field(default_factory=dict)
+    """Absolute floors by metric, e.g. exact_match_greedy: 0.8."""
+    on_tie: Literal["reject", "hold"] = "reject"
+    """What to do when no difference can be measured."""
+    max_age_s: float = Field(default=24 * 3600.0, gt=0.0)
+    """Older evidence is stale and is measured again."""
+    hold_expires_s: float = Field(default=7 * 24 * 3600.0, gt=0.0)
+    """A held run that nobody decides on is rejected after this long."""
+
+
+class Deploy(Section):
+    when: Literal["promoted", "approved", "never"] = "promoted"
+    """promoted: at once; approved: a promoted adapter waits for a person; never: the run completes without."""
+
+
+class Watch(Section):
+    for_s: float = Field(default=60.0, ge=0.0, le=7 * 24 * 3600.0)
+    """How long a fresh deployment is watched before it counts as deployed."""
+    interval_s: float = Field(default=5.0, gt=0.0)
+    """Time between two looks at the targets."""
+    max_failures: int = Field(default=3, ge=1)
+    """Looks in a row that may find a target unhealthy before it is rolled back."""
+
+
+class Target(Section):
+    name: str = "directory"
+    """How the target is called in listings; unique in the profile."""
+    kind: str = "directory"
+    """Which kind of target."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """What this kind needs, e.g. path for a directory."""
+
+    @field_validator("name")
+    @classmethod
+    def _safe_name(cls, value: str) -> str:
+        if not is_name(value):
+            raise ValueError("use lower-case letters, digits, '.', '_' and '-' only")
+        return value
+
+
+class Trainer(Section):
+    kind: str = "native"
+    """Which trainer: native, dry-run, sim."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """What this trainer needs beyond the recipe."""
+
+
+class Profile(Section):
+    name: str
+    """Unique in the workspace; the file is profiles/NAME.yaml."""
+    description: str = ""
+    """One line for people."""
+    role: Role
+    """What the model does: assistant, extractor, classifier, rewriter, coder."""
+    enabled: bool = True
+    """A disabled profile takes no runs."""
+    disabled_reason: str | None = None
+    """Why it is disabled; required when it is."""
+    base: Base
+    hardware: Hardware = Hardware()
+    trainer: Trainer = Trainer()
+    recipe: Recipe = Recipe()
+    data: Data = Data()
+    validation: Validation = Validation()
+    checkpoints: Checkpoints = Checkpoints()
+    budgets: Budgets = Budgets()
+    evaluation: Evaluation = Evaluation()
+    gate: Gate = Gate()
+    deploy: Deploy = Deploy()
+    watch: Watch = Watch()
+    targets: tuple[Target, ...] = (Target(),)
+
+    @field_validator("name")
+    @classmethod
+    def _safe_name(cls, value: str) -> str:
+        if not is_name(value):
+            raise ValueError("use lower-case letters, digits, '.', '_' and '-' only, at most 63 characters")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Profile:
+        if not self.enabled and not (self.disabled_reason or "").strip():
+            raise ValueError("disabled_reason: say why the profile is disabled")
+        if self.base.family not in FAMILIES[self.role]:
+            allowed = ", ".join(sorted(FAMILIES[self.role]))
+            raise ValueError(
+                f"base.family: {self.base.family!r} is not allowed for role {self.role}; allowed: {allowed}"
+            )
+        names = [target.name for target in self.targets]
+        if len(set(names)) != len(names):
+            raise ValueError("targets: two targets have the same name")
+        if self.gate.primary not in self.evaluation.metrics:
+            raise ValueError(f"gate.primary: {self.gate.primary!r} is not among evaluation.metrics")
+        return self
+
+
+class ArchitectureLock(Section):
+    """Facts read from the base model's own files once; any later difference is refused by field."""
+
+    architecture: str
+    family: str
+    vocab_size: int
+    context: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    chat_template_sha256: str | None = None
