@@ -1,6 +1,7 @@
 """Files that are whole or absent: atomic writes, and folders published with a manifest of hashes.
 
-A published folder holds ``manifest.json``, written last: ``{"v": 1, "files": {name: {"sha256", "bytes"}}, "meta": {}}``.
+A published folder holds ``manifest.json``, written last:
+``{"v": 1, "files": {name: {"sha256", "bytes"}}, "meta": {}}``.
 Its digest is the sha256 of the manifest's ``files`` part in canonical JSON, so it names the content, not the place.
 Readers trust only what the manifest lists and what still has the listed hash.
 """

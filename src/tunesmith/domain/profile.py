@@ -63,7 +63,7 @@ class HardwareTier(StrEnum):
 
 class Base(Section):
     path: str
-    """Folder of the base model in Hugging Face format (config.json, tokenizer, safetensors); relative to the workspace."""
+    """Folder of the base model in Hugging Face format, relative to the workspace."""
     revision: str | None = None
     """Which revision the folder holds; recorded in the spec, compared with nothing."""
     family: str

@@ -11,7 +11,7 @@ from tunesmith.domain.task import ErrorClass
 
 
 class _Wire(BaseModel):
-    """Read from another process: strict about what it knows, frozen. NaN is allowed, because programs must report it."""
+    """Read from another process: strict about what it knows, frozen. NaN is allowed: programs must report it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -131,6 +131,13 @@ class CaseScore(_Wire):
     error: str | None = None
 
 
+class Scores(_Wire):
+    """What an evaluator measured: by subject label, one score per case, in the order of the cases."""
+
+    v: Literal[1] = 1
+    by_subject: dict[str, tuple[CaseScore, ...]]
+
+
 class Result(_Wire):
     """result.json: validated against the spec field by field, every mismatch listed."""
 
@@ -157,6 +164,6 @@ class Result(_Wire):
     num_dropped_examples: int = 0
     train_s: float = 0.0
     metrics: dict[str, float] = Field(default_factory=dict)
-    scores: dict[str, tuple[CaseScore, ...]] = Field(default_factory=dict)
-    """By subject label, one per case (evaluators)."""
+    scores: Artifact | None = None
+    """Evaluators: the file that holds a `Scores`; too long for a result."""
     detail: dict[str, Any] = Field(default_factory=dict)
