@@ -1,0 +1,24 @@
+"""What a trainer declares about itself: the contract that the registry lists and that `plan` checks before queueing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tunesmith.domain.profile import HardwareTier, Method
+
+ALL_TIERS = frozenset(HardwareTier)
+
+
+@dataclass(frozen=True)
+class TrainerInfo:
+    """A trainer by name: where it can run, what it can do, and how to start it."""
+
+    name: str
+    tiers: frozenset[HardwareTier]
+    default_tier: HardwareTier
+    methods: frozenset[Method]
+    argv: tuple[str, ...]
+    """The command; a first element "python" stands for the running interpreter."""
+    description: str
+    module: str | None = None
+    """Ours only: the module whose `train(program)` the entry point calls."""

@@ -1,0 +1,63 @@
+"""Every trainer by name: ours, and what installed packages add under the entry-point group ``tunesmith.trainers``."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import entry_points
+
+from tunesmith.domain.profile import HardwareTier, Method
+from tunesmith.errors import ConfigError, NotFound
+from tunesmith.trainers.base import ALL_TIERS, TrainerInfo
+
+GROUP = "tunesmith.trainers"
+_OURS = ("python", "-m", "tunesmith.trainers.main")
+_ALL_METHODS = frozenset({Method.SFT, Method.DPO, Method.ORPO, Method.KTO})
+
+TRAINERS: dict[str, TrainerInfo] = {
+    "native": TrainerInfo(
+        name="native",
+        tiers=ALL_TIERS,
+        default_tier=HardwareTier.CPU,
+        methods=frozenset({Method.SFT}),
+        argv=_OURS,
+        description="our own LoRA loop over any transformers causal model, on CPU or GPU",
+        module="tunesmith.trainers.native.train",
+    ),
+    "dry-run": TrainerInfo(
+        name="dry-run",
+        tiers=ALL_TIERS,
+        default_tier=HardwareTier.CPU,
+        methods=_ALL_METHODS,
+        argv=_OURS,
+        description="checks base, start point and dataset as a training would, and trains nothing",
+        module="tunesmith.trainers.dry_run",
+    ),
+    "sim": TrainerInfo(
+        name="sim",
+        tiers=ALL_TIERS,
+        default_tier=HardwareTier.CPU,
+        methods=_ALL_METHODS,
+        argv=_OURS,
+        description="a scripted trainer for drills: finishes, fails, stalls, crashes or lies as it is told",
+        module="tunesmith.trainers.sim",
+    ),
+}
+
+
+def find_trainer(name: str) -> TrainerInfo:
+    """The trainer of that name; an unknown name lists the nearest known one."""
+    known = {**_installed(), **TRAINERS}
+    if name not in known:
+        raise NotFound.named("trainer", name, known)
+    return known[name]
+
+
+@cache
+def _installed() -> dict[str, TrainerInfo]:
+    found: dict[str, TrainerInfo] = {}
+    for point in entry_points(group=GROUP):
+        info = point.load()
+        if not isinstance(info, TrainerInfo) or info.name != point.name:
+            raise ConfigError(f"the installed trainer {point.name!r} ({point.value}) is not a TrainerInfo of that name")
+        found[point.name] = info
+    return found
