@@ -1,0 +1,47 @@
+"""The content of a base model's folder: which files count, and one digest over them."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from tunesmith.errors import ConfigError
+from tunesmith.files import canonical_json, sha256_file, sha256_text
+
+_COUNTED = (
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer*",
+    "chat_template*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges*",
+)
+"""What decides how the model reads and answers. A README or a licence may change; nothing here may."""
+
+
+def base_files(folder: Path) -> list[Path]:
+    """The files of a base model that count, sorted by name."""
+    if not folder.is_dir():
+        raise ConfigError(f"base model: {folder} is not a folder; set base.path to a folder in Hugging Face format")
+    files = [path for path in folder.iterdir() if path.is_file() and _counts(path.name)]
+    names = {path.name for path in files}
+    if "config.json" not in names:
+        raise ConfigError(f"base model: {folder} has no config.json, so it is not in Hugging Face format")
+    if not any(name.endswith(".safetensors") for name in names):
+        raise ConfigError(
+            f"base model: {folder} has no *.safetensors; tunesmith loads no pickled weights, convert them"
+        )
+    return sorted(files, key=lambda path: path.name)
+
+
+def base_digest(folder: Path) -> str:
+    """sha256 over names and hashes of the files that count."""
+    return sha256_text(canonical_json({path.name: sha256_file(path) for path in base_files(folder)}))
+
+
+def _counts(name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in _COUNTED)
