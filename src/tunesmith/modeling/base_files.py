@@ -33,7 +33,7 @@ def base_files(folder: Path) -> list[Path]:
         raise ConfigError(f"base model: {folder} has no config.json, so it is not in Hugging Face format")
     if not any(name.endswith(".safetensors") for name in names):
         raise ConfigError(
-            f"base model: {folder} has no *.safetensors; tunesmith loads no pickled weights, convert them"
+            f"base model: {folder} has no *.safetensors; convert its weights: pickled ones are never loaded"
         )
     return sorted(files, key=lambda path: path.name)
 

@@ -27,7 +27,6 @@ from tunesmith.files import write_atomic
 from tunesmith.programs.event_log import EventWriter
 from tunesmith.programs.failure import ProgramFailure, as_failure, is_disk_full
 from tunesmith.programs.fingerprint import code_fingerprint, library_versions
-from tunesmith.programs.keepalive import KeepaliveClock
 from tunesmith.programs.protocol import (
     CHECKPOINTS,
     CONTROL,
@@ -45,6 +44,7 @@ from tunesmith.programs.protocol import (
     RESULT,
     STATUS,
 )
+from tunesmith.programs.shim import KeepaliveClock
 
 __all__ = ["ControlRequest", "Program", "ProgramFailure", "host"]
 

@@ -1,0 +1,134 @@
+"""Which process it is, beyond a number that is used again; and how to end what a dead worker left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from dataclasses import asdict, dataclass
+
+from tunesmith.clock import boot_id, boot_seconds
+from tunesmith.programs.shim import Process, all_processes, descendants, read_process
+
+MARKER = "TUNESMITH_ATTEMPT"
+"""Environment variable of every process of an attempt; finds those whose shim was killed."""
+_PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """One process of one start of one machine, and the attempt it works for."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+    attempt_id: str
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> ProcessIdentity:
+        raw = json.loads(text)
+        return cls(int(raw["pid"]), int(raw["start_ticks"]), str(raw["boot_id"]), str(raw["attempt_id"]))
+
+
+def identify(pid: int, attempt_id: str = "") -> ProcessIdentity:
+    """The identity of a running process; without /proc its start time is 0, and it is never taken for alive."""
+    process = read_process(pid)
+    return ProcessIdentity(pid, process.start_ticks if process else 0, boot_id(), attempt_id)
+
+
+def is_alive(identity: ProcessIdentity) -> bool:
+    """Whether exactly this process still runs; a zombie does not."""
+    process = _same(identity)
+    return process is not None and bool(_living([process]))
+
+
+def kill_stray(identity: ProcessIdentity, grace_s: float) -> bool:
+    """End a shim of a dead worker and everything of its attempt; True if there was anything to end.
+
+    A shim ends its tree by itself when its worker dies, so it is given the grace to do so first.
+    """
+    if identity.boot_id != boot_id():
+        return False
+    found = is_alive(identity) or bool(of_attempt(identity))
+    deadline = boot_seconds() + grace_s
+    while is_alive(identity) and boot_seconds() < deadline:
+        time.sleep(0.02)
+    kill_below(identity)
+    return found
+
+
+def kill_below(identity: ProcessIdentity) -> None:
+    """KILL descendants and strays of the attempt again and again until none is left, then the shim."""
+    killed: list[Process] = []
+    deadline = boot_seconds() + _PATIENCE_S
+    while boot_seconds() < deadline:
+        shim = _same(identity)
+        below = of_attempt(identity) + (descendants(identity.pid) if shim else [])
+        # the shim last: as long as it lives, what it holds cannot get away from below it
+        left = _living(below) or _living([shim] if shim else [])
+        if not left:
+            break
+        for process in left:
+            _kill(process)
+        killed += left
+        time.sleep(0.005)
+    _collect([process for process in killed + of_attempt(identity) if process.pid != identity.pid])
+
+
+def of_attempt(identity: ProcessIdentity) -> list[Process]:
+    """Processes that carry the attempt's marker or are in its shim's session; not the caller, not the shim."""
+    wanted = f"{MARKER}={identity.attempt_id}".encode()
+    # a number is not given out again while it names a session, so a stranger under it means that the session is over
+    session = identity.pid if _same(identity) or read_process(identity.pid) is None else -1
+    return [
+        process
+        for process in all_processes()
+        if process.pid not in (os.getpid(), identity.pid)
+        and process.start_ticks >= identity.start_ticks > 0
+        and (process.session == session or (bool(identity.attempt_id) and wanted in _environ(process.pid)))
+    ]
+
+
+def _same(identity: ProcessIdentity) -> Process | None:
+    process = read_process(identity.pid)
+    if process is None or identity.boot_id != boot_id() or process.start_ticks != identity.start_ticks:
+        return None
+    return process
+
+
+def _living(processes: list[Process]) -> list[Process]:
+    return [process for process in processes if process.state not in "ZX"]
+
+
+def _environ(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as source:
+            return source.read(1 << 20).split(b"\0")
+    except OSError:
+        return []
+
+
+def _kill(process: Process) -> None:
+    """KILL this very process, not one that got its number meanwhile."""
+    with contextlib.suppress(OSError):
+        handle = os.pidfd_open(process.pid)
+        try:
+            now = read_process(process.pid)
+            if now is not None and now.start_ticks == process.start_ticks:
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
+
+
+def _collect(dead: list[Process]) -> None:
+    """Reap those that became our children when their shim died."""
+    for process in dead:
+        now = read_process(process.pid)
+        if now is not None and now.parent == os.getpid() and now.start_ticks == process.start_ticks:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process.pid, 0 if now.state == "Z" else os.WNOHANG)
