@@ -1,0 +1,49 @@
+"""Checkpoints that a run may be resumed from; registered by the attempt that wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from tunesmith.store import tasks
+from tunesmith.store.database import Tx
+from tunesmith.store.fence import Lease
+from tunesmith.store.tables import checkpoints
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    seq: int
+    run_id: str
+    attempt_id: str
+    step: int
+    path: str
+    digest: str
+    kinds: tuple[str, ...]
+    created_at: datetime
+
+
+def register(tx: Tx, lease: Lease, run_id: str, *, step: int, path: str, digest: str, kinds: Sequence[str]) -> None:
+    """Note a published checkpoint of our attempt; the same one twice is one."""
+    tasks.guard(tx, lease)
+    same = sa.and_(checkpoints.c.attempt_id == lease.attempt_id, checkpoints.c.path == path)
+    values = {"step": step, "digest": digest, "kinds": list(kinds)}
+    if not tx.run(checkpoints.update().where(same).values(**values)):
+        tx.run(
+            checkpoints.insert().values(
+                run_id=run_id, attempt_id=lease.attempt_id, path=path, created_at=tx.now, **values
+            )
+        )
+
+
+def of_run(tx: Tx, run_id: str) -> list[Checkpoint]:
+    """Furthest first; of equal steps the newest."""
+    query = (
+        sa.select(checkpoints)
+        .where(checkpoints.c.run_id == run_id)
+        .order_by(checkpoints.c.step.desc(), checkpoints.c.seq.desc())
+    )
+    return [Checkpoint(**{**row, "kinds": tuple(row["kinds"])}) for row in tx.all(query)]

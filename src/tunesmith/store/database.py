@@ -1,0 +1,222 @@
+"""The database: SQLite or PostgreSQL; transactions, lease time, and what stops it from being used."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from tunesmith import clock
+from tunesmith.errors import MissingExtra, StoreCorrupt, StoreError, UsageError
+
+_BUSY_S = 60.0
+_NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse.sshfs", "glusterfs"})
+_CORRUPT = ("malformed", "not a database", "disk image", "corrupt")
+_DATABASE_CLOCK = "database"
+
+
+@dataclass
+class Tx:
+    """One transaction: a connection, the instant it began, and the clock that leases are measured on."""
+
+    conn: sa.Connection
+    now: datetime
+
+    @property
+    def is_postgres(self) -> bool:
+        return self.conn.dialect.name == "postgresql"
+
+    @cached_property
+    def lease_clock(self) -> str:
+        """Which clock lease times are on; a lease on another clock (another boot) has expired."""
+        return _DATABASE_CLOCK if self.is_postgres else clock.boot_id()
+
+    @cached_property
+    def lease_now(self) -> float:
+        """Database time on PostgreSQL, boot time on SQLite: wall-clock jumps on a worker's machine steal nothing."""
+        if not self.is_postgres:
+            return clock.boot_seconds()
+        return float(self.conn.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+
+    def all(self, statement: sa.Executable) -> list[sa.RowMapping]:
+        return list(self.conn.execute(statement).mappings())
+
+    def first(self, statement: sa.Executable) -> sa.RowMapping | None:
+        return self.conn.execute(statement).mappings().first()
+
+    def run(self, statement: sa.Executable) -> int:
+        """Execute a write and say how many rows it touched."""
+        return int(self.conn.execute(statement).rowcount)
+
+
+class Database:
+    """Opened once per process. Every writing transaction takes the write lock at its start."""
+
+    def __init__(self, engine: sa.Engine, where: str) -> None:
+        self.engine = engine
+        self.where = where
+
+    @contextmanager
+    def write(self) -> Iterator[Tx]:
+        """All of it or nothing; on SQLite the lock is taken at BEGIN, so nothing fails half-way for being busy."""
+        with self._transaction(writing=True) as tx:
+            yield tx
+
+    @contextmanager
+    def read(self) -> Iterator[Tx]:
+        """A consistent view; writes nothing."""
+        with self._transaction(writing=False) as tx:
+            yield tx
+
+    @contextmanager
+    def _transaction(self, *, writing: bool) -> Iterator[Tx]:
+        try:
+            with self.engine.connect().execution_options(tunesmith_write=writing) as conn, conn.begin():
+                yield Tx(conn, clock.utc_now())
+        except exc.DBAPIError as error:
+            raise _translated(error, self.where) from error
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def connect(url: str) -> Database:
+    """A database without looking into it; `store.schema.open_store` also checks its version."""
+    parsed = _parse(url)
+    if parsed.get_backend_name() == "sqlite":
+        return Database(_sqlite_engine(parsed), str(parsed.database))
+    return Database(_postgres_engine(parsed), parsed.render_as_string(hide_password=True))
+
+
+def _parse(url: str) -> sa.URL:
+    try:
+        parsed = sa.make_url(url)
+        backend = parsed.get_backend_name()
+    except (exc.ArgumentError, ValueError) as error:
+        raise UsageError("store.url is not a database URL; use sqlite:///path or postgresql://host/name") from error
+    if backend == "sqlite" and parsed.database not in (None, "", ":memory:"):
+        return parsed
+    if backend in ("postgresql", "postgres"):
+        return parsed.set(drivername="postgresql+psycopg")
+    raise UsageError(f"store.url: {backend} is not supported; use sqlite:///path or postgresql://host/name")
+
+
+def sqlite_module() -> ModuleType:
+    """The SQLite that is linked in: pysqlite3 where installed (no WAL-reset bug), else the standard library's."""
+    try:
+        return importlib.import_module("pysqlite3.dbapi2")
+    except ImportError:
+        return importlib.import_module("sqlite3.dbapi2")
+
+
+def wal_is_safe(version: tuple[int, ...]) -> bool:
+    """Older releases can drop committed pages when a WAL restarts; three branches carry the fix."""
+    return version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51) or (3, 44, 6) <= version < (3, 45)
+
+
+def _sqlite_engine(url: sa.URL) -> sa.Engine:
+    path = Path(str(url.database)).resolve()
+    _refuse_network_file_system(path)
+    module = sqlite_module()
+    engine = sa.create_engine(
+        url.set(drivername="sqlite+pysqlite"),
+        module=module,
+        connect_args={"timeout": _BUSY_S, "isolation_level": None, "check_same_thread": False},
+        poolclass=sa.pool.QueuePool,
+        pool_size=4,
+        max_overflow=64,
+    )
+    journal = "WAL" if wal_is_safe(module.sqlite_version_info) else "DELETE"
+
+    @sa.event.listens_for(engine, "connect")
+    def _configure(connection: Any, record: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout = {int(_BUSY_S * 1000)}")
+        _switch_journal(cursor, journal)
+        cursor.execute("PRAGMA synchronous = FULL")
+        cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.close()
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        writing = connection.get_execution_options().get("tunesmith_write", True)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+    return engine
+
+
+def _switch_journal(cursor: Any, journal: str) -> None:
+    """Changing the journal mode does not honour the busy timeout, so wait for the others here."""
+    deadline = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            if cursor.execute("PRAGMA journal_mode").fetchone()[0].upper() == journal:
+                return
+            cursor.execute(f"PRAGMA journal_mode = {journal}")
+            return
+        except Exception as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def _refuse_network_file_system(path: Path) -> None:
+    mounts = Path("/proc/mounts")
+    if not mounts.exists():
+        return
+    best, kind = "", ""
+    for line in mounts.read_text().splitlines():
+        _, mount, fs_type, *_ = line.split(" ")
+        inside = path == Path(mount) or Path(mount) in path.parents
+        if inside and len(mount) >= len(best):
+            best, kind = mount, fs_type
+    if kind in _NETWORK_FILE_SYSTEMS:
+        raise StoreError(
+            f"{path} is on a network file system ({kind}), where SQLite loses data; "
+            "put the workspace on a local disk or set store.url to a PostgreSQL database"
+        )
+
+
+def _postgres_engine(url: sa.URL) -> sa.Engine:
+    try:
+        import psycopg  # noqa: F401
+    except ImportError:
+        raise MissingExtra.named("postgres", "a PostgreSQL store") from None
+    engine = sa.create_engine(url, pool_size=4, max_overflow=64, pool_pre_ping=True)
+
+    @sa.event.listens_for(engine, "connect")
+    def _configure(connection: Any, record: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET synchronous_commit = on")
+            cursor.execute("SET idle_in_transaction_session_timeout = '60s'")
+        connection.commit()
+
+    return engine
+
+
+def _translated(error: exc.DBAPIError, where: str) -> Exception:
+    """What a user can act on; integrity errors are left to the caller, who knows what they mean."""
+    if isinstance(error, exc.IntegrityError):
+        return error
+    text = str(error.orig)
+    first_line = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    if any(word in text for word in _CORRUPT):
+        return StoreCorrupt(
+            f"the store {where} is damaged ({first_line}); nothing was changed. Restore a backup, or copy the file "
+            "away and recover it with sqlite3's .recover"
+        )
+    if isinstance(error, exc.OperationalError | exc.InterfaceError):
+        hint = "is the disk full or read-only?" if os.path.isabs(where) else "is the server running?"
+        return StoreError(f"the store {where} cannot be used: {first_line}; {hint}")
+    return error

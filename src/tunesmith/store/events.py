@@ -1,0 +1,59 @@
+"""The record of what happened: one row per change, with its actor, in the transaction that made the change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from tunesmith.store.database import Tx
+from tunesmith.store.tables import events
+
+
+@dataclass(frozen=True)
+class RecordedEvent:
+    seq: int
+    entity: str
+    entity_id: str
+    action: str
+    actor: str
+    old_state: str | None
+    new_state: str | None
+    reason: str
+    detail: dict[str, Any]
+    at: datetime
+
+
+def record(
+    tx: Tx,
+    entity: str,
+    entity_id: str,
+    action: str,
+    *,
+    actor: str,
+    moved: tuple[str | None, str | None] = (None, None),
+    reason: str = "",
+    detail: dict[str, Any] | None = None,
+) -> None:
+    """Write one event; `moved` is (old state, new state) where the change moved one."""
+    tx.run(
+        events.insert().values(
+            entity=entity,
+            entity_id=entity_id,
+            action=action,
+            actor=actor,
+            old_state=moved[0],
+            new_state=moved[1],
+            reason=reason,
+            detail=detail or {},
+            at=tx.now,
+        )
+    )
+
+
+def of_entity(tx: Tx, entity: str, entity_id: str) -> list[RecordedEvent]:
+    """The history of one thing, oldest first."""
+    query = sa.select(events).where(events.c.entity == entity, events.c.entity_id == entity_id).order_by(events.c.seq)
+    return [RecordedEvent(**row) for row in tx.all(query)]
