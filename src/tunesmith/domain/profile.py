@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,8 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
+
+_MODULE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*\Z")
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -125,6 +128,15 @@ class Recipe(Section):
     seed: int = Field(default=1, ge=0, lt=2**32)
     """Order of examples, dropout, initial adapter."""
 
+    @field_validator("target_modules")
+    @classmethod
+    def _plain_modules(cls, value: tuple[str, ...] | str) -> tuple[str, ...] | str:
+        if isinstance(value, tuple) and not value:
+            raise ValueError("name at least one module, or write all-linear")
+        if isinstance(value, tuple) and not all(_MODULE.match(part) for part in value):
+            raise ValueError("a module's name holds only letters, digits, '_' and '.'")
+        return value
+
     @property
     def peak_lr(self) -> float:
         return self.lr if self.lr is not None else DEFAULT_LR[self.method]
@@ -167,6 +179,14 @@ class Budgets(Section):
     """Seconds one run may train, over all its attempts."""
     tokens: int = Field(default=2_000_000, ge=1)
     """Tokens one run may train on."""
+
+
+METRICS: dict[str, Literal["higher", "lower"]] = {
+    "heldout_loss": "lower",
+    "exact_match_greedy": "higher",
+    "exact_match_sampled": "higher",
+}
+"""What can be measured, and which way is better: declared, never guessed from the name."""
 
 
 class Evaluation(Section):
@@ -250,18 +270,31 @@ class Profile(Section):
     disabled_reason: str | None = None
     """Why it is disabled; required when it is."""
     base: Base
+    """The model that is tuned."""
     hardware: Hardware = Hardware()
+    """What a run needs to train on."""
     trainer: Trainer = Trainer()
+    """Which program trains."""
     recipe: Recipe = Recipe()
+    """Method and hyperparameters."""
     data: Data = Data()
+    """How input files are split, and how many bad lines they may have."""
     validation: Validation = Validation()
+    """What is measured while training, and which checkpoint counts as best."""
     checkpoints: Checkpoints = Checkpoints()
+    """How often training saves what it can resume from."""
     budgets: Budgets = Budgets()
+    """What one run may spend."""
     evaluation: Evaluation = Evaluation()
+    """What is measured on the held-out pool after training."""
     gate: Gate = Gate()
+    """What an adapter must show before it goes live."""
     deploy: Deploy = Deploy()
+    """When a promoted adapter goes live."""
     watch: Watch = Watch()
+    """How a fresh deployment is watched."""
     targets: tuple[Target, ...] = (Target(),)
+    """Where adapters are served: a list of name, kind and options."""
 
     @field_validator("name")
     @classmethod
@@ -282,8 +315,15 @@ class Profile(Section):
         names = [target.name for target in self.targets]
         if len(set(names)) != len(names):
             raise ValueError("targets: two targets have the same name")
+        unknown = sorted(set(self.evaluation.metrics) - set(METRICS))
+        if unknown:
+            raise ValueError(f"evaluation.metrics: unknown metric {unknown[0]!r}; known: {', '.join(METRICS)}")
         if self.gate.primary not in self.evaluation.metrics:
             raise ValueError(f"gate.primary: {self.gate.primary!r} is not among evaluation.metrics")
+        for metric in sorted(set(self.gate.floors) - set(self.evaluation.metrics)):
+            raise ValueError(f"gate.floors.{metric}: not among evaluation.metrics, so it would never be measured")
+        if self.data.heldout_share + self.data.validation_share >= 1.0:
+            raise ValueError("data.heldout_share: with data.validation_share it leaves nothing to train on")
         return self
 
 
@@ -291,11 +331,23 @@ class ArchitectureLock(Section):
     """Facts read from the base model's own files once; any later difference is refused by field."""
 
     architecture: str
+    """Name of the model class, e.g. LlamaForCausalLM."""
     family: str
+    """Its model_type."""
     vocab_size: int
     context: int
+    """Longest sequence of the model itself, whatever the profile uses of it."""
     hidden_size: int
     num_layers: int
     num_heads: int
     num_kv_heads: int
     chat_template_sha256: str | None = None
+    """None for a model without a chat template."""
+
+
+class ProfileLock(Section):
+    """What must never change under a profile: the base's architecture, and which share of prompts is held out."""
+
+    architecture: ArchitectureLock
+    heldout_share: float
+    validation_share: float

@@ -1,0 +1,150 @@
+"""Everything that can be known to be wrong with a profile before anything is queued, found in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from tunesmith.config.lock import lock_differences, lock_of
+from tunesmith.config.resolve import Resolved
+from tunesmith.config.workspace import Workspace
+from tunesmith.domain.profile import FAMILIES, ArchitectureLock, HardwareTier, Method, Profile, ProfileLock
+from tunesmith.errors import ConfigError, LockedError, TunesmithError, nearest, show
+from tunesmith.modeling.architecture import adaptable_modules, read_architecture, read_tensor_shapes
+
+T = TypeVar("T")
+
+
+class TrainerFacts(Protocol):
+    """What a trainer declares, as far as a profile depends on it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tiers(self) -> frozenset[HardwareTier]: ...
+    @property
+    def default_tier(self) -> HardwareTier: ...
+    @property
+    def methods(self) -> frozenset[Method]: ...
+
+
+@dataclass(frozen=True)
+class CheckedProfile:
+    """A profile that can be queued, with what was read and decided while checking it."""
+
+    resolved: Resolved
+    base_folder: Path
+    lock: ProfileLock
+    context: int
+    """Longest sequence to use: the model's own, or base.context if that is smaller."""
+    tier: HardwareTier
+
+    @property
+    def profile(self) -> Profile:
+        return self.resolved.profile
+
+    @property
+    def architecture(self) -> ArchitectureLock:
+        return self.lock.architecture
+
+
+class _Findings:
+    """Problems so far, and whether each is a difference from the lock."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lines: list[str] = []
+        self.num_locked = 0
+
+    def add(self, line: str) -> None:
+        self.lines.append(f"profile {self.name}: {line}")
+
+    def attempt(self, read: Callable[[], T]) -> T | None:
+        """What `read` returns; its refusal is one more finding."""
+        try:
+            return read()
+        except TunesmithError as error:
+            self.add(error.message)
+            return None
+
+    def raise_any(self) -> None:
+        if self.lines:
+            only_lock = self.num_locked == len(self.lines)
+            raise (LockedError if only_lock else ConfigError)("\n".join(self.lines))
+
+
+def check_profile(
+    resolved: Resolved,
+    workspace: Workspace,
+    *,
+    locked: ProfileLock | None,
+    trainer: TrainerFacts,
+    target_kinds: Collection[str],
+) -> CheckedProfile:
+    """Refuse what cannot work: one error, one line per problem. `locked` is None before the first lock."""
+    profile = resolved.profile
+    found = _Findings(profile.name)
+    if not profile.enabled:
+        found.add(f"is disabled: {profile.disabled_reason}; set `enabled: true` to use it")
+    _check_trainer(profile, trainer, found)
+    for target in profile.targets:
+        if target.kind not in target_kinds:
+            found.add(f"targets: no kind of target {show(target.kind)}{nearest(target.kind, target_kinds)}")
+    folder = found.attempt(lambda: workspace.locate(profile.base.path))
+    architecture = found.attempt(lambda: read_architecture(folder)) if folder is not None else None
+    if folder is None or architecture is None:
+        found.raise_any()
+        raise AssertionError("an unreadable base is a finding")
+    context = _check_base(profile, architecture, found)
+    _check_target_modules(profile, folder, found)
+    lock = lock_of(profile, architecture)
+    if locked is not None:
+        for difference in lock_differences(locked, lock):
+            found.num_locked += 1
+            found.add(difference)
+    found.raise_any()
+    return CheckedProfile(resolved, folder, lock, context, profile.hardware.tier or trainer.default_tier)
+
+
+def _check_trainer(profile: Profile, trainer: TrainerFacts, found: _Findings) -> None:
+    tier = profile.hardware.tier
+    if tier is not None and tier not in trainer.tiers:
+        accepted = ", ".join(member for member in HardwareTier if member in trainer.tiers)
+        found.add(f"hardware.tier: trainer {trainer.name} does not accept {tier}; it accepts: {accepted}")
+    method = profile.recipe.method
+    candidates = {Method.SFT, Method.ORPO} if method is Method.AUTO else {method}
+    if not candidates & trainer.methods:
+        accepted = ", ".join(member for member in Method if member in trainer.methods)
+        found.add(f"recipe.method: trainer {trainer.name} cannot do {method}; it can do: {accepted}")
+
+
+def _check_base(profile: Profile, architecture: ArchitectureLock, found: _Findings) -> int:
+    """The model is what the profile says it is; returns the context to use."""
+    family, own = architecture.family, architecture.context
+    if profile.base.family != family:
+        found.add(f"base.family: the profile says {profile.base.family}, the model's config.json says {family}")
+    elif family not in FAMILIES[profile.role]:
+        allowed = ", ".join(sorted(FAMILIES[profile.role]))
+        found.add(f"base.family: {family} is not allowed for role {profile.role}; allowed: {allowed}")
+    wanted = profile.base.context
+    if wanted is not None and wanted > own:
+        found.add(f"base.context: {wanted} is more than the model's own {own}; lower it")
+    context = min(own, wanted or own)
+    if profile.recipe.max_length > context:
+        found.add(f"recipe.max_length: {profile.recipe.max_length} is more than the context of {context}; lower it")
+    return context
+
+
+def _check_target_modules(profile: Profile, folder: Path, found: _Findings) -> None:
+    """Each named module must exist; a misspelt one would silently train less."""
+    shapes = found.attempt(lambda: read_tensor_shapes(folder))
+    wanted = profile.recipe.target_modules
+    if shapes is None or wanted == "all-linear":
+        return
+    modules = adaptable_modules(shapes)
+    endings = {module.rpartition(".")[2] for module in modules}
+    for name in wanted:
+        if not any(module == name or module.endswith(f".{name}") for module in modules):
+            found.add(f"recipe.target_modules: {show(name)} matches no module of the base{nearest(name, endings)}")

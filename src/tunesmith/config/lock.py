@@ -1,0 +1,41 @@
+"""The lock of a profile: the base's architecture and the split are fixed once; any difference is refused by field."""
+
+from __future__ import annotations
+
+from tunesmith.domain.profile import ArchitectureLock, Profile, ProfileLock
+from tunesmith.errors import LockedError
+
+
+def lock_of(profile: Profile, architecture: ArchitectureLock) -> ProfileLock:
+    """What would be locked now."""
+    return ProfileLock(
+        architecture=architecture,
+        heldout_share=profile.data.heldout_share,
+        validation_share=profile.data.validation_share,
+    )
+
+
+def lock_differences(locked: ProfileLock, now: ProfileLock) -> list[str]:
+    """Each field that differs, in words; empty when nothing does. The context may shrink, never grow."""
+    found: list[str] = []
+    for field in ArchitectureLock.model_fields:
+        old, new = getattr(locked.architecture, field), getattr(now.architecture, field)
+        if old != new and not (field == "context" and new < old):
+            found.append(f"{field}: locked {_shown(old)}, now {_shown(new)}")
+    for field in ("heldout_share", "validation_share"):
+        old, new = getattr(locked, field), getattr(now, field)
+        if old != new:
+            found.append(f"data.{field}: locked {old:g}, now {new:g}; what is held out once stays held out")
+    return found
+
+
+def check_lock(name: str, locked: ProfileLock, now: ProfileLock) -> None:
+    """Raise LockedError with every difference, one line each."""
+    differences = lock_differences(locked, now)
+    if differences:
+        raise LockedError("\n".join(f"profile {name}: {difference}" for difference in differences))
+
+
+def _shown(value: object) -> str:
+    """Hashes are cut: nobody compares 64 characters."""
+    return f"{value[:12]}…" if isinstance(value, str) and len(value) == 64 else str(value)

@@ -1,0 +1,1 @@
+"""Base models and adapters: what their files say, loading, chat templates, tokens, scores."""
