@@ -13,7 +13,7 @@ from tunesmith.domain.task import ErrorClass
 class _Wire(BaseModel):
     """Read from another process: strict about what it knows, frozen. NaN is allowed: programs must report it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 class _Event(_Wire):

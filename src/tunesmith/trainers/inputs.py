@@ -1,0 +1,35 @@
+"""What a trainer was really given: digests of base, start point and dataset, recomputed from the bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunesmith.domain.spec import RunSpec
+from tunesmith.domain.task import ErrorClass
+from tunesmith.files import verify_folder
+from tunesmith.modeling.base_files import base_digest
+from tunesmith.programs.host import ProgramFailure
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Named as the fields of a result that they go into."""
+
+    base_digest: str
+    start_digest: str | None
+    dataset_fingerprint: str
+
+
+def read_inputs(run: RunSpec) -> Inputs:
+    """Hash everything the run refers to; the first thing that is not what the spec says ends the program."""
+    base = base_digest(Path(run.base.path))
+    if base != run.base.digest:
+        raise ProgramFailure(
+            ErrorClass.MISMATCH, f"the base model in {run.base.path} changed since the run was submitted"
+        )
+    start = verify_folder(Path(run.start.path), run.start.digest).digest if run.start else None
+    fingerprint = verify_folder(Path(run.dataset.path)).meta.get("fingerprint")
+    if fingerprint != run.dataset.fingerprint:
+        raise ProgramFailure(ErrorClass.DATA, f"dataset {run.dataset.id} is not what its fingerprint says")
+    return Inputs(base, start, str(fingerprint))
