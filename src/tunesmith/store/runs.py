@@ -164,12 +164,6 @@ def watching(tx: Tx, profile: str) -> Run | None:
     return None if row is None else _run(row)
 
 
-def held_before(tx: Tx, instant: datetime) -> list[Run]:
-    """Held runs that nobody has decided on since."""
-    query = sa.select(runs).where(runs.c.state == RunState.HELD, runs.c.moved_at < instant)
-    return [_run(row) for row in tx.all(query)]
-
-
 def _run(row: sa.RowMapping) -> Run:
     fields: dict[str, Any] = dict(row)
     return Run(**{**fields, "state": RunState(row["state"]), "spec": RunSpec.model_validate(row["spec"])})

@@ -212,9 +212,13 @@ def end_by(tx: Tx, lease: Lease, outcome: AttemptState, state: TaskState, *, act
     move(tx, lease.task_id, state, actor=actor, reason=reason, lease=lease)
 
 
-def again_later(tx: Tx, lease: Lease, delay_s: float, *, actor: str, reason: str) -> None:
+def again_later(
+    tx: Tx, lease: Lease, delay_s: float, *, actor: str, reason: str, payload: dict[str, Any] | None = None
+) -> None:
     """The attempt did its look and the task has more to come: wait, at no cost."""
     guard(tx, lease)
+    if payload is not None:
+        tx.run(_held(lease).values(payload=payload))
     _close_attempt(tx, lease.attempt_id, AttemptState.SUCCEEDED, actor, None, None, None)
     counts = _counts(_row(tx, lease.task_id))
     decision = RetryDecision(TaskState.WAITING, counts, delay_s, reason)
@@ -261,7 +265,7 @@ def expired(tx: Tx, limit: int = 20) -> list[Claim]:
     claims = []
     for row in rows:
         attempt = open_attempt(tx, row["id"])
-        claims.append(Claim(_task(row), attempt, Lease(row["id"], attempt.id, row["lease_token"])))
+        claims.append(Claim(task_of(row), attempt, Lease(row["id"], attempt.id, row["lease_token"])))
     return claims
 
 
@@ -269,7 +273,7 @@ def open_attempt(tx: Tx, task_id: str) -> Attempt:
     row = tx.first(sa.select(attempts).where(attempts.c.task_id == task_id, sa.text("state = 'open'")))
     if row is None:
         raise NotFound(f"task {task_id} has no open attempt")
-    return _attempt(row)
+    return attempt_of(row)
 
 
 def get(tx: Tx, task_id: str) -> Task:
@@ -280,49 +284,14 @@ def get_attempt(tx: Tx, attempt_id: str) -> Attempt:
     row = tx.first(sa.select(attempts).where(attempts.c.id == attempt_id))
     if row is None:
         raise NotFound.named("attempt", attempt_id)
-    return _attempt(row)
-
-
-def of_run(tx: Tx, run_id: str) -> list[Task]:
-    return [_task(row) for row in tx.all(sa.select(tasks).where(tasks.c.run_id == run_id).order_by(tasks.c.seq))]
-
-
-def attempts_of_run(tx: Tx, run_id: str) -> list[Attempt]:
-    """All attempts of all tasks of a run, oldest first."""
-    query = (
-        sa.select(attempts)
-        .join(tasks, tasks.c.id == attempts.c.task_id)
-        .where(tasks.c.run_id == run_id)
-        .order_by(tasks.c.seq, attempts.c.number)
-    )
-    return [_attempt(row) for row in tx.all(query)]
+    return attempt_of(row)
 
 
 def open_of_run(tx: Tx, run_id: str) -> Task | None:
     """The task of a run that waits or is leased; at most one."""
     query = sa.select(tasks).where(tasks.c.run_id == run_id, sa.text("state IN ('waiting', 'leased')"))
     row = tx.first(query.with_for_update() if tx.is_postgres else query)
-    return None if row is None else _task(row)
-
-
-def parked(tx: Tx) -> list[Task]:
-    return [_task(row) for row in tx.all(sa.select(tasks).where(tasks.c.state == "parked").order_by(tasks.c.seq))]
-
-
-def num_waiting_before(tx: Tx, task: Task) -> int:
-    """How many waiting tasks a worker would take before this one."""
-    mine = sa.select(tasks.c.seq).where(tasks.c.id == task.id).scalar_subquery()
-    earlier = sa.or_(tasks.c.priority < task.priority, sa.and_(tasks.c.priority == task.priority, tasks.c.seq < mine))
-    query = sa.select(sa.func.count()).select_from(tasks).where(sa.text("state = 'waiting'"), earlier)
-    return int(tx.conn.execute(query).scalar_one())
-
-
-def seconds_until_due(tx: Tx, task_id: str) -> float:
-    """How long the retry table still keeps a waiting task back."""
-    row = _row(tx, task_id)
-    if row["available_at"] is None or row["available_clock"] != tx.lease_clock:
-        return 0.0
-    return max(0.0, float(row["available_at"]) - tx.lease_now)
+    return None if row is None else task_of(row)
 
 
 def _close_attempt(
@@ -372,7 +341,7 @@ def _counts(row: sa.RowMapping) -> Counts:
     return Counts(row["num_crashes"], row["num_errors"], row["num_shrinks"])
 
 
-def _task(row: sa.RowMapping) -> Task:
+def task_of(row: sa.RowMapping) -> Task:
     return Task(
         id=row["id"],
         kind=TaskKind(row["kind"]),
@@ -389,5 +358,5 @@ def _task(row: sa.RowMapping) -> Task:
     )
 
 
-def _attempt(row: sa.RowMapping) -> Attempt:
+def attempt_of(row: sa.RowMapping) -> Attempt:
     return Attempt(**{**row, "state": AttemptState(row["state"])})

@@ -1,0 +1,286 @@
+"""THE SPINE: what follows what.
+
+A worker claims a task and runs its stage; the stage returns what happened; `settle` turns that into the run's next
+state and the next task, in one transaction. Nothing else in tunesmith knows the order.
+
+    train ──▶ evaluate ──▶ deploy ──▶ watch ──▶ deployed
+      │           │           │          └────▶ rolled_back ──▶ (rollback task)
+      │           │           └──▶ held, or evaluate again if what is live moved
+      │           └──▶ held · rejected · completed
+      └──▶ queued again (retry, lost, interrupted) · paused · validated (dry run) · failed
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from tunesmith.domain.gate import Decision
+from tunesmith.domain.request import RequestKind, strongest
+from tunesmith.domain.run import RunState, effect_of_end
+from tunesmith.domain.task import AttemptState, ErrorClass, RetryDecision, TaskKind, TaskState
+from tunesmith.errors import StoreError
+from tunesmith.stages.context import (
+    DryRunPassed,
+    Flipped,
+    Looked,
+    Measured,
+    NotFlipped,
+    StageEnd,
+    Trained,
+)
+from tunesmith.store import (
+    adapters,
+    campaigns,
+    deployments,
+    evaluations,
+    experiences,
+    requests,
+    runs,
+    tasks,
+)
+from tunesmith.store.database import Tx
+from tunesmith.store.runs import Run
+from tunesmith.store.tasks import Claim
+
+_WATCH_OPEN_RETRY_S = 5.0
+
+
+def begin(tx: Tx, claim: Claim, *, actor: str) -> None:
+    """A task was just claimed, in this transaction: a queued run is training now."""
+    if claim.task.kind is TaskKind.TRAIN and claim.task.run_id is not None:
+        reason = f"attempt {claim.attempt.number} on {actor}"
+        runs.move(tx, claim.task.run_id, RunState.TRAINING, actor=actor, reason=reason, lease=claim.lease)
+
+
+def settle(tx: Tx, claim: Claim, end: StageEnd, *, actor: str) -> None:
+    """An attempt has ended: end it, move its task, move its run, open the next task. All or nothing."""
+    if claim.task.run_id is None:
+        _end_attempt(tx, claim, end, actor)
+        return
+    run = runs.get(tx, claim.task.run_id)
+    match claim.task.kind:
+        case TaskKind.TRAIN:
+            _after_train(tx, claim, run, end, actor)
+        case TaskKind.EVALUATE:
+            _after_evaluate(tx, claim, run, end, actor)
+        case TaskKind.DEPLOY:
+            _after_deploy(tx, claim, run, end, actor)
+        case TaskKind.WATCH:
+            _after_watch(tx, claim, run, end, actor)
+        case TaskKind.ROLLBACK | TaskKind.CURRICULUM | TaskKind.PREPARE | TaskKind.EXPORT:
+            _end_attempt(tx, claim, end, actor)
+        case _:
+            assert_never(claim.task.kind)
+
+
+def _after_train(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:
+    wish = strongest([request.kind for request in requests.unanswered(tx, run.id)])
+    resumable = end.outcome in (AttemptState.INTERRUPTED, AttemptState.LOST)
+    if end.decided_by is RequestKind.CANCEL or (resumable and wish is RequestKind.CANCEL):
+        _cancel(tx, claim, run, actor)
+        return
+    if resumable and RequestKind.PAUSE in (end.decided_by, wish):
+        tasks.end_by(tx, claim.lease, end.outcome, TaskState.CANCELLED, actor=actor, reason="paused")
+        runs.move(tx, run.id, RunState.PAUSED, actor=actor, reason="paused on request")
+        requests.acknowledge_all(tx, run.id, actor=actor, answer="paused")
+        return
+    decision = _end_attempt(tx, claim, end, actor)
+    if decision.state is TaskState.WAITING:
+        runs.move(tx, run.id, RunState.QUEUED, actor=actor, reason=decision.reason)
+        return
+    match end.fact:
+        case Trained() as made:
+            adapters.register(
+                tx,
+                run.profile,
+                run_id=run.id,
+                path=made.path,
+                digest=made.digest,
+                base_digest=run.spec.base.digest,
+                metrics=made.metrics,
+                actor=actor,
+            )
+            reason = "stopped early with the best so far" if made.stopped_early else "trained"
+            requests.acknowledge_all(tx, run.id, actor=actor, answer=reason)
+            _go_on(tx, run, RunState.EVALUATING, TaskKind.EVALUATE, actor, reason)
+        case DryRunPassed():
+            finish(tx, run, RunState.VALIDATED, actor=actor, reason="the dry run found nothing wrong")
+        case _:
+            finish(tx, run, RunState.FAILED, actor=actor, reason=_why(end, decision.reason))
+
+
+def _after_evaluate(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:
+    if end.decided_by is RequestKind.CANCEL:
+        _cancel(tx, claim, run, actor)
+        return
+    decision = _end_attempt(tx, claim, end, actor)
+    if decision.state is TaskState.WAITING:
+        return
+    if not isinstance(end.fact, Measured):
+        finish(tx, run, RunState.FAILED, actor=actor, reason=_why(end, decision.reason))
+        return
+    measured = end.fact
+    evaluations.add(
+        tx,
+        measured.judged,
+        run_id=run.id,
+        adapter_id=measured.adapter_id,
+        baseline_adapter_id=measured.baseline_adapter_id,
+        scores_path=measured.scores_path,
+        actor=actor,
+    )
+    verdict = measured.judged.verdict
+    reason = "; ".join(verdict.reasons)
+    match verdict.decision:
+        case Decision.REJECT:
+            finish(tx, run, RunState.REJECTED, actor=actor, reason=reason)
+        case Decision.HOLD:
+            _wait_for_a_person(tx, run, actor, reason)
+        case Decision.PROMOTE if run.spec.deploy.when == "never":
+            finish(tx, run, RunState.COMPLETED, actor=actor, reason=reason)
+        case Decision.PROMOTE if run.spec.deploy.when == "approved":
+            _wait_for_a_person(tx, run, actor, f"promoted, waits for approval: {reason}")
+        case Decision.PROMOTE:
+            _go_on(tx, run, RunState.DEPLOYING, TaskKind.DEPLOY, actor, reason)
+        case _:
+            assert_never(verdict.decision)
+
+
+def _after_deploy(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:
+    if end.decided_by is RequestKind.CANCEL:
+        _cancel(tx, claim, run, actor)
+        return
+    if isinstance(end.fact, NotFlipped) and end.fact.kind == "later":
+        tasks.again_later(tx, claim.lease, _WATCH_OPEN_RETRY_S, actor=actor, reason=end.fact.why)
+        return
+    decision = _end_attempt(tx, claim, end, actor)
+    if decision.state is TaskState.WAITING:
+        return
+    match end.fact:
+        case Flipped():
+            requests.acknowledge_all(tx, run.id, actor=actor, answer="too late: it is live; use `adapter rollback`")
+            _go_on(tx, run, RunState.WATCHING, TaskKind.WATCH, actor, "live, and watched")
+        case NotFlipped(why=why, kind="stale"):
+            _go_on(tx, run, RunState.EVALUATING, TaskKind.EVALUATE, actor, why)
+        case NotFlipped(why=why):
+            _wait_for_a_person(tx, run, actor, why)
+        case _:
+            _take_back(tx, run, actor)
+            _wait_for_a_person(tx, run, actor, _why(end, decision.reason))
+
+
+def _after_watch(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:
+    if isinstance(end.fact, Looked) and end.fact.decision == "again":
+        payload = {"num_failures": end.fact.num_failures}
+        delay_s = run.spec.watch.interval_s
+        tasks.again_later(tx, claim.lease, delay_s, actor=actor, reason=end.fact.reason, payload=payload)
+        return
+    decision = _end_attempt(tx, claim, end, actor)
+    if decision.state is TaskState.WAITING:
+        return
+    match end.fact:
+        case Looked(decision="healthy", reason=reason):
+            finish(tx, run, RunState.DEPLOYED, actor=actor, reason=reason)
+        case Looked(decision="moved_on", reason=reason):
+            finish(tx, run, RunState.ROLLED_BACK, actor=actor, reason=reason)
+        case _:
+            why = end.fact.reason if isinstance(end.fact, Looked) else _why(end, decision.reason)
+            _take_back(tx, run, actor, why)
+            finish(tx, run, RunState.ROLLED_BACK, actor=actor, reason=why)
+
+
+def finish(tx: Tx, run: Run, state: RunState, *, actor: str, reason: str) -> None:
+    """A run has ended: its data and its campaign's counters follow DESIGN's table."""
+    runs.move(tx, run.id, state, actor=actor, reason=reason)
+    requests.acknowledge_all(tx, run.id, actor=actor, answer=f"the run is {state}")
+    effect = effect_of_end(state)
+    adapter = adapters.of_run(tx, run.id)
+    experiences.settle(
+        tx,
+        run.dataset_id,
+        effect.data,
+        actor=actor,
+        run_id=run.id,
+        adapter_id=None if adapter is None else adapter.id,
+        last=runs.unfinished_on_dataset(tx, run.dataset_id) == 0,
+    )
+    if run.campaign_id is not None:
+        campaigns.count_end(tx, run.campaign_id, effect.counters)
+
+
+def roll_back(tx: Tx, profile: str, *, actor: str, reason: str, to: adapters.Adapter | None = None) -> str | None:
+    """Move the pointer back in one step and open the task that brings the targets along; returns what is live now."""
+    live = adapters.live(tx, profile)
+    now_live = deployments.roll_back(tx, profile, actor=actor, reason=reason, to=to)
+    tasks.add(tx, TaskKind.ROLLBACK, actor=actor, profile=profile, priority=0)
+    assert live is not None
+    experiences.give_back(tx, live.id, actor=actor, reason=f"{live.name} was rolled back")
+    watched = runs.watching(tx, profile)
+    if watched is not None and watched.id == live.run_id:
+        _end_watch(tx, watched, actor, reason)
+    return now_live
+
+
+def _end_watch(tx: Tx, run: Run, actor: str, reason: str) -> None:
+    """A watched adapter was rolled back by a person; if a worker is looking right now, its look will end the run."""
+    task = tasks.open_of_run(tx, run.id)
+    if task is not None and task.state is TaskState.LEASED:
+        return
+    if task is not None:
+        tasks.move(tx, task.id, TaskState.CANCELLED, actor=actor, reason=reason)
+    finish(tx, run, RunState.ROLLED_BACK, actor=actor, reason=reason)
+
+
+def _take_back(tx: Tx, run: Run, actor: str, reason: str = "it could not be deployed") -> None:
+    """Undo the flip of this run, if it happened."""
+    adapter = adapters.of_run(tx, run.id)
+    live = adapters.live(tx, run.profile)
+    if adapter is not None and live is not None and live.id == adapter.id:
+        deployments.roll_back(tx, run.profile, actor=actor, reason=reason)
+        tasks.add(tx, TaskKind.ROLLBACK, actor=actor, profile=run.profile, priority=0)
+
+
+def _end_attempt(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> RetryDecision:
+    return tasks.end_attempt(
+        tx,
+        claim.lease,
+        end.outcome,
+        actor=actor,
+        error_class=end.error_class,
+        error=end.error,
+        result=end.result,
+    )
+
+
+def _go_on(tx: Tx, run: Run, state: RunState, kind: TaskKind, actor: str, reason: str) -> None:
+    runs.move(tx, run.id, state, actor=actor, reason=reason)
+    tasks.add(tx, kind, actor=actor, run_id=run.id, profile=run.profile, priority=run.priority)
+
+
+def _wait_for_a_person(tx: Tx, run: Run, actor: str, reason: str) -> None:
+    runs.move(tx, run.id, RunState.HELD, actor=actor, reason=reason)
+    requests.acknowledge_all(tx, run.id, actor=actor, answer="the run is held")
+
+
+def _cancel(tx: Tx, claim: Claim, run: Run, actor: str) -> None:
+    tasks.end_by(
+        tx, claim.lease, AttemptState.CANCELLED, TaskState.CANCELLED, actor=actor, reason="cancelled on request"
+    )
+    finish(tx, run, RunState.CANCELLED, actor=actor, reason="cancelled on request")
+
+
+def _why(end: StageEnd, decision: str) -> str:
+    """Why a run failed, in one line: the error itself first, then what the retry table made of it."""
+    first = (end.error or "").strip().splitlines()
+    return f"{first[0]} ({decision})" if first else decision
+
+
+def settle_lost(tx: Tx, claim: Claim, *, actor: str) -> None:
+    """The lease of an attempt ran out: take the task away from its holder and go on as the retry table says."""
+    settle(tx, claim, StageEnd(AttemptState.LOST, error="the worker's lease ran out"), actor=actor)
+
+
+def end_of_error(error: Exception) -> StageEnd:
+    """A stage raised: that is an attempt that failed, never a worker that dies."""
+    kind = ErrorClass.TRANSIENT if isinstance(error, OSError | StoreError) else ErrorClass.BUG
+    return StageEnd.failed(kind, f"{type(error).__name__}: {error}")

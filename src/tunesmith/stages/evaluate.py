@@ -1,0 +1,101 @@
+"""Evaluate: score the candidate and what is live on the profile's held-out pool, then let the gate decide."""
+
+from __future__ import annotations
+
+import json
+
+from tunesmith.domain.evaluation import compare
+from tunesmith.domain.gate import BARE_BASE, Evidence, Judged, decide
+from tunesmith.domain.program import Scores
+from tunesmith.domain.request import RequestKind
+from tunesmith.domain.spec import AdapterRef, CasesRef, EvaluateSpec, RunSpec, Subject
+from tunesmith.domain.task import AttemptState, ErrorClass
+from tunesmith.files import canonical_json, sha256_file, sha256_text, write_atomic
+from tunesmith.programs.judge import judge_evaluate, read_scores
+from tunesmith.stages.context import Measured, StageContext, StageEnd
+from tunesmith.stages.supervise import Supervisor
+from tunesmith.stages.train import attempt_ref, with_log
+from tunesmith.store import adapters, datasets, runs
+from tunesmith.store.adapters import Adapter
+
+EVALUATOR = ("python", "-m", "tunesmith.evaluators.main")
+
+
+def evaluate(context: StageContext) -> StageEnd:
+    """Run the evaluator on both sides and judge; an evaluator's error is an error, never a score."""
+    with context.database.read() as tx:
+        run = runs.get(tx, context.run_id)
+        candidate = adapters.of_run(tx, run.id)
+        live = adapters.live(tx, run.profile)
+        pool = datasets.pool(tx, run.profile, run.spec.evaluation.max_cases)
+    if candidate is None:
+        return StageEnd.failed(ErrorClass.BUG, f"run {run.id} has no adapter to evaluate")
+    if not pool:
+        return StageEnd.failed(ErrorClass.DATA, f"profile {run.profile} has no held-out cases")
+    context.attempt_dir.mkdir(parents=True, exist_ok=True)
+    spec = EvaluateSpec(
+        attempt=attempt_ref(context),
+        run_id=run.id,
+        base=run.spec.base,
+        subjects=(
+            Subject(label="candidate", adapter=_ref(context, candidate)),
+            Subject(label="baseline", adapter=None if live is None else _ref(context, live)),
+        ),
+        cases=_write_cases(context, pool),
+        evaluation=run.spec.evaluation,
+        seed=run.spec.recipe.seed,
+    )
+    end = Supervisor(context, lambda event: None, None).run(EVALUATOR, spec)
+    if end.decided_by is RequestKind.CANCEL:
+        return StageEnd.cancelled()
+    if end.killed_for is not None:
+        return StageEnd.failed(end.killed_for, with_log(context, end.why))
+    if end.interrupted is not None:
+        return StageEnd(AttemptState.INTERRUPTED, error=end.interrupted)
+    judgement = judge_evaluate(spec, context.attempt_dir, end.exit_code)
+    if judgement.outcome is not AttemptState.SUCCEEDED or judgement.result is None:
+        error = with_log(context, judgement.error or "")
+        return StageEnd(judgement.outcome, error_class=judgement.error_class, error=error)
+    scores = read_scores(context.attempt_dir, judgement.result)
+    judged = _judge(run.spec, spec, scores, [case.id for case in pool])
+    return StageEnd.succeeded(
+        Measured(
+            judged=judged,
+            adapter_id=candidate.id,
+            baseline_adapter_id=None if live is None else live.id,
+            scores_path=(context.attempt_dir / "scores.json").relative_to(context.workspace.data_dir).as_posix(),
+        )
+    )
+
+
+def _judge(run: RunSpec, spec: EvaluateSpec, scores: Scores, case_ids: list[str]) -> Judged:
+    metrics = run.evaluation.metrics
+    report = compare(case_ids, scores.by_subject, metrics, confidence=run.gate.confidence, seed=run.recipe.seed)
+    candidate, baseline = (subject.adapter for subject in spec.subjects)
+    assert candidate is not None
+    evidence = Evidence(
+        adapter=candidate.digest,
+        base=spec.base.digest,
+        cases=spec.cases.digest,
+        policy=policy_digest(run),
+        baseline=BARE_BASE if baseline is None else baseline.digest,
+    )
+    return Judged(evidence=evidence, report=report, verdict=decide(report, run.gate, metrics))
+
+
+def policy_digest(run: RunSpec) -> str:
+    """What the verdict depends on besides the numbers."""
+    policy = {"gate": run.gate.model_dump(mode="json"), "evaluation": run.evaluation.model_dump(mode="json")}
+    return sha256_text(canonical_json(policy))
+
+
+def _ref(context: StageContext, adapter: Adapter) -> AdapterRef:
+    path = context.workspace.data_dir / adapter.path
+    return AdapterRef(id=adapter.id, path=str(path), digest=adapter.digest)
+
+
+def _write_cases(context: StageContext, pool: list[datasets.HeldoutCase]) -> CasesRef:
+    path = context.attempt_dir / "cases.jsonl"
+    lines = [json.dumps({"id": case.id, "messages": case.messages}, ensure_ascii=False) for case in pool]
+    write_atomic(path, "\n".join(lines) + "\n")
+    return CasesRef(path=str(path), digest=sha256_file(path), num=len(pool))

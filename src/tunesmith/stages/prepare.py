@@ -1,0 +1,68 @@
+"""Prepare: JSONL files become a dataset of the profile, and its held-out part joins the profile's pool."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+
+from tunesmith.config.checks import CheckedProfile
+from tunesmith.config.workspace import Workspace
+from tunesmith.domain.dataset import DatasetReport, PrepareOptions, Split
+from tunesmith.ids import new_id
+from tunesmith.store import datasets, profiles
+from tunesmith.store.database import Database
+from tunesmith.store.datasets import Dataset, HeldoutCase
+
+Progress = Callable[[int, int, int], None]
+
+
+def prepare_dataset(
+    database: Database,
+    workspace: Workspace,
+    checked: CheckedProfile,
+    sources: Sequence[Path],
+    *,
+    actor: str,
+    on_progress: Progress | None = None,
+) -> tuple[Dataset, DatasetReport]:
+    """Validate, split and publish the files, then record them. The same content again is the same dataset."""
+    from tunesmith.data.prepare import prepare
+
+    profile, dataset_id = checked.profile, new_id("ds")
+    options = PrepareOptions(
+        heldout_share=profile.data.heldout_share,
+        validation_share=profile.data.validation_share,
+        max_bad_share=profile.data.max_bad_share,
+    )
+    prepared = prepare(sources, workspace.datasets_dir / dataset_id, options, on_progress=on_progress)
+    cases = _heldout_cases(prepared.path, profile.data.heldout_cap)
+    with database.write() as tx:
+        profiles.lock(tx, profile.name, checked.lock, actor=actor)
+        known = datasets.same_content(tx, profile.name, prepared.fingerprint)
+        if known is None:
+            known = datasets.add(
+                tx,
+                dataset_id,
+                profile.name,
+                path=prepared.path.relative_to(workspace.data_dir).as_posix(),
+                fingerprint=prepared.fingerprint,
+                kind=prepared.report.kind.value,
+                counts={split.value: num for split, num in prepared.counts.items()},
+                actor=actor,
+            )
+            datasets.add_to_pool(tx, profile.name, dataset_id, cases, profile.data.heldout_cap)
+    if known.id != dataset_id:
+        shutil.rmtree(prepared.path)
+    return known, prepared.report
+
+
+def _heldout_cases(folder: Path, cap: int) -> list[HeldoutCase]:
+    from tunesmith.data.dataset import iter_examples
+
+    examples = islice(iter_examples(folder, Split.HELDOUT), cap)
+    return [
+        HeldoutCase(example.id, [{"role": m["role"], "content": m["content"]} for m in example.messages])
+        for example in examples
+    ]

@@ -1,0 +1,269 @@
+"""Submit: from a profile, a dataset and overrides to a queued run whose spec never changes again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tunesmith.config.checks import CheckedProfile, check_profile
+from tunesmith.config.resolve import Resolved, resolve
+from tunesmith.config.workspace import Workspace
+from tunesmith.domain.dataset import DatasetReport, Kind
+from tunesmith.domain.estimate import Estimate, Pace, estimate_training
+from tunesmith.domain.profile import Method
+from tunesmith.domain.run import Priority
+from tunesmith.domain.spec import AdapterRef, BaseModelRef, DatasetRef, Fingerprints, RunSpec
+from tunesmith.domain.task import TaskKind
+from tunesmith.errors import ConfigError, Conflict, DataError, Refused
+from tunesmith.files import canonical_json, read_manifest, sha256_text, verify_folder
+from tunesmith.ids import new_id
+from tunesmith.modeling.base_files import base_digest
+from tunesmith.programs.fingerprint import code_fingerprint
+from tunesmith.stages.prepare import Progress, prepare_dataset
+from tunesmith.store import adapters, campaigns, datasets, profiles, queue, runs, tasks
+from tunesmith.store.database import Database, Tx
+from tunesmith.store.datasets import Dataset
+from tunesmith.targets.registry import make_target, target_kinds
+from tunesmith.trainers.base import TrainerInfo
+from tunesmith.trainers.registry import find_trainer
+
+DRY_RUN = "dry-run"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What a person or a trigger asks for."""
+
+    profile: str
+    data: str | Sequence[Path]
+    """A dataset id, or JSONL files to prepare first."""
+    overrides: Sequence[str] | Mapping[str, Any] = ()
+    priority: Priority = Priority.NORMAL
+    start: Literal["live", "base"] = "live"
+    dry_run: bool = False
+    idempotency_key: str | None = None
+    parent_id: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Submitted:
+    run_id: str
+    dataset_id: str
+    estimate: Estimate
+    is_new: bool
+    """False: this idempotency key had made the run before."""
+
+
+def check(
+    database: Database,
+    workspace: Workspace,
+    profile: str,
+    *,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    dry_run: bool = False,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[CheckedProfile, TrainerInfo, str | None]:
+    """Resolve a profile with its campaign and check all that can be known before queueing; the campaign's id too."""
+    with database.read() as tx:
+        campaign = campaigns.active(tx, profile)
+        locked = profiles.lock_of(tx, profile)
+    resolved: Resolved = resolve(
+        profile,
+        workspace=workspace,
+        campaign_overrides=None if campaign is None else campaign.overrides,
+        overrides=overrides,
+        environ=environ,
+    )
+    trainer = find_trainer(DRY_RUN if dry_run else resolved.profile.trainer.kind)
+    checked = check_profile(resolved, workspace, locked=locked, trainer=trainer, target_kinds=target_kinds())
+    for target in checked.profile.targets:
+        make_target(target.kind, target.options, root=workspace.root, profile=profile)
+    return checked, trainer, None if campaign is None else campaign.id
+
+
+def submit(
+    database: Database,
+    workspace: Workspace,
+    submission: Submission,
+    *,
+    actor: str,
+    environ: Mapping[str, str] | None = None,
+    on_progress: Progress | None = None,
+) -> Submitted:
+    """Check everything, prepare the data if it is a file, write the spec, queue the run. Acknowledged means durable."""
+    checked, trainer, campaign_id = check(
+        database,
+        workspace,
+        submission.profile,
+        overrides=submission.overrides,
+        dry_run=submission.dry_run,
+        environ=environ,
+    )
+    dataset = _dataset(database, workspace, checked, submission, actor, on_progress)
+    base = BaseModelRef(
+        path=str(checked.base_folder),
+        revision=checked.profile.base.revision,
+        digest=base_digest(checked.base_folder),
+        lock=checked.architecture,
+        context=checked.context,
+    )
+    spec = _spec(database, workspace, submission, checked, trainer, dataset, base)
+    spec = spec.model_copy(update={"campaign_id": campaign_id})
+    run_id, is_new = _queue(database, spec, submission, actor)
+    return Submitted(run_id, dataset.id, _estimate(database, workspace, checked, dataset), is_new)
+
+
+def _dataset(
+    database: Database,
+    workspace: Workspace,
+    checked: CheckedProfile,
+    submission: Submission,
+    actor: str,
+    on_progress: Progress | None,
+) -> Dataset:
+    if not isinstance(submission.data, str):
+        prepared, _ = prepare_dataset(
+            database, workspace, checked, submission.data, actor=actor, on_progress=on_progress
+        )
+        return prepared
+    with database.read() as tx:
+        dataset = datasets.find(tx, submission.data)
+    if dataset.profile != submission.profile:
+        raise Refused(
+            f"dataset {dataset.id} belongs to profile {dataset.profile}; prepare its files for {submission.profile}"
+        )
+    try:
+        verify_folder(workspace.data_dir / dataset.path)
+    except OSError as error:
+        raise DataError(f"dataset {dataset.id} cannot be read: {error}") from error
+    return dataset
+
+
+def _spec(
+    database: Database,
+    workspace: Workspace,
+    submission: Submission,
+    checked: CheckedProfile,
+    trainer: TrainerInfo,
+    dataset: Dataset,
+    base: BaseModelRef,
+) -> RunSpec:
+    profile = checked.profile
+    method = _method(profile.recipe.method, trainer, dataset)
+    return RunSpec(
+        run_id=new_id("run"),
+        profile=profile.name,
+        trainer=trainer.name,
+        trainer_options=profile.trainer.options,
+        method=method,
+        hardware_tier=checked.tier.value,
+        base=base,
+        start=None if submission.start == "base" else _live(database, workspace, profile.name),
+        dataset=DatasetRef(
+            id=dataset.id,
+            path=str(workspace.data_dir / dataset.path),
+            fingerprint=dataset.fingerprint,
+            num_train=dataset.counts["train"],
+            num_validation=dataset.counts["validation"],
+        ),
+        recipe=profile.recipe.model_copy(update={"method": method}),
+        budgets=profile.budgets,
+        validation=profile.validation,
+        checkpoints=profile.checkpoints,
+        evaluation=profile.evaluation,
+        gate=profile.gate,
+        deploy=profile.deploy,
+        watch=profile.watch,
+        targets=profile.targets,
+        expected_artifact="none" if submission.dry_run else "adapter",
+        dry_run=submission.dry_run,
+        fingerprints=Fingerprints(config=checked.resolved.fingerprint, code=code_fingerprint()),
+        origins=checked.resolved.said(),
+        metadata=dict(submission.metadata),
+    )
+
+
+def _method(wanted: Method, trainer: TrainerInfo, dataset: Dataset) -> Method:
+    """`auto` is orpo where pairs exist, else sft; whatever it is, trainer and data must fit it."""
+    has_pairs = dataset.kind == Kind.PREFERENCE
+    method = wanted if wanted is not Method.AUTO else (Method.ORPO if has_pairs else Method.SFT)
+    if method not in trainer.methods:
+        known = ", ".join(sorted(trainer.methods))
+        hint = "; `--set recipe.method=sft` learns the chosen answers" if has_pairs else ""
+        raise ConfigError(f"recipe.method: trainer {trainer.name} cannot do {method}; it can do: {known}{hint}")
+    if method in (Method.DPO, Method.ORPO) and not has_pairs:
+        raise ConfigError(f"recipe.method: {method} needs pairs (chosen and rejected); dataset {dataset.id} has none")
+    return method
+
+
+def _live(database: Database, workspace: Workspace, profile: str) -> AdapterRef | None:
+    with database.read() as tx:
+        live = adapters.live(tx, profile)
+    if live is None:
+        return None
+    return AdapterRef(id=live.id, path=str(workspace.data_dir / live.path), digest=live.digest)
+
+
+def _queue(database: Database, spec: RunSpec, submission: Submission, actor: str) -> tuple[str, bool]:
+    """Insert run and task in one transaction; a key that was used returns the run it made."""
+    body_hash = _body_hash(spec, submission)
+    for last_try in (False, True):
+        try:
+            with database.write() as tx:
+                return _queue_once(tx, spec, submission, body_hash, actor)
+        except Conflict:
+            # on PostgreSQL two may look for the key at once; the loser finds the winner's run on its second look
+            if submission.idempotency_key is None or last_try:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _queue_once(tx: Tx, spec: RunSpec, submission: Submission, body_hash: str, actor: str) -> tuple[str, bool]:
+    if submission.idempotency_key is not None:
+        known = runs.by_key(tx, submission.idempotency_key, body_hash)
+        if known is not None:
+            return known.id, False
+    runs.add(
+        tx,
+        spec,
+        actor=actor,
+        priority=submission.priority.rank,
+        body_hash=body_hash,
+        idempotency_key=submission.idempotency_key,
+        parent_id=submission.parent_id,
+    )
+    tasks.add(
+        tx, TaskKind.TRAIN, actor=actor, run_id=spec.run_id, profile=spec.profile, priority=submission.priority.rank
+    )
+    return spec.run_id, True
+
+
+def _body_hash(spec: RunSpec, submission: Submission) -> str:
+    """What makes two submissions the same wish."""
+    body = {
+        "profile": spec.profile,
+        "dataset": spec.dataset.fingerprint,
+        "config": spec.fingerprints.config,
+        "priority": submission.priority,
+        "start": submission.start,
+        "dry_run": submission.dry_run,
+        "metadata": dict(submission.metadata),
+    }
+    return sha256_text(canonical_json(body))
+
+
+def _estimate(database: Database, workspace: Workspace, checked: CheckedProfile, dataset: Dataset) -> Estimate:
+    with database.read() as tx:
+        earlier = queue.paces(tx, checked.profile.name)
+    report = DatasetReport.model_validate(read_manifest(workspace.data_dir / dataset.path).meta)
+    return estimate_training(
+        num_examples=dataset.counts["train"],
+        num_characters=sum(bucket.below * bucket.num for bucket in report.lengths) * 3 // 4,
+        epochs=checked.profile.recipe.epochs,
+        lock=checked.architecture,
+        tier=checked.tier,
+        earlier=[Pace(num_examples, train_s) for num_examples, train_s in earlier],
+    )

@@ -1,0 +1,170 @@
+"""Train: one attempt of a run's training, from the stored spec to a verified adapter in the workspace."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tunesmith.domain.program import CheckpointEvent, Event, Result, ResultStatus
+from tunesmith.domain.request import RequestKind
+from tunesmith.domain.spec import AttemptRef, ResumeSource, RunSpec, TrainSpec
+from tunesmith.domain.task import AttemptState, ErrorClass
+from tunesmith.errors import DataError
+from tunesmith.files import publish_folder, verify_folder
+from tunesmith.programs.judge import Judgement, judge_train
+from tunesmith.programs.launch import tail_of_log
+from tunesmith.programs.process_identity import ProcessIdentity, kill_stray
+from tunesmith.programs.protocol import CHECKPOINTS
+from tunesmith.stages.context import DryRunPassed, StageContext, StageEnd, Trained
+from tunesmith.stages.supervise import ProgramEnd, Supervisor
+from tunesmith.store import checkpoints, queue, runs
+from tunesmith.store.tasks import Attempt
+from tunesmith.trainers.registry import find_trainer
+
+
+def train(context: StageContext) -> StageEnd:
+    """Start the trainer, watch it, judge what it made; publish the adapter only if everything holds."""
+    with context.database.read() as tx:
+        run = runs.get(tx, context.run_id)
+        earlier = queue.attempts_of_run(tx, run.id)
+    _end_strays(earlier, context.settings.worker.grace_s)
+    problem = _dataset_problem(run.spec)
+    if problem is not None:
+        return StageEnd.failed(ErrorClass.DATA, problem)
+    spec = TrainSpec(
+        attempt=attempt_ref(context),
+        run=run.spec,
+        resume=None if run.spec.dry_run else _newest_good_checkpoint(context),
+        micro_batch_divisor=2**context.claim.task.counts.num_shrinks,
+        spent_wall_s=sum(float((attempt.result or {}).get("train_s", 0.0)) for attempt in earlier),
+    )
+    wall_s = max(0.0, run.spec.budgets.wall_s - spec.spent_wall_s)
+    supervisor = Supervisor(context, lambda event: _register_checkpoint(context, event), wall_s)
+    end = supervisor.run(find_trainer(run.spec.trainer).argv, spec)
+    return _conclude(context, spec, end)
+
+
+def attempt_ref(context: StageContext) -> AttemptRef:
+    attempt = context.claim.attempt
+    return AttemptRef(
+        task_id=attempt.task_id,
+        attempt_id=attempt.id,
+        number=attempt.number,
+        token=attempt.token,
+        lease_s=context.settings.worker.lease_s,
+    )
+
+
+def _conclude(context: StageContext, spec: TrainSpec, end: ProgramEnd) -> StageEnd:
+    """From the program's end to the attempt's end. Whoever asked for the end decides what it means."""
+    if end.decided_by is RequestKind.CANCEL:
+        return StageEnd.cancelled()
+    if end.finding is not None:
+        return StageEnd(AttemptState.STOPPED, error=f"live check {end.finding.rule}: {end.finding.reason}")
+    if end.killed_for is not None:
+        return StageEnd.failed(end.killed_for, with_log(context, end.why))
+    judgement = judge_train(spec, context.attempt_dir, end.exit_code)
+    if end.interrupted is not None and judgement.outcome in (AttemptState.FAILED, AttemptState.LOST):
+        # told to end and did not manage a clean checkpoint in its grace: the last published one still counts
+        return StageEnd(AttemptState.INTERRUPTED, error=end.interrupted)
+    if judgement.outcome is not AttemptState.SUCCEEDED:
+        return _not_succeeded(context, judgement, end)
+    assert judgement.result is not None
+    if spec.run.dry_run:
+        return StageEnd.succeeded(DryRunPassed(), _brief(judgement.result))
+    return StageEnd.succeeded(_publish(context, judgement.result), _brief(judgement.result))
+
+
+def _not_succeeded(context: StageContext, judgement: Judgement, end: ProgramEnd) -> StageEnd:
+    decided_by = end.decided_by if judgement.outcome is AttemptState.INTERRUPTED else None
+    error = judgement.error or end.interrupted or ""
+    return StageEnd(
+        judgement.outcome,
+        error_class=judgement.error_class,
+        error=with_log(context, error) if judgement.outcome is AttemptState.FAILED else error,
+        decided_by=decided_by,
+        result=_brief(judgement.result) if judgement.result is not None else {},
+    )
+
+
+def with_log(context: StageContext, error: str) -> str:
+    """An error with the last words of the program, so that a parked task can be understood from the inbox."""
+    tail = tail_of_log(context.attempt_dir, 2048).strip()
+    return f"{error}\n{tail}" if tail else error
+
+
+def _brief(result: Result) -> dict[str, object]:
+    """The part of a result worth keeping in the store."""
+    kept = {"status", "num_steps", "best_step", "num_trained_tokens", "num_trained_examples", "train_s", "metrics"}
+    return result.model_dump(mode="json", include=kept | {"num_dropped_examples", "detail"})
+
+
+def _publish(context: StageContext, result: Result) -> Trained:
+    """Copy the verified artefact to the workspace's adapters, named by content; doing it twice is doing it once."""
+    assert result.artifact is not None
+    source = context.attempt_dir / result.artifact.path
+    final = context.workspace.adapters_dir / result.artifact.digest[:32]
+    if not final.exists():
+        staged = context.workspace.adapters_dir / f".{context.claim.attempt.id}"
+        shutil.rmtree(staged, ignore_errors=True)
+        try:
+            shutil.copytree(source, staged)
+            publish_folder(staged, final, verify_folder(source).meta)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+    verify_folder(final, result.artifact.digest)
+    return Trained(
+        path=final.relative_to(context.workspace.data_dir).as_posix(),
+        digest=result.artifact.digest,
+        metrics=result.metrics,
+        stopped_early=result.status is ResultStatus.STOPPED,
+    )
+
+
+def _register_checkpoint(context: StageContext, event: Event) -> None:
+    if not isinstance(event, CheckpointEvent):
+        return
+    path = context.attempt_dir / CHECKPOINTS / event.path
+    context.write(
+        lambda tx: checkpoints.register(
+            tx,
+            context.claim.lease,
+            context.run_id,
+            step=event.step,
+            path=path.relative_to(context.workspace.data_dir).as_posix(),
+            digest=event.digest,
+            kinds=event.kinds,
+        )
+    )
+
+
+def _newest_good_checkpoint(context: StageContext) -> ResumeSource | None:
+    """The furthest checkpoint whose bytes are still what its manifest says; a damaged one is stepped over."""
+    with context.database.read() as tx:
+        known = checkpoints.of_run(tx, context.run_id)
+    for checkpoint in known:
+        folder = context.workspace.data_dir / checkpoint.path
+        try:
+            verify_folder(folder, checkpoint.digest)
+        except (DataError, OSError):
+            continue
+        return ResumeSource(path=str(folder), digest=checkpoint.digest, step=checkpoint.step)
+    return None
+
+
+def _dataset_problem(spec: RunSpec) -> str | None:
+    """A dataset swapped or damaged after queueing is refused before a GPU hour is spent."""
+    try:
+        manifest = verify_folder(Path(spec.dataset.path))
+    except (DataError, OSError) as error:
+        return f"dataset {spec.dataset.id}: {error}"
+    if manifest.meta.get("fingerprint") != spec.dataset.fingerprint:
+        return f"dataset {spec.dataset.id} is not the one that was queued: its fingerprint differs"
+    return None
+
+
+def _end_strays(earlier: list[Attempt], grace_s: float) -> None:
+    """Make sure that no program of an earlier attempt is still running on this machine."""
+    for attempt in earlier:
+        if attempt.process is not None and attempt.ended_at is not None:
+            kill_stray(ProcessIdentity.from_json(attempt.process), grace_s)

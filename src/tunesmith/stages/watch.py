@@ -1,0 +1,32 @@
+"""Watch: one look at a fresh deployment; healthy long enough, bad too often, or look again."""
+
+from __future__ import annotations
+
+from tunesmith.domain.adapter import AdapterState
+from tunesmith.stages.context import Looked, StageContext, StageEnd
+from tunesmith.stages.deploy import look
+from tunesmith.store import adapters, deployments, runs
+
+
+def watch(context: StageContext) -> StageEnd:
+    """One look. The task waits between looks, so that watching for a day holds no worker."""
+    with context.database.read() as tx:
+        run = runs.get(tx, context.run_id)
+        adapter = adapters.of_run(tx, run.id)
+        deployment = deployments.get(tx, run.profile)
+        now = tx.now
+    assert adapter is not None, run.id
+    if deployment is None or adapter.state is not AdapterState.LIVE:
+        return StageEnd.succeeded(Looked("moved_on", f"{adapter.name} is {adapter.state}"))
+    policy = run.spec.watch
+    troubles = {config["name"]: look(context, run.profile, config) for config in deployment.targets}
+    trouble = "; ".join(f"target {name}: {what}" for name, what in troubles.items() if what is not None)
+    if trouble:
+        num_failures = int(context.claim.task.payload.get("num_failures", 0)) + 1
+        if num_failures >= policy.max_failures:
+            return StageEnd.succeeded(Looked("roll_back", f"{num_failures} bad looks in a row: {trouble}"))
+        return StageEnd.succeeded(Looked("again", trouble, num_failures))
+    watched_s = (now - run.moved_at).total_seconds()
+    if watched_s >= policy.for_s:
+        return StageEnd.succeeded(Looked("healthy", f"healthy for {watched_s:.0f} s"))
+    return StageEnd.succeeded(Looked("again", f"healthy, {policy.for_s - watched_s:.0f} s to go"))

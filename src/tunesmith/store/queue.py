@@ -1,0 +1,68 @@
+"""Questions about tasks and attempts: what a run did, what waits, what waits before it. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import sqlalchemy as sa
+
+from tunesmith.domain.task import AttemptState, TaskKind
+from tunesmith.store.database import Tx
+from tunesmith.store.tables import attempts, tasks
+from tunesmith.store.tasks import Attempt, Task, attempt_of, task_of
+
+
+def of_run(tx: Tx, run_id: str) -> list[Task]:
+    return [task_of(row) for row in tx.all(sa.select(tasks).where(tasks.c.run_id == run_id).order_by(tasks.c.seq))]
+
+
+def attempts_of_run(tx: Tx, run_id: str) -> list[Attempt]:
+    """All attempts of all tasks of a run, oldest first."""
+    query = (
+        sa.select(attempts)
+        .join(tasks, tasks.c.id == attempts.c.task_id)
+        .where(tasks.c.run_id == run_id)
+        .order_by(tasks.c.seq, attempts.c.number)
+    )
+    return [attempt_of(row) for row in tx.all(query)]
+
+
+def paces(tx: Tx, profile: str, limit: int = 20) -> list[tuple[int, float]]:
+    """(examples trained, seconds) of the newest succeeded training attempts of a profile."""
+    query = (
+        sa.select(attempts.c.result)
+        .join(tasks, tasks.c.id == attempts.c.task_id)
+        .where(tasks.c.profile == profile, tasks.c.kind == TaskKind.TRAIN, attempts.c.state == AttemptState.SUCCEEDED)
+        .order_by(tasks.c.seq.desc())
+        .limit(limit)
+    )
+    results = [row["result"] or {} for row in tx.all(query)]
+    return [(r["num_trained_examples"], r["train_s"]) for r in results if r.get("num_trained_examples")]
+
+
+def any_open(tx: Tx, kinds: Collection[TaskKind]) -> bool:
+    """Whether anything waits or is under way that a worker for these kinds may still have to do."""
+    query = sa.select(tasks.c.id).where(sa.text("state IN ('waiting', 'leased')"), tasks.c.kind.in_(sorted(kinds)))
+    return tx.first(query.limit(1)) is not None
+
+
+def parked(tx: Tx) -> list[Task]:
+    return [task_of(row) for row in tx.all(sa.select(tasks).where(tasks.c.state == "parked").order_by(tasks.c.seq))]
+
+
+def num_waiting_before(tx: Tx, task: Task) -> int:
+    """How many waiting tasks a worker would take before this one."""
+    mine = sa.select(tasks.c.seq).where(tasks.c.id == task.id).scalar_subquery()
+    earlier = sa.or_(tasks.c.priority < task.priority, sa.and_(tasks.c.priority == task.priority, tasks.c.seq < mine))
+    query = sa.select(sa.func.count()).select_from(tasks).where(sa.text("state = 'waiting'"), earlier)
+    return int(tx.conn.execute(query).scalar_one())
+
+
+def seconds_until_due(tx: Tx, task_id: str) -> float:
+    """How long the retry table still keeps a waiting task back."""
+    row = tx.first(sa.select(tasks.c.available_at, tasks.c.available_clock).where(tasks.c.id == task_id))
+    if row is None:
+        return 0.0
+    if row["available_at"] is None or row["available_clock"] != tx.lease_clock:
+        return 0.0
+    return max(0.0, float(row["available_at"]) - tx.lease_now)

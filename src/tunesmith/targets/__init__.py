@@ -1,0 +1,1 @@
+"""What serves an adapter: one contract, one registry."""

@@ -1,0 +1,84 @@
+"""The `directory` target: versions side by side in a folder, and one link, `current`, that moves atomically.
+
+PATH/versions/dates@v7/    a published copy of the adapter
+PATH/current               → versions/dates@v7; absent while the bare base is live
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tunesmith.errors import ConfigError, DataError
+from tunesmith.files import fsync_folder, publish_folder, verify_folder
+from tunesmith.targets.base import ServedAdapter, TargetError
+
+
+class DirectoryTarget:
+    """Anything that can watch a link can serve from it."""
+
+    def __init__(self, options: dict[str, Any], *, root: Path, profile: str) -> None:
+        unknown = sorted(set(options) - {"path"})
+        if unknown:
+            raise ConfigError(f"targets: a directory target has no option {unknown[0]!r}; known: path")
+        path = options.get("path", f".tunesmith/live/{profile}")
+        if not isinstance(path, str) or not path.strip() or "\x00" in path:
+            raise ConfigError("targets: path of a directory target must be the name of a folder")
+        self.path = (root / path).resolve()
+        self.current = self.path / "current"
+        self.versions = self.path / "versions"
+
+    def refusal(self, adapter: ServedAdapter) -> str | None:
+        try:
+            verify_folder(adapter.path, adapter.digest)
+            self._copy(adapter)
+        except (DataError, OSError) as error:
+            return str(error)
+        return None
+
+    def serve(self, adapter: ServedAdapter | None) -> None:
+        try:
+            if adapter is None:
+                self.current.unlink(missing_ok=True)
+            else:
+                self._copy(adapter)
+                self._point(self.versions / adapter.name)
+            if self.path.is_dir():
+                fsync_folder(self.path)
+        except (OSError, DataError) as error:
+            raise TargetError(f"{self.path}: {error}") from error
+
+    def observe(self) -> str | None:
+        try:
+            if not os.path.lexists(self.current):
+                return None
+            return verify_folder(self.current.resolve(strict=True)).digest
+        except (OSError, DataError) as error:
+            raise TargetError(f"{self.current} is not healthy: {error}") from error
+
+    def _copy(self, adapter: ServedAdapter) -> None:
+        """Copy the adapter below `versions`, whole or not at all; a damaged earlier copy is replaced."""
+        final = self.versions / adapter.name
+        if final.exists():
+            try:
+                verify_folder(final, adapter.digest)
+                return
+            except DataError:
+                shutil.rmtree(final)
+        staged = self.versions / f".{adapter.name}.{os.getpid()}"
+        shutil.rmtree(staged, ignore_errors=True)
+        try:
+            shutil.copytree(adapter.path, staged)
+            if publish_folder(staged, final, verify_folder(adapter.path).meta).digest != adapter.digest:
+                raise DataError(f"{adapter.path} changed while it was copied")
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+
+    def _point(self, folder: Path) -> None:
+        """Replace the link in one step: readers see the old version or the new one, never none."""
+        link = self.path / f".current.{os.getpid()}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder.relative_to(self.path))
+        os.replace(link, self.current)

@@ -1,0 +1,242 @@
+"""A worker: claim a task, keep its lease while it makes progress, run its stage, settle; reap what others left.
+
+One task at a time per process; more workers are more processes. TERM: stop claiming, let the program checkpoint,
+give the task back. A second TERM: now.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Collection
+from types import FrameType
+from typing import TypeVar
+
+from tunesmith import control, lifecycle, logs
+from tunesmith.clock import boot_seconds
+from tunesmith.config.workspace import Workspace
+from tunesmith.domain.task import TaskKind
+from tunesmith.errors import LeaseLost, StoreCorrupt, StoreError, TunesmithError
+from tunesmith.ids import new_id
+from tunesmith.programs.process_identity import ProcessIdentity, identify, kill_stray
+from tunesmith.settings import Settings, WorkerSettings
+from tunesmith.stages.context import Pulse, StageContext, StageEnd
+from tunesmith.stages.deploy import deploy, roll_back
+from tunesmith.stages.evaluate import evaluate
+from tunesmith.stages.train import train
+from tunesmith.stages.watch import watch
+from tunesmith.store import queue, tasks, workers
+from tunesmith.store.database import Database
+from tunesmith.store.tasks import Claim
+
+STAGES: dict[TaskKind, Callable[[StageContext], StageEnd]] = {
+    TaskKind.TRAIN: train,
+    TaskKind.EVALUATE: evaluate,
+    TaskKind.DEPLOY: deploy,
+    TaskKind.WATCH: watch,
+    TaskKind.ROLLBACK: roll_back,
+}
+"""What a worker can do. A kind without a stage is never claimed."""
+
+R = TypeVar("R")
+log = logs.logger("worker")
+
+
+class Worker:
+    def __init__(
+        self, database: Database, workspace: Workspace, settings: Settings, kinds: Collection[TaskKind] = tuple(STAGES)
+    ) -> None:
+        self.id = new_id("wk")
+        self.database = database
+        self.workspace = workspace
+        self.settings = settings
+        self.kinds = frozenset(kinds) & frozenset(STAGES)
+        self.stopping = threading.Event()
+        self._swept = 0.0
+        self._pulse: Pulse | None = None
+
+    @property
+    def timing(self) -> WorkerSettings:
+        return self.settings.worker
+
+    def run(self, *, until_idle: bool = False) -> int:
+        """Work until told to stop, or until nothing is left to do; returns how many tasks were worked on."""
+        done = 0
+        self._register()
+        log.info("worker_started", worker=self.id, kinds=sorted(self.kinds))
+        try:
+            while not self.stopping.is_set():
+                claim = self._patiently(self._next)
+                if claim is not None:
+                    done += 1
+                    self.work(claim)
+                elif until_idle and not self._patiently(self._anything_left):
+                    break
+                else:
+                    self.stopping.wait(self.timing.poll_s)
+        finally:
+            self._leave()
+        log.info("worker_ended", worker=self.id, num_tasks=done)
+        return done
+
+    def install_signals(self) -> None:
+        """TERM and INT end the worker in order; the second one ends it now (its program dies with it)."""
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            if self.stopping.is_set():
+                os._exit(128 + number)
+            self.stop()
+
+        signal.signal(signal.SIGTERM, on_signal)
+        signal.signal(signal.SIGINT, on_signal)
+
+    def stop(self) -> None:
+        self.stopping.set()
+        if self._pulse is not None:
+            self._pulse.stopping.set()
+
+    def work(self, claim: Claim) -> None:
+        """One attempt, from claim to settled. Losing the lease changes nothing; an error is the attempt's, not ours."""
+        pulse = self._pulse = Pulse()
+        if self.stopping.is_set():
+            pulse.stopping.set()
+        context = StageContext(self.database, self.workspace, self.settings, claim, self.id, pulse)
+        heart = Heart(self.database, self.timing, claim, self.id, pulse)
+        heart.start()
+        where = {"worker": self.id, "task": claim.task.id, "kind": claim.task.kind, "run": claim.task.run_id}
+        log.info("task_started", attempt=claim.attempt.number, **where)
+        try:
+            end = self._run_stage(context)
+            self._patiently(lambda: self._settle(claim, end))
+            log.info("task_ended", outcome=end.outcome, reason=end.error or "", **where)
+        except LeaseLost as error:
+            log.warning("lease_lost", reason=str(error), **where)
+        finally:
+            heart.end()
+            self._pulse = None
+
+    def _run_stage(self, context: StageContext) -> StageEnd:
+        try:
+            return STAGES[context.claim.task.kind](context)
+        except (LeaseLost, StoreCorrupt):
+            raise
+        except Exception as error:
+            if context.pulse.lost.is_set():
+                raise LeaseLost("the lease ran out; nothing was changed") from error
+            log.exception("stage_failed", task=context.claim.task.id, run=context.claim.task.run_id)
+            return lifecycle.end_of_error(error)
+
+    def _settle(self, claim: Claim, end: StageEnd) -> None:
+        with self.database.write() as tx:
+            lifecycle.settle(tx, claim, end, actor=self.id)
+
+    def _next(self) -> Claim | None:
+        """Sweep if it is time, then claim."""
+        if boot_seconds() - self._swept >= self.timing.sweep_s:
+            self.sweep()
+            self._swept = boot_seconds()
+        with self.database.write() as tx:
+            claim = tasks.claim(tx, self.id, self.kinds, self.timing.lease_s)
+            if claim is not None:
+                lifecycle.begin(tx, claim, actor=self.id)
+        return claim
+
+    def sweep(self) -> None:
+        """Say that we are alive; take over what dead workers held, end their programs; expire old holds."""
+        with self.database.write() as tx:
+            workers.seen(tx, self.id, self._alive_s)
+            workers.forget_dead(tx)
+            expired = tasks.expired(tx)
+            for claim in expired:
+                lifecycle.settle_lost(tx, claim, actor=self.id)
+            control.expire_held(tx, actor=self.id)
+        for claim in expired:
+            log.warning("lease_expired", task=claim.task.id, run=claim.task.run_id, held_by=claim.attempt.worker_id)
+            if claim.attempt.process is not None:
+                kill_stray(ProcessIdentity.from_json(claim.attempt.process), self.timing.grace_s)
+
+    def _anything_left(self) -> bool:
+        with self.database.read() as tx:
+            return queue.any_open(tx, self.kinds)
+
+    @property
+    def _alive_s(self) -> float:
+        return max(self.timing.lease_s, 3 * self.timing.sweep_s)
+
+    def _register(self) -> None:
+        process = identify(os.getpid()).to_json()
+        with self.database.write() as tx:
+            workers.register(
+                tx, self.id, host=socket.gethostname(), process=process, kinds=self.kinds, alive_s=self._alive_s
+            )
+
+    def _leave(self) -> None:
+        try:
+            with self.database.write() as tx:
+                workers.leave(tx, self.id)
+        except StoreError as error:
+            log.warning("store_unavailable", reason=str(error))
+
+    def _patiently(self, action: Callable[[], R]) -> R:
+        """Repeat what failed because the store could not be reached: a restarted database must not end a worker."""
+        delay_s = 0.2
+        while True:
+            try:
+                return action()
+            except StoreCorrupt:
+                raise
+            except StoreError as error:
+                log.warning("store_unavailable", reason=str(error))
+                if self.stopping.wait(delay_s):
+                    raise
+                delay_s = min(5.0, delay_s * 2)
+
+
+class Heart(threading.Thread):
+    """Renews the lease and the program's keepalive, but only while the stage makes progress within its deadline."""
+
+    def __init__(self, database: Database, timing: WorkerSettings, claim: Claim, worker_id: str, pulse: Pulse) -> None:
+        super().__init__(name="heart", daemon=True)
+        self.database = database
+        self.timing = timing
+        self.claim = claim
+        self.worker_id = worker_id
+        self.pulse = pulse
+        self._ended = threading.Event()
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+    def run(self) -> None:
+        patience_s = max(self.timing.phase_deadlines_s.values()) + self.timing.grace_s + self.timing.lease_s
+        renewed = moved = boot_seconds()
+        while not self._ended.wait(self.timing.heartbeat_s):
+            now = boot_seconds()
+            if self.pulse.has_moved():
+                moved = now
+            if now - moved > patience_s:
+                log.warning("no_progress", task=self.claim.task.id, seconds=round(now - moved))
+                self.pulse.lost.set()
+                return
+            try:
+                self._beat()
+                renewed = now
+            except LeaseLost:
+                self.pulse.lost.set()
+                return
+            except TunesmithError as error:
+                log.warning("heartbeat_failed", task=self.claim.task.id, reason=str(error))
+                if now - renewed > self.timing.lease_s:
+                    self.pulse.lost.set()
+                    return
+
+    def _beat(self) -> None:
+        with self.database.write() as tx:
+            tasks.renew(tx, self.claim.lease, self.timing.lease_s)
+            workers.seen(tx, self.worker_id, max(self.timing.lease_s, 3 * self.timing.sweep_s))
+        program = self.pulse.program
+        if program is not None:
+            program.keepalive()
