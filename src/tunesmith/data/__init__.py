@@ -1,0 +1,1 @@
+"""Streaming work on text: read, validate, score, deduplicate, split, publish."""

@@ -1,0 +1,161 @@
+"""Checks a list of messages: who may speak after whom, and that everybody says something."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from tunesmith.domain.dataset import Reason
+from tunesmith.errors import show
+
+_AFTER: dict[str, dict[str, str]] = {  # who may speak next, with the letter it gets, after whom ("" begins)
+    "": {"system": "s", "user": "u"},
+    "s": {"user": "u"},
+    "u": {"assistant": "a"},
+    "a": {"user": "u", "tool": "t"},
+    "c": {"user": "u", "tool": "t"},
+    "t": {"tool": "t", "assistant": "a"},
+}
+_ROLES = ("system", "user", "assistant", "tool")
+_OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "ai": "assistant"}
+_OTHER_ROLES |= {"developer": "system", "function": "tool", "ipython": "tool"}
+_OTHER_KEYS = {"from": "role", "value": "content", "text": "content"}
+_CHANGES_MEANING = ("tool_calls", "function_call", "audio", "images")  # leaving these out would teach something else
+_MAX_IGNORED_NAMES = 50
+
+
+class BadRow(Exception):
+    """A row that cannot be an example: why, where in it, and what to do."""
+
+    def __init__(self, reason: Reason, field: str, problem: str, fix: str, at_byte: int | None = None) -> None:
+        super().__init__(problem)
+        self.at_byte = at_byte  # in the line, where one byte is to blame
+        self.reason = reason
+        self.field = field
+        self.problem = problem
+        self.fix = fix
+
+
+class MessageChecker:
+    """Checks message lists and counts the fields that nobody reads."""
+
+    def __init__(self) -> None:
+        self.ignored: Counter[str] = Counter()
+        self.num_weights = 0  # in the present row, for the search for duplicate keys
+
+    def check(self, messages: Any, field: str, codes: str, contents: list[str], *, trained: bool = True) -> str:
+        """Append the texts of a message list to `contents`; `codes` with the letters of its roles appended.
+
+        The list continues what `codes` stands for. Answers in it count for the loss if `trained`.
+        """
+        if type(messages) is not list:
+            raise BadRow(Reason.WRONG_TYPE, field, f"is {named(messages)}, not a list", "write a list of messages")
+        if not messages:
+            raise BadRow(Reason.EMPTY_LIST, field, "has no messages", "add messages, or remove the line")
+        last = codes[-1:]
+        for index, message in enumerate(messages):
+            if type(message) is not dict:
+                raise _not_message(message, f"{field}[{index}]")
+            role = message.get("role")
+            last = _AFTER[last].get(role, "") if type(role) is str else ""
+            if not last:
+                raise _bad_role(message, codes, f"{field}[{index}]")
+            content = message.get("content")
+            if type(content) is not str or not content or content.isspace():
+                raise _bad_content(message, f"{field}[{index}]")
+            if last == "a" and not trained:
+                last = "c"
+            if len(message) > 2:
+                last = self._extra(message, f"{field}[{index}]", last)
+            codes += last
+            contents.append(content)
+        return codes
+
+    def ignore(self, name: str) -> None:
+        """Count a field that nobody reads; the number of names is bounded, whatever a file holds."""
+        known = name in self.ignored or len(self.ignored) < _MAX_IGNORED_NAMES
+        self.ignored[name[:60] if known else "(others)"] += 1
+
+    def _extra(self, message: dict[str, Any], field: str, code: str) -> str:
+        for key, value in message.items():
+            if key in {"role", "content"}:
+                continue
+            if key == "weight":
+                self.num_weights += 1
+                code = _weighted(value, f"{field}.weight", code)
+            elif key in _CHANGES_MEANING and value:
+                raise BadRow(
+                    Reason.UNSUPPORTED_FIELD,
+                    f"{field}.{key}",
+                    f"{key} cannot be trained on",
+                    "write the call into the message's content as the model should write it, or remove the line",
+                )
+            else:
+                self.ignore(f"messages.{key}")
+        return code
+
+
+def named(value: Any) -> str:
+    """What a JSON value is, in words."""
+    if value is None:
+        return "null"
+    names = {
+        list: "an array",
+        dict: "an object",
+        str: "a string",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+    }
+    return names[type(value)]
+
+
+def _weighted(value: Any, field: str, code: str) -> str:
+    if type(value) is bool or value not in (0, 1):
+        raise BadRow(Reason.BAD_WEIGHT, field, "is neither 0 nor 1", "use 1 to train on an answer, 0 to skip it")
+    if code not in "ac" and value == 1:
+        raise BadRow(Reason.BAD_WEIGHT, field, "only answers can be trained on", "remove weight from this message")
+    if code == "c" and value == 1:
+        raise BadRow(
+            Reason.BAD_WEIGHT, field, "a prompt is never trained on", "remove weight, or use the messages form"
+        )
+    return "c" if code == "a" and value == 0 else code
+
+
+def _not_message(message: Any, field: str) -> BadRow:
+    problem = f"is {named(message)}, not a message"
+    return BadRow(Reason.WRONG_TYPE, field, problem, 'write {"role": …, "content": …}')
+
+
+def _bad_role(message: dict[str, Any], codes: str, field: str) -> BadRow:
+    if "role" not in message:
+        return BadRow(Reason.MISSING_FIELD, f"{field}.role", "is missing", _rename(message, "role"))
+    role, field = message["role"], f"{field}.role"
+    if type(role) is not str:
+        return BadRow(Reason.WRONG_TYPE, field, f"is {named(role)}, not a string", f"use one of {', '.join(_ROLES)}")
+    if role not in _ROLES:
+        known = _OTHER_ROLES.get(role.strip().lower(), role.strip().lower())
+        fix = f"use '{known}'" if known in _ROLES else f"use one of {', '.join(_ROLES)}"
+        return BadRow(Reason.BAD_ROLE, field, f"{show(role, 30)} is not a role", fix)
+    said = {"": "begins the conversation", "s": "follows system", "u": "follows user", "t": "follows tool"}
+    problem = f"{role} {said.get(codes[-1:], 'follows assistant')}"
+    expected = " or ".join(_AFTER[codes[-1:]])
+    return BadRow(Reason.ROLE_ORDER, field, problem, f"expected {expected} here; merge or reorder the messages")
+
+
+def _bad_content(message: dict[str, Any], field: str) -> BadRow:
+    if "content" not in message:
+        return BadRow(Reason.MISSING_FIELD, f"{field}.content", "is missing", _rename(message, "content"))
+    content, field = message["content"], f"{field}.content"
+    if any(message.get(key) for key in _CHANGES_MEANING):
+        fix = "write the call into the message's content as the model should write it, or remove the line"
+        return BadRow(Reason.UNSUPPORTED_FIELD, field, "has no text beside a tool call or media", fix)
+    if type(content) is not str:
+        fix = "join its text parts into one string" if type(content) is list else "write a string"
+        return BadRow(Reason.WRONG_TYPE, field, f"is {named(content)}, not a string", fix)
+    return BadRow(Reason.EMPTY_CONTENT, field, "is empty or only white space", "write something, or remove the line")
+
+
+def _rename(message: dict[str, Any], wanted: str) -> str:
+    other = [key for key, known in _OTHER_KEYS.items() if known == wanted and key in message]
+    return f"rename '{other[0]}' to '{wanted}'" if other else f"add '{wanted}' to the message"

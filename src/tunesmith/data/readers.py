@@ -1,0 +1,162 @@
+"""Reads JSONL as blocks of lines, in memory that does not depend on the size of the file or of a line."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from tunesmith.domain.dataset import SourceFile
+from tunesmith.errors import DataError, show
+
+_BLOCK = 1 << 20
+_UTF8_BOM = b"\xef\xbb\xbf"
+_FOREIGN = (  # how files that are not JSONL in UTF-8 begin; the longer beginnings first
+    (b"\xff\xfe\x00\x00", "is UTF-32 (little endian)", "convert it: iconv -f UTF-32 -t UTF-8"),
+    (b"\x00\x00\xfe\xff", "is UTF-32 (big endian)", "convert it: iconv -f UTF-32 -t UTF-8"),
+    (b"\xff\xfe", "is UTF-16 (little endian)", "convert it: iconv -f UTF-16 -t UTF-8"),
+    (b"\xfe\xff", "is UTF-16 (big endian)", "convert it: iconv -f UTF-16 -t UTF-8"),
+    (b"{\x00", "is UTF-16 (little endian, without a mark)", "convert it: iconv -f UTF-16LE -t UTF-8"),
+    (b"\x00{", "is UTF-16 (big endian, without a mark)", "convert it: iconv -f UTF-16BE -t UTF-8"),
+    (b"\x1f\x8b", "is compressed (gzip)", "unpack it first: gunzip"),
+    (b"\x28\xb5\x2f\xfd", "is compressed (zstd)", "unpack it first: zstd -d"),
+    (b"PK\x03\x04", "is a zip archive", "unpack it first: unzip"),
+    (b"PAR1", "is a Parquet file", "export it as JSONL, one object per line"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive lines without their ends."""
+
+    first_line: int
+    offset: int
+    """Where the first line begins in the file."""
+    lines: list[bytes]
+    ends_open: bool
+    """The last line is the end of the file and no newline follows it."""
+
+    def offset_of(self, index: int) -> int:
+        """Where a line begins in the file."""
+        return self.offset + sum(len(line) + 1 for line in self.lines[:index])
+
+
+@dataclass(frozen=True, slots=True)
+class LongLine:
+    """A line that is longer than allowed; its content was never held."""
+
+    line: int
+    num_bytes: int
+
+
+class LineReader:
+    """One regular file, open; iterating yields its lines once, after which hash and counts are known."""
+
+    def __init__(self, path: Path, max_line_bytes: int) -> None:
+        self.name = path.name
+        self._handle, before = _open_regular(path)
+        self.num_bytes = before.st_size
+        self.num_lines = 0
+        self.bytes_done = 0
+        self._before = (before.st_size, before.st_mtime_ns)
+        self._max_line = max_line_bytes
+        self._chunk = min(_BLOCK, max_line_bytes)  # so that only a line that crosses chunks can be too long
+        self._hash = hashlib.sha256()
+
+    def __enter__(self) -> LineReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._handle)
+
+    def described(self) -> SourceFile:
+        """What was read, once everything has been."""
+        return SourceFile(
+            name=self.name, sha256=self._hash.hexdigest(), num_bytes=self.bytes_done, num_lines=self.num_lines
+        )
+
+    def blocks(self) -> Iterator[Block | LongLine]:
+        """Every line of the file, in order; blank ones included."""
+        carry = b""
+        num_skipped = 0  # bytes so far of a line that is too long
+        for chunk in self._chunks():
+            rest = chunk
+            if num_skipped:
+                end = chunk.find(b"\n")
+                if end < 0:
+                    num_skipped += len(chunk)
+                    continue
+                yield self._long(num_skipped + end)
+                num_skipped, rest = 0, chunk[end + 1 :]
+            lines = (carry + rest).split(b"\n")
+            carry = lines.pop()
+            begin = self.bytes_done - len(carry) - sum(map(len, lines)) - len(lines)
+            if lines and len(lines[0]) > self._max_line:
+                begin += len(lines[0]) + 1
+                yield self._long(len(lines.pop(0)))
+            if lines:
+                self.num_lines += len(lines)
+                yield Block(self.num_lines - len(lines) + 1, begin, lines, ends_open=False)
+            if len(carry) > self._max_line:
+                num_skipped, carry = len(carry), b""
+        if num_skipped:
+            yield self._long(num_skipped)
+        elif carry:
+            self.num_lines += 1
+            yield Block(self.num_lines, self.bytes_done - len(carry), [carry], ends_open=True)
+
+    def _long(self, num_bytes: int) -> LongLine:
+        self.num_lines += 1
+        return LongLine(self.num_lines, num_bytes)
+
+    def _chunks(self) -> Iterator[bytes]:
+        """The file's bytes, hashed on the way, without a byte-order mark; refuses what is not JSONL in UTF-8."""
+        while chunk := os.read(self._handle, self._chunk):
+            self._hash.update(chunk)
+            if not self.bytes_done:
+                _refuse_foreign(self.name, chunk)
+                self.bytes_done = len(chunk)
+                yield chunk.removeprefix(_UTF8_BOM)
+                continue
+            self.bytes_done += len(chunk)
+            yield chunk
+        if not self.bytes_done:
+            raise DataError(f"{self.name} is empty; give a file with one JSON object per line")
+        after = os.fstat(self._handle)
+        if (after.st_size, after.st_mtime_ns) != self._before or self.bytes_done != self.num_bytes:
+            raise DataError(f"{self.name} changed while it was read; prepare it again when nothing writes to it")
+
+
+def size_of(path: Path) -> int:
+    """The size of a regular file; raises on anything else."""
+    handle, found = _open_regular(path)
+    os.close(handle)
+    return found.st_size
+
+
+def _open_regular(path: Path) -> tuple[int, os.stat_result]:
+    """Open a regular file; anything that could block or never end is refused before a byte is read."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise DataError(f"no file {show(str(path), 200)}; check the path") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "not a path"
+        raise DataError(f"cannot open {show(str(path), 200)}: {why}; check the path and its permissions") from None
+    found = os.fstat(handle)
+    if stat.S_ISREG(found.st_mode):
+        return handle, found
+    os.close(handle)
+    kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+    what = kinds.get(stat.S_IFMT(found.st_mode), "not a regular file")
+    raise DataError(f"{show(str(path), 200)} is {what}; give the path of a JSONL file")
+
+
+def _refuse_foreign(name: str, beginning: bytes) -> None:
+    for mark, what, fix in _FOREIGN:
+        if beginning.startswith(mark):
+            raise DataError(f"{name} {what}, not JSONL in UTF-8; {fix}")

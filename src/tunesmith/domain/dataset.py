@@ -1,0 +1,213 @@
+"""A dataset: immutable ordered examples with splits and a fingerprint of their content, never of file names.
+
+An example has one form, whatever the file looked like: the messages before the first trained answer (`prompt`),
+what follows (`chosen`, ending with an answer), and for preferences the worse continuation (`rejected`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from pydantic import Field, model_validator
+
+from tunesmith.domain.profile import Section, Share
+
+
+class Split(StrEnum):
+    TRAIN = "train"
+    VALIDATION = "validation"
+    HELDOUT = "heldout"
+
+
+class Kind(StrEnum):
+    SUPERVISED = "supervised"
+    PREFERENCE = "preference"
+
+
+class Message(TypedDict):
+    """One message of a conversation. Weight 1: the loss counts it; only answers can have it."""
+
+    role: str
+    content: str
+    weight: int
+
+
+ROLE_OF_CODE = {"s": ("system", 0), "u": ("user", 0), "t": ("tool", 0), "c": ("assistant", 0), "a": ("assistant", 1)}
+"""Role and weight by one letter, so that the shape of a conversation is a short text such as "sua"."""
+CODE_OF_ROLE = {role: code for code, role in ROLE_OF_CODE.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One training item."""
+
+    id: str
+    prompt: tuple[Message, ...]
+    chosen: tuple[Message, ...]
+    rejected: tuple[Message, ...] | None
+    group: str
+    """Hash of the normalised prompt: examples of one group are always in one split."""
+    score: float
+    source: int
+    """Which of the dataset's sources it came from, counted from 0."""
+    line: int
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation to learn: ends with an answer."""
+        return self.prompt + self.chosen
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.SUPERVISED if self.rejected is None else Kind.PREFERENCE
+
+
+def identity(codes: str, contents: Sequence[str], num_prompt: int, num_chosen: int) -> str:
+    """The id of an example: sha256 of its content. NUL parts the texts, because no content may hold one."""
+    text = "\0".join((f"1:{num_prompt}:{num_chosen}:{codes}", *contents))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class SplitDigest:
+    """The digest of one split, fed with the ids of its examples in order."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self.num = 0
+
+    def update(self, ids: Sequence[str]) -> None:
+        self._hash.update("".join(ids).encode())
+        self.num += len(ids)
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+
+def fingerprint(splits: Mapping[Split, SplitDigest]) -> str:
+    """The dataset's fingerprint: which examples, in which order, in which split."""
+    lines = [f"{split.value} {splits[split].num} {splits[split].hexdigest()}" for split in Split]
+    return hashlib.sha256("\n".join(["tunesmith dataset 1", *lines]).encode()).hexdigest()
+
+
+class Reason(StrEnum):
+    """Why a line is bad; stable codes for scripts."""
+
+    TOO_LONG = "too_long"
+    CUT_OFF = "cut_off"
+    INVALID_UTF8 = "invalid_utf8"
+    NUL = "nul"
+    BYTE_ORDER_MARK = "byte_order_mark"
+    NOT_JSON = "not_json"
+    NON_FINITE = "non_finite"
+    BAD_ESCAPE = "bad_escape"
+    NOT_OBJECT = "not_object"
+    DUPLICATE_KEY = "duplicate_key"
+    MISSING_FIELD = "missing_field"
+    AMBIGUOUS_FORM = "ambiguous_form"
+    WRONG_TYPE = "wrong_type"
+    EMPTY_CONTENT = "empty_content"
+    EMPTY_LIST = "empty_list"
+    BAD_ROLE = "bad_role"
+    ROLE_ORDER = "role_order"
+    NO_ANSWER = "no_answer"
+    BAD_WEIGHT = "bad_weight"
+    UNSUPPORTED_FIELD = "unsupported_field"
+    SAME_ANSWERS = "same_answers"
+    MIXED_KIND = "mixed_kind"
+
+
+class BadLine(Section):
+    """One line that cannot be used, and what to do about it. Never holds the line's content."""
+
+    source: str
+    line: int
+    field: str
+    reason: Reason
+    problem: str
+    fix: str
+
+    def __str__(self) -> str:
+        place = f"{self.source} line {self.line}" + (f", {self.field}" if self.field else "")
+        return f"{place}: {self.problem} ({self.reason}); {self.fix}"
+
+
+class Drops(Section):
+    """The lines dropped for one reason."""
+
+    reason: Reason
+    num: int
+    first: tuple[BadLine, ...]
+
+
+class SourceFile(Section):
+    name: str
+    """Without its folders: a dataset does not say where on a machine it came from."""
+    sha256: str
+    num_bytes: int
+    num_lines: int
+
+
+class LengthBucket(Section):
+    """How many examples have fewer than `below` characters, and no fewer than the bucket before."""
+
+    below: int
+    num: int
+
+
+class PrepareOptions(Section):
+    heldout_share: float = Field(default=0.1, gt=0.0, lt=0.9)
+    """Share of prompts, by hash, that are never trained on."""
+    validation_share: float = Field(default=0.05, ge=0.0, lt=0.9)
+    """Share of prompts, by hash, for validation inside training."""
+    max_bad_share: Share = 0.1
+    """Refuse sources with more than this share of bad lines."""
+    max_examples: int = Field(default=20_000_000, ge=1)
+    """Refuse more examples than this."""
+    max_line_bytes: int = Field(default=4 << 20, ge=1024, le=64 << 20)
+    """A longer line is bad; it is skipped without being held in memory."""
+    few_heldout: int = Field(default=50, ge=0)
+    """Warn when fewer examples than this are held out."""
+
+    @model_validator(mode="after")
+    def _room_to_train(self) -> PrepareOptions:
+        if self.heldout_share + self.validation_share >= 1.0:
+            raise ValueError("heldout_share + validation_share: leave something to train on, together below 1")
+        return self
+
+
+class DatasetReport(Section):
+    """What went into a dataset and what did not; kept in its manifest."""
+
+    v: Literal[1] = 1
+    fingerprint: str
+    kind: Kind
+    counts: dict[Split, int]
+    """Examples per split."""
+    num_lines: int
+    num_blank: int
+    num_duplicates: int
+    """Exact copies of an earlier example, dropped."""
+    drops: tuple[Drops, ...]
+    ignored_fields: dict[str, int]
+    """Fields nobody reads, with how many times each was seen."""
+    warnings: tuple[str, ...]
+    sources: tuple[SourceFile, ...]
+    options: PrepareOptions
+    lengths: tuple[LengthBucket, ...]
+    """Characters per example."""
+    mean_score: float
+
+
+@dataclass(frozen=True)
+class PreparedDataset:
+    """A published dataset."""
+
+    path: Path
+    fingerprint: str
+    counts: dict[Split, int]
+    report: DatasetReport
