@@ -277,7 +277,7 @@ def open_attempt(tx: Tx, task_id: str) -> Attempt:
 
 
 def get(tx: Tx, task_id: str) -> Task:
-    return _task(_row(tx, task_id))
+    return task_of(_row(tx, task_id))
 
 
 def get_attempt(tx: Tx, attempt_id: str) -> Attempt:

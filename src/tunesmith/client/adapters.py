@@ -1,0 +1,105 @@
+"""`client.adapters`: what was made, what is live, and who decides about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunesmith import control, lifecycle
+from tunesmith.client.session import Session
+from tunesmith.client.views import AdapterView, AnswerView, DeploymentView, to_json
+from tunesmith.errors import NotFound
+from tunesmith.store import adapters, deployments, profiles
+from tunesmith.store.adapters import Adapter
+from tunesmith.store.database import Tx
+
+
+class Adapters:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def list(self, profile: str | None = None) -> list[AdapterView]:
+        with self._session.database.read() as tx:
+            return [self._view(adapter) for adapter in adapters.listing(tx, profile)]
+
+    def show(self, adapter: str) -> AdapterView:
+        with self._session.database.read() as tx:
+            return self._view(adapters.find(tx, adapter))
+
+    def live(self, profile: str) -> AdapterView | None:
+        """What is live for a profile; None means the bare base."""
+        with self._session.database.read() as tx:
+            live = adapters.live(tx, profile)
+            return None if live is None else self._view(live)
+
+    def deployment(self, profile: str) -> DeploymentView:
+        """What is wanted live and what each target was last seen serving."""
+        with self._session.database.read() as tx:
+            if profiles.lock_of(tx, profile) is None:
+                raise NotFound.named("deployment for profile", profile, hint="nothing was ever run for it")
+            deployment = deployments.get(tx, profile)
+            return DeploymentView(
+                profile=profile,
+                wanted=_name(tx, deployment.wanted_adapter_id if deployment else None),
+                previous=_name(tx, deployment.previous_adapter_id if deployment else None),
+                flipped_at=deployment.flipped_at if deployment else None,
+                flipped_by=deployment.flipped_by if deployment else None,
+                targets=tuple(self._observation(tx, seen) for seen in deployments.observed(tx, profile)),
+            )
+
+    def approve(self, adapter: str) -> AnswerView:
+        with self._session.database.write() as tx:
+            answer = control.approve(tx, adapters.find(tx, adapter), actor=self._session.actor)
+        return AnswerView(answer.run_id, answer.state, answer.message)
+
+    def evaluate(self, adapter: str) -> AnswerView:
+        """Measure a held adapter again."""
+        with self._session.database.write() as tx:
+            answer = control.evaluate_again(tx, adapters.find(tx, adapter), actor=self._session.actor)
+        return AnswerView(answer.run_id, answer.state, answer.message)
+
+    def reject(self, adapter: str, reason: str = "") -> AnswerView:
+        with self._session.database.write() as tx:
+            answer = control.reject(tx, adapters.find(tx, adapter), actor=self._session.actor, reason=reason)
+        return AnswerView(answer.run_id, answer.state, answer.message)
+
+    def rollback(self, profile: str, *, to: str | None = None, reason: str = "") -> str | None:
+        """Put the version before the live one (or `to`) in its place; returns what is live now, None for the base."""
+        with self._session.database.write() as tx:
+            target = None if to is None else adapters.find(tx, to)
+            if target is not None and target.profile != profile:
+                raise NotFound(f"{target.name} is not an adapter of profile {profile}")
+            actor = self._session.actor
+            now_live = lifecycle.roll_back(tx, profile, actor=actor, reason=reason or f"asked by {actor}", to=target)
+            return _name(tx, now_live)
+
+    def revoke(self, adapter: str, reason: str) -> AdapterView:
+        with self._session.database.write() as tx:
+            found = adapters.find(tx, adapter)
+            control.revoke(tx, found, actor=self._session.actor, reason=reason)
+            return self._view(adapters.get(tx, found.id))
+
+    def _view(self, adapter: Adapter) -> AdapterView:
+        return AdapterView(
+            id=adapter.id,
+            name=adapter.name,
+            profile=adapter.profile,
+            version=adapter.version,
+            state=adapter.state,
+            run_id=adapter.run_id,
+            digest=adapter.digest,
+            path=self._session.workspace.data_dir / adapter.path,
+            metrics=adapter.metrics,
+            created_at=adapter.created_at,
+        )
+
+    def _observation(self, tx: Tx, seen: deployments.Observation) -> dict[str, Any]:
+        return {
+            "target": seen.target,
+            "observed": _name(tx, seen.observed_adapter_id),
+            "synced_at": to_json(seen.synced_at),
+            "error": seen.error,
+        }
+
+
+def _name(tx: Tx, adapter_id: str | None) -> str | None:
+    return None if adapter_id is None else adapters.get(tx, adapter_id).name

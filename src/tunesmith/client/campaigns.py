@@ -1,0 +1,66 @@
+"""`client.campaigns`: put a profile under way with overrides, pause, resume, archive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tunesmith.client.session import Session
+from tunesmith.config.resolve import check_overrides
+from tunesmith.domain.campaign import CampaignState
+from tunesmith.programs.fingerprint import code_fingerprint
+from tunesmith.stages.submit import check
+from tunesmith.store import campaigns, profiles
+from tunesmith.store.campaigns import Campaign
+
+
+class Campaigns:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def create(
+        self,
+        profile: str,
+        *,
+        overrides: Sequence[str] | Mapping[str, Any] = (),
+        budget: Mapping[str, float] | None = None,
+    ) -> Campaign:
+        """Open an active campaign; its overrides hold for every run of the profile from now on."""
+        session = self._session
+        flat = check_overrides(overrides)
+        checked, _, _ = check(session.database, session.workspace, profile, overrides=flat, environ=session.environ)
+        with session.database.write() as tx:
+            profiles.lock(tx, profile, checked.lock, actor=session.actor)
+            return campaigns.add(
+                tx,
+                profile,
+                overrides=flat,
+                budget=dict(budget or {}),
+                code_version=code_fingerprint(),
+                config_hash=checked.resolved.fingerprint,
+                actor=session.actor,
+            )
+
+    def list(self, profile: str | None = None) -> list[Campaign]:
+        with self._session.database.read() as tx:
+            return campaigns.listing(tx, profile)
+
+    def show(self, campaign_id: str) -> Campaign:
+        with self._session.database.read() as tx:
+            return campaigns.find(tx, campaign_id)
+
+    def pause(self, campaign_id: str) -> Campaign:
+        return self._move(campaign_id, CampaignState.PAUSED)
+
+    def resume(self, campaign_id: str) -> Campaign:
+        return self._move(campaign_id, CampaignState.ACTIVE)
+
+    def archive(self, campaign_id: str) -> Campaign:
+        return self._move(campaign_id, CampaignState.ARCHIVED)
+
+    def _move(self, campaign_id: str, state: CampaignState) -> Campaign:
+        actor = self._session.actor
+        with self._session.database.write() as tx:
+            campaign = campaigns.find(tx, campaign_id)
+            campaigns.move(tx, campaign.id, state, actor=actor, reason=f"{state} by {actor}")
+            return campaigns.get(tx, campaign.id)

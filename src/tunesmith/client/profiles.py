@@ -1,0 +1,56 @@
+"""`client.profiles`: list, check, lock, and explain where each setting comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tunesmith.client.session import Session
+from tunesmith.config.checks import CheckedProfile
+from tunesmith.config.explain import Row, explain
+from tunesmith.config.resolve import ProfileEntry, Resolved, list_profiles, resolve
+from tunesmith.domain.profile import ProfileLock
+from tunesmith.stages.submit import check
+from tunesmith.store import campaigns, profiles
+
+
+class Profiles:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def list(self) -> list[ProfileEntry]:
+        return list_profiles(self._session.workspace, self._session.environ)
+
+    def show(self, name: str, overrides: Sequence[str] | Mapping[str, Any] = ()) -> tuple[Resolved, ProfileLock | None]:
+        """The profile as it holds now, and its lock if it has one."""
+        session = self._session
+        with session.database.read() as tx:
+            campaign = campaigns.active(tx, name)
+            locked = profiles.lock_of(tx, name)
+        resolved = resolve(
+            name,
+            workspace=session.workspace,
+            campaign_overrides=None if campaign is None else campaign.overrides,
+            overrides=overrides,
+            environ=session.environ,
+        )
+        return resolved, locked
+
+    def explain(
+        self, name: str, key: str | None = None, overrides: Sequence[str] | Mapping[str, Any] = ()
+    ) -> list[Row]:
+        """Every setting that holds for the profile, and who said it."""
+        resolved, _ = self.show(name, overrides)
+        return explain(resolved, key)
+
+    def check(self, name: str, overrides: Sequence[str] | Mapping[str, Any] = ()) -> CheckedProfile:
+        """Everything that is checked before a run is queued; raises with every problem."""
+        session = self._session
+        checked, _, _ = check(session.database, session.workspace, name, overrides=overrides, environ=session.environ)
+        return checked
+
+    def lock(self, name: str) -> ProfileLock:
+        """Read the base model's facts once and lock them; locking again changes nothing."""
+        checked = self.check(name)
+        with self._session.database.write() as tx:
+            return profiles.lock(tx, name, checked.lock, actor=self._session.actor)

@@ -1,0 +1,343 @@
+"""`client.runs`: submit, look at, and steer runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from tunesmith import control
+from tunesmith.client.session import Session
+from tunesmith.client.views import (
+    AnswerView,
+    AttemptView,
+    EvaluationView,
+    EventView,
+    ProgressView,
+    RunDetail,
+    RunView,
+    SubmittedView,
+    to_json,
+)
+from tunesmith.domain.estimate import QueueFacts, why_it_waits
+from tunesmith.domain.request import RequestKind
+from tunesmith.domain.run import RUN, Priority, RunState
+from tunesmith.domain.task import STOPPED_BY_ESTOP, TaskState
+from tunesmith.errors import NotFound, UsageError, nearest, show
+from tunesmith.programs.launch import tail_of_log
+from tunesmith.stages.prepare import Progress
+from tunesmith.stages.submit import Submission, submit
+from tunesmith.store import adapters, evaluations, events, queue, requests, runs, switches, tasks, workers
+from tunesmith.store.database import Tx
+from tunesmith.store.runs import Run
+
+_MAX_LISTED = 10_000
+
+
+class Runs:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def submit(
+        self,
+        profile: str,
+        data: str | Path | Sequence[Path],
+        *,
+        overrides: Sequence[str] | Mapping[str, Any] = (),
+        priority: str = "normal",
+        start: Literal["live", "base"] = "live",
+        dry_run: bool = False,
+        idempotency_key: str | None = None,
+        parent_id: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        on_progress: Progress | None = None,
+    ) -> SubmittedView:
+        """Queue a run on a dataset id or on JSONL files; returns once it is durable."""
+        submission = Submission(
+            profile=profile,
+            data=_data(data),
+            overrides=overrides,
+            priority=_priority(priority),
+            start=start,
+            dry_run=dry_run,
+            idempotency_key=idempotency_key,
+            parent_id=parent_id,
+            metadata=metadata or {},
+        )
+        session = self._session
+        made = submit(
+            session.database,
+            session.workspace,
+            submission,
+            actor=session.actor,
+            environ=session.environ,
+            on_progress=on_progress,
+        )
+        return SubmittedView(
+            id=made.run_id,
+            dataset_id=made.dataset_id,
+            estimate_s=made.estimate.seconds,
+            estimate_basis=made.estimate.basis,
+            waits_for=self.get(made.run_id).waits_for,
+            is_new=made.is_new,
+        )
+
+    def list(self, *, profile: str | None = None, state: str | None = None, limit: int = 50) -> list[RunView]:
+        """The newest first."""
+        if not 1 <= limit <= _MAX_LISTED:
+            raise UsageError(f"limit must be between 1 and {_MAX_LISTED}")
+        states = None if state is None else frozenset({_state(state)})
+        with self._session.database.read() as tx:
+            return [_view(tx, run) for run in runs.listing(tx, profile=profile, states=states, limit=limit)]
+
+    def get(self, run_id: str) -> RunView:
+        with self._session.database.read() as tx:
+            return _view(tx, runs.find(tx, run_id))
+
+    def show(self, run_id: str) -> RunDetail:
+        """Everything about one run: spec, attempts, evaluation, requests, history."""
+        with self._session.database.read() as tx:
+            run = runs.find(tx, run_id)
+            kinds = {task.id: task.kind.value for task in queue.of_run(tx, run.id)}
+            return RunDetail(
+                run=_view(tx, run),
+                spec=run.spec.model_dump(mode="json"),
+                attempts=tuple(_attempt(attempt, kinds) for attempt in queue.attempts_of_run(tx, run.id)),
+                evaluation=_evaluation(tx, run.id),
+                requests=tuple(to_json(request) for request in requests.of_run(tx, run.id)),
+                events=tuple(
+                    EventView(e.at, e.action, e.actor, e.old_state, e.new_state, e.reason)
+                    for e in events.of_entity(tx, "run", run.id)
+                ),
+            )
+
+    def watch(self, run_id: str, *, interval_s: float = 0.5) -> Iterator[ProgressView]:
+        """Where the run is, again and again until it has ended or waits for a person."""
+        while True:
+            progress = self.progress(run_id)
+            yield progress
+            if progress.is_over:
+                return
+            time.sleep(interval_s)
+
+    def progress(self, run_id: str) -> ProgressView:
+        with self._session.database.read() as tx:
+            run = runs.find(tx, run_id)
+            view = _view(tx, run)
+            attempts = queue.attempts_of_run(tx, run.id)
+        is_over = run.state in RUN.finished or run.state in (RunState.HELD, RunState.PAUSED)
+        status = self._status(run.id, attempts[-1].id) if attempts and attempts[-1].ended_at is None else {}
+        return ProgressView(
+            state=run.state,
+            reason=run.reason,
+            waits_for=view.waits_for,
+            phase=status.get("phase"),
+            done=int(status.get("done", 0)),
+            total=int(status.get("total", 0)),
+            unit=str(status.get("unit", "")),
+            is_over=is_over,
+        )
+
+    def metrics(self, run_id: str) -> list[dict[str, Any]]:
+        """Every step's raw metrics over all attempts, in the order they were trained; validations too."""
+        points: list[dict[str, Any]] = []
+        for folder in self._attempt_dirs(run_id):
+            for event in _events(folder / "events.jsonl"):
+                if event.get("type") in ("metrics", "validation"):
+                    points.append(
+                        {"attempt": folder.name, "type": event["type"], "step": event["step"], **event["values"]}
+                    )
+        return points
+
+    def logs(self, run_id: str, *, max_bytes: int = 64 << 10) -> str:
+        """The end of what the programs of a run wrote to stderr, newest attempt last."""
+        parts = [f"== {folder.name}\n{tail_of_log(folder, max_bytes)}" for folder in self._attempt_dirs(run_id)]
+        return "\n".join(parts)
+
+    def cancel(self, run_id: str) -> AnswerView:
+        return self._wish(run_id, RequestKind.CANCEL)
+
+    def pause(self, run_id: str) -> AnswerView:
+        return self._wish(run_id, RequestKind.PAUSE)
+
+    def stop(self, run_id: str, *, discard: bool = False) -> AnswerView:
+        """End training now and evaluate the best so far; with `discard`, end without a result."""
+        return self._wish(run_id, RequestKind.CANCEL if discard else RequestKind.STOP)
+
+    def skip(self, run_id: str) -> AnswerView:
+        return self._wish(run_id, RequestKind.SKIP)
+
+    def checkpoint(self, run_id: str) -> AnswerView:
+        return self._wish(run_id, RequestKind.CHECKPOINT)
+
+    def resume(self, run_id: str) -> AnswerView:
+        with self._session.database.write() as tx:
+            answer = control.resume(tx, run_id, actor=self._session.actor)
+        return AnswerView(answer.run_id, answer.state, answer.message)
+
+    def retry(self, run_id: str) -> SubmittedView:
+        """Open a new run like a finished one, under the configuration that holds now; the old one is its parent."""
+        with self._session.database.read() as tx:
+            old = runs.find(tx, run_id)
+        if old.state not in RUN.finished:
+            raise UsageError(f"run {old.id} is {old.state} and has not ended; nothing to try again")
+        return self.submit(
+            old.profile,
+            old.dataset_id,
+            overrides=_command_line_values(old),
+            priority=_priority_name(old.priority),
+            start="base" if old.spec.start is None else "live",
+            dry_run=old.spec.dry_run,
+            parent_id=old.id,
+            metadata=old.spec.metadata,
+        )
+
+    def _wish(self, run_id: str, kind: RequestKind) -> AnswerView:
+        with self._session.database.write() as tx:
+            answer = control.wish(tx, run_id, kind, actor=self._session.actor)
+        return AnswerView(answer.run_id, answer.state, answer.message, answer.request_id)
+
+    def _attempt_dirs(self, run_id: str) -> list[Path]:
+        with self._session.database.read() as tx:
+            run = runs.find(tx, run_id)
+            ids = [attempt.id for attempt in queue.attempts_of_run(tx, run.id)]
+        folders = [self._session.workspace.runs_dir / run.id / attempt_id for attempt_id in ids]
+        return [folder for folder in folders if folder.is_dir()]
+
+    def _status(self, run_id: str, attempt_id: str) -> dict[str, Any]:
+        path = self._session.workspace.runs_dir / run_id / attempt_id / "status.json"
+        try:
+            status = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return status if isinstance(status, dict) else {}
+
+
+def _data(data: str | Path | Sequence[Path]) -> str | list[Path]:
+    """A dataset id, or files: anything that is there on disk, or looks like a path, is a file."""
+    if isinstance(data, Path):
+        return [data]
+    if not isinstance(data, str):
+        return list(data)
+    is_file = "/" in data or "." in data or Path(data).exists()
+    return [Path(data)] if is_file else data
+
+
+def _priority(text: str) -> Priority:
+    try:
+        return Priority(text)
+    except ValueError:
+        raise UsageError(f"no priority {show(text)}{nearest(text, list(Priority))}") from None
+
+
+def _priority_name(rank: int) -> str:
+    return next(priority.value for priority in Priority if priority.rank == rank)
+
+
+def _state(text: str) -> RunState:
+    try:
+        return RunState(text)
+    except ValueError:
+        raise NotFound.named("run state", text, list(RunState)) from None
+
+
+def _command_line_values(run: Run) -> list[str]:
+    """The overrides a run was submitted with, to be given again."""
+    profile = {
+        **{f"recipe.{k}": v for k, v in run.spec.recipe.model_dump(mode="json").items()},
+        **{f"budgets.{k}": v for k, v in run.spec.budgets.model_dump(mode="json").items()},
+        **{f"trainer.options.{k}": v for k, v in run.spec.trainer_options.items()},
+    }
+    return [
+        f"{key}={json.dumps(profile[key])}"
+        for key, origin in run.spec.origins.items()
+        if origin.startswith("--set") and profile.get(key) is not None
+    ]
+
+
+def _view(tx: Tx, run: Run) -> RunView:
+    adapter = adapters.of_run(tx, run.id)
+    return RunView(
+        id=run.id,
+        profile=run.profile,
+        state=run.state,
+        reason=run.reason,
+        waits_for=_waits_for(tx, run),
+        priority=_priority_name(run.priority),
+        trainer=run.spec.trainer,
+        method=run.spec.method,
+        dataset_id=run.dataset_id,
+        campaign_id=run.campaign_id,
+        parent_id=run.parent_id,
+        adapter=None if adapter is None else adapter.name,
+        created_at=run.created_at,
+        created_by=run.created_by,
+        finished_at=run.finished_at,
+    )
+
+
+def _waits_for(tx: Tx, run: Run) -> str | None:
+    if run.state in RUN.finished:
+        return None
+    task = tasks.open_of_run(tx, run.id)
+    estop = switches.is_on(tx, switches.ESTOP)
+    kind = None if task is None else task.kind
+    facts = QueueFacts(
+        state=run.state,
+        is_leased=task is not None and task.state is TaskState.LEASED,
+        is_stopped_by_estop=estop and kind in STOPPED_BY_ESTOP,
+        num_workers=sum(1 for worker in workers.alive(tx) if kind in worker.kinds),
+        num_before=0 if task is None else queue.num_waiting_before(tx, task),
+        backoff_s=0.0 if task is None else queue.seconds_until_due(tx, task.id),
+        reason=run.reason if task is None else task.reason or run.reason,
+    )
+    return why_it_waits(facts)
+
+
+def _attempt(attempt: tasks.Attempt, kinds: dict[str, str]) -> AttemptView:
+    return AttemptView(
+        id=attempt.id,
+        task=kinds[attempt.task_id],
+        number=attempt.number,
+        outcome=attempt.state,
+        error_class=attempt.error_class,
+        error=attempt.error,
+        worker_id=attempt.worker_id,
+        started_at=attempt.started_at,
+        ended_at=attempt.ended_at,
+        result=attempt.result,
+    )
+
+
+def _evaluation(tx: Tx, run_id: str) -> EvaluationView | None:
+    evaluation = evaluations.latest(tx, run_id)
+    if evaluation is None:
+        return None
+    judged = evaluation.judged
+    return EvaluationView(
+        id=evaluation.id,
+        decision=judged.verdict.decision,
+        reasons=judged.verdict.reasons,
+        num_cases=judged.report.num_cases,
+        confidence=judged.report.confidence,
+        comparisons=tuple(comparison.model_dump(mode="json") for comparison in judged.report.comparisons),
+        evidence=judged.evidence.model_dump(mode="json"),
+        scores_path=evaluation.scores_path,
+        created_at=evaluation.created_at,
+    )
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of an event log; a line that is cut off or not JSON ends it."""
+    try:
+        with path.open("rb") as source:
+            for line in source:
+                if not line.endswith(b"\n"):
+                    return
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    yield event
+    except (OSError, ValueError):
+        return

@@ -1,0 +1,147 @@
+"""`client.system`: the e-stop, the inbox, workers, the doctor."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.util import find_spec
+
+from tunesmith.client.session import Session
+from tunesmith.config.resolve import list_profiles
+from tunesmith.domain.run import RunState
+from tunesmith.domain.task import TaskKind
+from tunesmith.store import queue, runs, switches, workers
+from tunesmith.store.database import sqlite_module, wal_is_safe
+from tunesmith.store.schema import integrity_problem
+from tunesmith.store.switches import Switch
+from tunesmith.store.workers import Worker as AliveWorker
+from tunesmith.worker import Worker
+
+_LOW_DISK_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class InboxItem:
+    """Something that waits for a person, and what they can do."""
+
+    kind: str
+    id: str
+    profile: str
+    since: datetime
+    reason: str
+    what_to_do: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor's report."""
+
+    name: str
+    state: str  # ok | warning | broken
+    finding: str
+    fix: str = ""
+
+
+class System:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def estop(self, on: bool, reason: str = "") -> Switch:
+        """On: no training, curriculum or deployment is started, and what is open is interrupted with a checkpoint."""
+        with self._session.database.write() as tx:
+            switches.turn(tx, switches.ESTOP, on, actor=self._session.actor, reason=reason)
+            return switches.show(tx, switches.ESTOP)
+
+    def show_estop(self) -> Switch:
+        with self._session.database.read() as tx:
+            return switches.show(tx, switches.ESTOP)
+
+    def workers(self) -> list[AliveWorker]:
+        with self._session.database.read() as tx:
+            return workers.alive(tx)
+
+    def worker(self, kinds: frozenset[TaskKind] | None = None) -> Worker:
+        """A worker for this workspace, to be run in this process."""
+        session = self._session
+        if kinds is None:
+            return Worker(session.database, session.workspace, session.settings)
+        return Worker(session.database, session.workspace, session.settings, kinds)
+
+    def inbox(self) -> list[InboxItem]:
+        """Everything that waits for a person."""
+        with self._session.database.read() as tx:
+            held = runs.listing(tx, states=frozenset({RunState.HELD}), limit=1000)
+            parked = queue.parked(tx)
+        items = [
+            InboxItem(
+                "held run", run.id, run.profile, run.moved_at, run.reason,
+                "`adapter approve`, `adapter evaluate` or `adapter reject`",
+            )
+            for run in held
+        ]  # fmt: skip
+        items += [
+            InboxItem(
+                f"parked {task.kind} task", task.run_id or task.id, task.profile or "", task.created_at, task.reason,
+                "read `run logs`, repair, then `run retry`",
+            )
+            for task in parked
+        ]  # fmt: skip
+        return sorted(items, key=lambda item: item.since)
+
+    def doctor(self) -> list[Check]:
+        """Look at the installation and the workspace; every finding says how to repair it."""
+        return [self._python(), self._sqlite(), self._store(), self._train_extra(), self._containment(),
+                self._disk(), *self._profiles(), self._workers()]  # fmt: skip
+
+    def _python(self) -> Check:
+        version = ".".join(map(str, sys.version_info[:3]))
+        return Check("python", "ok", version)
+
+    def _sqlite(self) -> Check:
+        module = sqlite_module()
+        version = module.sqlite_version
+        if wal_is_safe(module.sqlite_version_info):
+            return Check("sqlite", "ok", f"{version}, WAL journal")
+        finding = f"{version} may lose pages in WAL mode, so the slower DELETE journal is used"
+        return Check("sqlite", "warning", finding, "pip install pysqlite3")
+
+    def _store(self) -> Check:
+        problem = integrity_problem(self._session.database)
+        if problem is None:
+            return Check("store", "ok", "sound")
+        return Check("store", "broken", problem, "restore a backup; nothing is repaired by resetting")
+
+    def _train_extra(self) -> Check:
+        missing = [name for name in ("torch", "transformers", "peft", "safetensors") if find_spec(name) is None]
+        if not missing:
+            return Check("training", "ok", "torch, transformers, peft and safetensors are installed")
+        return Check("training", "warning", f"not installed: {', '.join(missing)}", "pip install 'tunesmith[train]'")
+
+    def _containment(self) -> Check:
+        if sys.platform == "linux":
+            return Check("containment", "ok", "trainers die with their worker (child subreaper)")
+        finding = "this system has no child subreaper; a trainer that starts its own session can outlive its worker"
+        return Check("containment", "warning", finding, "run workers on Linux")
+
+    def _disk(self) -> Check:
+        free = shutil.disk_usage(self._session.workspace.root).free
+        state = "ok" if free > _LOW_DISK_BYTES else "warning"
+        return Check("disk", state, f"{free / 2**30:.1f} GiB free", "" if state == "ok" else "make room")
+
+    def _profiles(self) -> list[Check]:
+        entries = list_profiles(self._session.workspace, self._session.environ)
+        if not entries:
+            return [Check("profiles", "warning", "none yet", "copy profiles/example.yaml.sample to profiles/NAME.yaml")]
+        return [
+            Check(f"profile {entry.name}", "ok" if entry.error is None else "broken", entry.error or "loads",
+                  "" if entry.error is None else f"tunesmith profile check {entry.name}")
+            for entry in entries
+        ]  # fmt: skip
+
+    def _workers(self) -> Check:
+        alive = self.workers()
+        if alive:
+            return Check("workers", "ok", f"{len(alive)} running")
+        return Check("workers", "warning", "none is running, so queued runs wait", "tunesmith worker")

@@ -1,0 +1,157 @@
+"""What the client returns: plain frozen values that turn into JSON the same way everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, is_dataclass
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+
+def to_json(value: Any) -> Any:
+    """A view as JSON holds it: ISO instants, plain names for enums, no paths as objects."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if is_dataclass(value) and not isinstance(value, type):
+        return to_json(asdict(value))
+    if isinstance(value, dict):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_json(item) for item in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run as listings show it."""
+
+    id: str
+    profile: str
+    state: str
+    reason: str
+    waits_for: str | None
+    priority: str
+    trainer: str
+    method: str
+    dataset_id: str
+    campaign_id: str | None
+    parent_id: str | None
+    adapter: str | None
+    created_at: datetime
+    created_by: str
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True)
+class AttemptView:
+    id: str
+    task: str
+    number: int
+    outcome: str
+    error_class: str | None
+    error: str | None
+    worker_id: str
+    started_at: datetime
+    ended_at: datetime | None
+    result: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class EventView:
+    at: datetime
+    action: str
+    actor: str
+    old_state: str | None
+    new_state: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class EvaluationView:
+    id: str
+    decision: str
+    reasons: tuple[str, ...]
+    num_cases: int
+    confidence: float
+    comparisons: tuple[dict[str, Any], ...]
+    evidence: dict[str, str]
+    scores_path: str
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class RunDetail:
+    """Everything about one run."""
+
+    run: RunView
+    spec: dict[str, Any]
+    attempts: tuple[AttemptView, ...]
+    evaluation: EvaluationView | None
+    requests: tuple[dict[str, Any], ...]
+    events: tuple[EventView, ...]
+
+
+@dataclass(frozen=True)
+class SubmittedView:
+    id: str
+    dataset_id: str
+    estimate_s: float
+    estimate_basis: str
+    waits_for: str | None
+    is_new: bool
+
+
+@dataclass(frozen=True)
+class ProgressView:
+    """Where a run is right now."""
+
+    state: str
+    reason: str
+    waits_for: str | None
+    phase: str | None = None
+    done: int = 0
+    total: int = 0
+    unit: str = ""
+    metrics: dict[str, float] | None = None
+    is_over: bool = False
+
+
+@dataclass(frozen=True)
+class AdapterView:
+    id: str
+    name: str
+    profile: str
+    version: int
+    state: str
+    run_id: str | None
+    digest: str
+    path: Path
+    metrics: dict[str, float]
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class DeploymentView:
+    profile: str
+    wanted: str | None
+    previous: str | None
+    flipped_at: datetime | None
+    flipped_by: str | None
+    targets: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class AnswerView:
+    """What came of a wish."""
+
+    id: str
+    state: str
+    message: str
+    request_id: str | None = None
