@@ -38,7 +38,7 @@ class Profiles:
 
     def explain(
         self, name: str, key: str | None = None, overrides: Sequence[str] | Mapping[str, Any] = ()
-    ) -> list[Row]:
+    ) -> Sequence[Row]:
         """Every setting that holds for the profile, and who said it."""
         resolved, _ = self.show(name, overrides)
         return explain(resolved, key)

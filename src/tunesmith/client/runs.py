@@ -40,7 +40,7 @@ class Runs:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def submit(
+    def submit(  # noqa: PLR0913 - the options of one wish, by keyword
         self,
         profile: str,
         data: str | Path | Sequence[Path],
@@ -140,7 +140,7 @@ class Runs:
             is_over=is_over,
         )
 
-    def metrics(self, run_id: str) -> list[dict[str, Any]]:
+    def metrics(self, run_id: str) -> Sequence[dict[str, Any]]:
         """Every step's raw metrics over all attempts, in the order they were trained; validations too."""
         points: list[dict[str, Any]] = []
         for folder in self._attempt_dirs(run_id):
@@ -199,7 +199,7 @@ class Runs:
             answer = control.wish(tx, run_id, kind, actor=self._session.actor)
         return AnswerView(answer.run_id, answer.state, answer.message, answer.request_id)
 
-    def _attempt_dirs(self, run_id: str) -> list[Path]:
+    def _attempt_dirs(self, run_id: str) -> Sequence[Path]:
         with self._session.database.read() as tx:
             run = runs.find(tx, run_id)
             ids = [attempt.id for attempt in queue.attempts_of_run(tx, run.id)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import sys
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ class System:
         return Check("training", "warning", f"not installed: {', '.join(missing)}", "pip install 'tunesmith[train]'")
 
     def _containment(self) -> Check:
-        if sys.platform == "linux":
+        if platform.system() == "Linux":
             return Check("containment", "ok", "trainers die with their worker (child subreaper)")
         finding = "this system has no child subreaper; a trainer that starts its own session can outlive its worker"
         return Check("containment", "warning", finding, "run workers on Linux")

@@ -50,11 +50,12 @@ def parked(tx: Tx) -> list[Task]:
     return [task_of(row) for row in tx.all(sa.select(tasks).where(tasks.c.state == "parked").order_by(tasks.c.seq))]
 
 
-def num_waiting_before(tx: Tx, task: Task) -> int:
-    """How many waiting tasks a worker would take before this one."""
+def num_waiting_before(tx: Tx, task: Task, limit: int = 1000) -> int:
+    """How many waiting tasks a worker would take before this one, counted up to a limit."""
     mine = sa.select(tasks.c.seq).where(tasks.c.id == task.id).scalar_subquery()
     earlier = sa.or_(tasks.c.priority < task.priority, sa.and_(tasks.c.priority == task.priority, tasks.c.seq < mine))
-    query = sa.select(sa.func.count()).select_from(tasks).where(sa.text("state = 'waiting'"), earlier)
+    some = sa.select(tasks.c.seq).where(sa.text("state = 'waiting'"), earlier).limit(limit).subquery()
+    query = sa.select(sa.func.count()).select_from(some)
     return int(tx.conn.execute(query).scalar_one())
 
 
