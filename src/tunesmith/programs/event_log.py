@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import threading
 import time
 from pathlib import Path
@@ -86,10 +87,12 @@ class EventReader:
         except OSError as error:
             raise self._breach(f"the event log cannot be read ({error.strerror})") from None
         try:
-            size = os.fstat(handle).st_size
-            if size < self._offset:
+            about = os.fstat(handle)
+            if not stat.S_ISREG(about.st_mode):
+                raise self._breach("the event log is not a plain file")
+            if about.st_size < self._offset:
                 raise self._breach("the event log was cut")
-            if size > MAX_EVENTS:
+            if about.st_size > MAX_EVENTS:
                 raise self._breach("the event log is larger than 1 GiB")
             chunk = os.pread(handle, _CHUNK, self._offset)
         finally:

@@ -159,10 +159,7 @@ class Program:
 
     def finish(self, result: Result) -> bytes:
         """Say `finished` and publish result.json; the bytes to repeat on stdout."""
-        content = result.model_dump(mode="json")
-        data = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(errors="replace") + b"\n"
-        if len(data) > MAX_RESULT:
-            raise ValueError(f"the result has {len(data)} bytes, more than {MAX_RESULT}: put long things into files")
+        data = _encoded(result)
         self._events.write("finished", status=result.status.value)
         self._mirror(force=True, finished=result.status.value)
         write_atomic(self.dir / RESULT, data)
@@ -206,7 +203,7 @@ def host(main: Callable[[Program], Result], argv: Sequence[str] | None = None) -
     try:
         data = program.finish(result)
         _write_all(stdout, data)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         _say(f"the result could not be written: {error}")
         return EXIT_NO_RESULT
     return _EXIT_OF[result.status]
@@ -215,13 +212,25 @@ def host(main: Callable[[Program], Result], argv: Sequence[str] | None = None) -
 def _run(main: Callable[[Program], Result], program: Program) -> Result:
     try:
         program.started()
-        return main(program)
+        result = main(program)
+        _encoded(result)  # what cannot be told must fail here, where the failure can still be told
+        return result
     except BaseException as error:  # a program always ends with a result, whatever happened inside
         traceback.print_exc(file=sys.stderr)
         if is_disk_full(error):
             return program.result(ResultStatus.INTERRUPTED, error="the disk is full", detail={"reason": "disk full"})
         failure = as_failure(error)
         return program.result(ResultStatus.FAILED, error_class=failure.error_class, error=failure.message)
+
+
+def _encoded(result: Result) -> bytes:
+    if not isinstance(result, Result):
+        raise TypeError(f"a program returns a Result, not {type(result).__name__}")
+    content = result.model_dump(mode="json")
+    data = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(errors="replace") + b"\n"
+    if len(data) > MAX_RESULT:
+        raise ValueError(f"the result has {len(data)} bytes, more than {MAX_RESULT}: put long things into files")
+    return data
 
 
 def _take_stdout() -> int:

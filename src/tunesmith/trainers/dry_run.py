@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 from tunesmith.domain.program import Phase, Result, ResultStatus
 from tunesmith.domain.task import ErrorClass
 from tunesmith.files import read_manifest
+from tunesmith.modeling.architecture import read_architecture
 from tunesmith.programs.artifact import ADAPTER_WEIGHTS
 from tunesmith.programs.host import Program, ProgramFailure
 from tunesmith.programs.weights import weights_problem
@@ -23,7 +23,8 @@ def train(program: Program) -> Result:
     program.phase(Phase.HASH)
     inputs = read_inputs(run)
     program.phase(Phase.LOAD)
-    _check_base_config(Path(run.base.path))
+    if read_architecture(Path(run.base.path)) != run.base.lock:
+        raise ProgramFailure(ErrorClass.MISMATCH, f"the architecture of {run.base.path} is not the one that was locked")
     if run.start is not None:
         problem = weights_problem(Path(run.start.path) / ADAPTER_WEIGHTS)
         if problem is not None:
@@ -37,13 +38,3 @@ def train(program: Program) -> Result:
     counts = {"num_train": float(run.dataset.num_train), "num_validation": float(run.dataset.num_validation)}
     program.progress(1, 1, "check")
     return program.result(ResultStatus.SUCCEEDED, **asdict(inputs), metrics=counts)
-
-
-def _check_base_config(base: Path) -> None:
-    try:
-        config = json.loads((base / "config.json").read_bytes())
-        architectures = config["architectures"]
-    except (ValueError, KeyError, TypeError):
-        raise ProgramFailure(ErrorClass.CONFIG, f"{base / 'config.json'} names no architecture") from None
-    if not architectures:
-        raise ProgramFailure(ErrorClass.CONFIG, f"{base / 'config.json'} names no architecture")

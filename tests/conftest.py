@@ -1,0 +1,1 @@
+"""Puts the folder of shared builders on the import path of every test."""

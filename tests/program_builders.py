@@ -1,0 +1,222 @@
+"""Builders for tests of programs: a small base, a published dataset, specs, and how to run one to its end."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tunesmith.domain.profile import (
+    Budgets,
+    Checkpoints,
+    Deploy,
+    Evaluation,
+    Gate,
+    Method,
+    Recipe,
+    Target,
+    Validation,
+    Watch,
+)
+from tunesmith.domain.spec import (
+    AdapterRef,
+    AttemptRef,
+    BaseModelRef,
+    CasesRef,
+    DatasetRef,
+    EvaluateSpec,
+    Fingerprints,
+    ResumeSource,
+    RunSpec,
+    Subject,
+    TrainSpec,
+)
+from tunesmith.files import publish_folder, sha256_file
+from tunesmith.modeling.architecture import read_architecture
+from tunesmith.modeling.base_files import base_digest
+from tunesmith.programs.fingerprint import code_fingerprint
+from tunesmith.programs.launch import RunningProgram, launch
+from tunesmith.programs.process_identity import MARKER
+from tunesmith.programs.shim import all_processes
+from tunesmith.trainers.registry import find_trainer
+from tunesmith.trainers.sim_files import safetensors_bytes
+
+_numbers = itertools.count(1)
+
+BASE_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 32,
+    "max_position_embeddings": 64,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 16,
+}
+
+
+def a_base(folder: Path) -> Path:
+    """A folder that looks like a tiny base model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(BASE_CONFIG))
+    (folder / "model.safetensors").write_bytes(safetensors_bytes({"embed.weight": ([2, 2], [0.1, 0.2, 0.3, 0.4])}))
+    return folder
+
+
+def a_dataset(folder: Path) -> Path:
+    """A published dataset folder whose splits hold nothing that sim or dry-run would look into."""
+    staged = folder.with_name(f".{folder.name}")
+    staged.mkdir(parents=True)
+    for split in ("train", "validation", "heldout"):
+        (staged / f"{split}.parquet").write_bytes(split.encode())
+    publish_folder(staged, folder, {"fingerprint": "f" * 64})
+    return folder
+
+
+@dataclass
+class World:
+    """A place for programs: one base, one dataset, and a fresh folder for each attempt."""
+
+    root: Path
+    lease_s: float = 30.0
+    running: list[RunningProgram] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.base = a_base(self.root / "base")
+        self.dataset = a_dataset(self.root / "dataset")
+        self.base_ref = BaseModelRef(
+            path=str(self.base),
+            revision=None,
+            digest=base_digest(self.base),
+            lock=read_architecture(self.base),
+            context=64,
+        )
+
+    def run_spec(self, trainer: str = "sim", **changes: Any) -> RunSpec:
+        options = changes.pop("options", {})
+        code_fingerprint.cache_clear()  # the source may be edited while the tests run
+        fields: dict[str, Any] = {
+            "run_id": f"run-{next(_numbers)}",
+            "profile": "support",
+            "trainer": trainer,
+            "trainer_options": options,
+            "method": Method.SFT,
+            "hardware_tier": "cpu",
+            "base": self.base_ref,
+            "start": None,
+            "dataset": DatasetRef(
+                id="ds-1", path=str(self.dataset), fingerprint="f" * 64, num_train=10, num_validation=2
+            ),
+            "recipe": Recipe(method=Method.SFT),
+            "budgets": Budgets(),
+            "validation": Validation(every_steps=2),
+            "checkpoints": Checkpoints(every_steps=3),
+            "evaluation": Evaluation(),
+            "gate": Gate(),
+            "deploy": Deploy(),
+            "watch": Watch(),
+            "targets": (Target(),),
+            "expected_artifact": "none" if trainer == "dry-run" else "adapter",
+            "fingerprints": Fingerprints(config="c" * 64, code=code_fingerprint()),
+        }
+        return RunSpec(**(fields | changes))
+
+    def attempt(self, number: int = 1) -> AttemptRef:
+        n = next(_numbers)
+        return AttemptRef(
+            task_id=f"task-{n}",
+            attempt_id=f"att-{os.getpid()}x{n}",
+            number=number,
+            token=f"token-{n}",
+            lease_s=self.lease_s,
+        )
+
+    def train_spec(
+        self,
+        trainer: str = "sim",
+        *,
+        number: int = 1,
+        resume: ResumeSource | None = None,
+        divisor: int = 1,
+        **changes: Any,
+    ) -> TrainSpec:
+        run = self.run_spec(trainer, **changes)
+        return TrainSpec(attempt=self.attempt(number), run=run, resume=resume, micro_batch_divisor=divisor)
+
+    def evaluate_spec(self, subjects: tuple[Subject, ...], num_cases: int = 60) -> EvaluateSpec:
+        cases = self.root / "cases.jsonl"
+        lines = [json.dumps({"id": f"case-{i}", "messages": []}) + "\n" for i in range(num_cases)]
+        cases.write_text("".join(lines))
+        return EvaluateSpec(
+            attempt=self.attempt(),
+            run_id="run-1",
+            base=self.base_ref,
+            subjects=subjects,
+            cases=CasesRef(path=str(cases), digest=sha256_file(cases), num=num_cases),
+            evaluation=Evaluation(),
+            seed=1,
+        )
+
+    def folder(self, spec: TrainSpec | EvaluateSpec) -> Path:
+        return self.root / "attempts" / spec.attempt.attempt_id
+
+    def launch(self, spec: TrainSpec | EvaluateSpec, argv: tuple[str, ...] | None = None) -> RunningProgram:
+        if argv is None:
+            argv = find_trainer(spec.run.trainer).argv if isinstance(spec, TrainSpec) else EVALUATE
+        program = launch(argv, spec, self.folder(spec))
+        self.running.append(program)
+        return program
+
+    def run(self, spec: TrainSpec | EvaluateSpec, argv: tuple[str, ...] | None = None) -> int:
+        return finish(self.launch(spec, argv))
+
+    def close(self) -> None:
+        for program in self.running:
+            program.kill_tree(0.0)
+
+
+EVALUATE = (
+    "python",
+    "-c",
+    "import sys; from tunesmith.programs.host import host; from tunesmith.evaluators.sim import evaluate; "
+    "sys.exit(host(evaluate))",
+)
+
+
+def finish(program: RunningProgram, timeout_s: float = 30.0) -> int:
+    """Wait for the end of a program; its exit code."""
+    code = wait_until(program.poll, timeout_s)
+    assert isinstance(code, int)
+    return code
+
+
+def wait_until(condition: Any, timeout_s: float = 30.0) -> Any:
+    """The first value of `condition` that is not None or False."""
+    deadline = time.monotonic() + timeout_s
+    while (value := condition()) is None or value is False:
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.01)
+    return value
+
+
+def adapter_ref(spec: TrainSpec, world: World, digest: str) -> AdapterRef:
+    return AdapterRef(id="ad-1", path=str(world.folder(spec) / "artifact"), digest=digest)
+
+
+def strays(attempt_id: str) -> list[int]:
+    """Living processes that carry the attempt's marker."""
+    wanted = f"{MARKER}={attempt_id}".encode()
+    found = []
+    for process in all_processes():
+        try:
+            environ = Path(f"/proc/{process.pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if process.state not in "ZX" and wanted in environ.split(b"\0"):
+            found.append(process.pid)
+    return found
