@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from tunesmith.config.lock import lock_differences, lock_of
 from tunesmith.config.resolve import Resolved
 from tunesmith.config.workspace import Workspace
-from tunesmith.domain.profile import FAMILIES, ArchitectureLock, HardwareTier, Method, Profile, ProfileLock
+from tunesmith.domain.profile import ArchitectureLock, HardwareTier, Method, Profile, ProfileLock
 from tunesmith.errors import ConfigError, LockedError, TunesmithError, nearest, show
 from tunesmith.modeling.architecture import adaptable_modules, read_architecture, read_tensor_shapes
 
@@ -123,11 +123,9 @@ def _check_trainer(profile: Profile, trainer: TrainerFacts, found: _Findings) ->
 def _check_base(profile: Profile, architecture: ArchitectureLock, found: _Findings) -> int:
     """The model is what the profile says it is; returns the context to use."""
     family, own = architecture.family, architecture.context
+    # The schema has refused families that the role does not allow; here the model must be of the family it says.
     if profile.base.family != family:
         found.add(f"base.family: the profile says {profile.base.family}, the model's config.json says {family}")
-    elif family not in FAMILIES[profile.role]:
-        allowed = ", ".join(sorted(FAMILIES[profile.role]))
-        found.add(f"base.family: {family} is not allowed for role {profile.role}; allowed: {allowed}")
     wanted = profile.base.context
     if wanted is not None and wanted > own:
         found.add(f"base.context: {wanted} is more than the model's own {own}; lower it")

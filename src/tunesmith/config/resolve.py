@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import getitem
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -125,13 +126,20 @@ def check_overrides(overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, A
 
 def list_profiles(workspace: Workspace, environ: Mapping[str, str] | None = None) -> list[ProfileEntry]:
     """Every profile of the workspace; a broken one carries its error instead of hiding the others."""
-    found: list[ProfileEntry] = []
-    for name in _profile_names(workspace):
-        try:
-            found.append(ProfileEntry(name, resolve(name, workspace=workspace, environ=environ).profile, None))
-        except (ConfigError, NotFound) as error:
-            found.append(ProfileEntry(name, None, error.message))
-    return found
+    return [_entry(path, workspace, environ) for path in _profile_files(workspace)]
+
+
+def _entry(path: Path, workspace: Workspace, environ: Mapping[str, str] | None) -> ProfileEntry:
+    name, shown = path.stem, f"{path.parent.name}/{path.name}"
+    if path.suffix != ".yaml":
+        return ProfileEntry(name, None, f"{shown}: is not read; rename it to {name}.yaml")
+    if not is_name(name):
+        reason = "use lower-case letters, digits, '.', '_' and '-' only in the file's name, at most 63"
+        return ProfileEntry(name, None, f"{shown}: {reason}")
+    try:
+        return ProfileEntry(name, resolve(name, workspace=workspace, environ=environ).profile, None)
+    except ConfigError as error:
+        return ProfileEntry(name, None, error.message)
 
 
 def _lay_workspace_over(
@@ -152,14 +160,15 @@ def _read_profile(workspace: Workspace, name: str) -> Document:
     path = workspace.profiles_dir / f"{name}.yaml"
     if not is_name(name) or not path.exists():
         hint = f"profiles are files in {workspace.profiles_dir.name}/, e.g. profiles/NAME.yaml"
-        raise NotFound.named("profile", name, _profile_names(workspace), hint)
+        known = [known.stem for known in _profile_files(workspace)]
+        raise NotFound.named("profile", name, known, hint)
     return read_yaml(path, f"{workspace.profiles_dir.name}/{path.name}")
 
 
-def _profile_names(workspace: Workspace) -> list[str]:
+def _profile_files(workspace: Workspace) -> list[Path]:
     if not workspace.profiles_dir.is_dir():
         return []
-    return sorted(path.stem for path in workspace.profiles_dir.glob("*.yaml"))
+    return sorted(path for path in workspace.profiles_dir.iterdir() if path.suffix in (".yaml", ".yml"))
 
 
 def _build(model: type[S], entries: Entries, shown: str) -> S:

@@ -106,12 +106,12 @@ def _inside(place: Place, rest: Names) -> Place:
     if get_origin(place.info.annotation) is not dict:
         reason = f"unknown key; {'.'.join(place.path)} has nothing below it"
         raise UnknownKey(Problem((*place.path, *rest), reason))
-    if not _is_free(place.info):
+    if not is_free(place.info):
         rest = (".".join(rest),)  # its values are single ones, so a dot belongs to the name
     return Place(place.section, place.prefix, place.field, rest)
 
 
-def _is_free(info: FieldInfo) -> bool:
+def is_free(info: FieldInfo) -> bool:
     """A mapping whose values may be anything, e.g. the options of a trainer."""
     arguments = get_args(info.annotation)
     return get_origin(info.annotation) is dict and arguments[1] is Any
@@ -156,7 +156,7 @@ def _entries(path: Names, value: Any, info: FieldInfo) -> dict[Names, Any]:
     """A mapping is one entry per key, so that layers add to each other; an empty one replaces what is below."""
     if get_origin(info.annotation) is not dict or not isinstance(value, Mapping) or not value:
         return {path: value}
-    if not _is_free(info):
+    if not is_free(info):
         return {(*path, str(key)): inner for key, inner in value.items()}
     return {place: inner for key, inner in value.items() for place, inner in _deep((*path, str(key)), inner).items()}
 

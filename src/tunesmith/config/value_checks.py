@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from tunesmith.config.known_keys import REFUSED, unknown_key
-from tunesmith.config.schema import Place, Problem, places
+from tunesmith.config.schema import Place, Problem, is_free, places
 from tunesmith.config.yaml_files import KeyPath, parse_inline
 from tunesmith.domain.profile import Section
 from tunesmith.errors import nearest, show
@@ -26,6 +26,10 @@ _SECRET = frozenset({("store", "url")})  # may hold a password: never repeated i
 
 def check_value(place: Place, value: Any) -> list[Problem]:
     """Why a value cannot stand there; empty when it can. Strict: text is no number, 16.0 is no whole number."""
+    # With a dot in a name, the dotted key would mean something else when it is read again.
+    odd = [part for part in place.rest if not part or "." in part] if is_free(place.info) else []
+    if odd:
+        return [Problem(place.path, f"the name {show(odd[0])} is empty or holds a dot; use another one")]
     for part in reversed(place.rest):
         value = {part: value}
     try:
@@ -117,8 +121,6 @@ def _problem(place: Place, value: Any, detail: ErrorDetails) -> Problem:
         spot = below
     if detail["type"] == "value_error":
         return Problem(spot.path, detail["msg"].removeprefix("Value error, "))
-    if detail["type"] == "missing":
-        return Problem(spot.path, f"is required: {expected(spot.kind, spot.limits)}")
     if spot.path in _SECRET:
         return Problem(spot.path, f"must be {expected(spot.kind, spot.limits)}")
     return Problem(spot.path, _refusal(spot))

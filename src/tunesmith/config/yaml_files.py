@@ -104,6 +104,9 @@ def _parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         reason = f"not valid YAML: {error.problem or error.context}"
+        begun = error.context_mark
+        if mark and begun and begun.line != mark.line:
+            reason += f" ({error.context} that begins on line {begun.line + 1})"
         raise _Refused(mark.line + 1 if mark else None, reason) from None
     except yaml.YAMLError as error:
         raise _Refused(None, f"not valid YAML: {str(error).splitlines()[0]}") from None

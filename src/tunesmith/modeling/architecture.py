@@ -74,6 +74,8 @@ def read_tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 def _read_header(path: Path) -> dict[str, tuple[int, ...]]:
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: not a regular file")
         with path.open("rb") as source:
             length = int.from_bytes(source.read(8), "little")
             if length > min(_MAX_HEADER, path.stat().st_size - 8):

@@ -1,0 +1,177 @@
+"""Everything that is wrong with a profile and its base is found before anything is queued, all at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from config_builders import HEAD, a_base, a_workspace, write_profile
+
+from tunesmith.config.checks import CheckedProfile, check_profile
+from tunesmith.config.resolve import resolve
+from tunesmith.config.workspace import Workspace
+from tunesmith.domain.profile import HardwareTier, Method, ProfileLock
+from tunesmith.errors import ConfigError, LockedError
+from tunesmith.trainers.registry import TRAINERS
+
+FITS = "recipe:\n  max_length: 512\n"
+
+
+@dataclass(frozen=True)
+class ATrainer:
+    name: str = "native"
+    tiers: frozenset[HardwareTier] = frozenset({HardwareTier.CPU, HardwareTier.SMALL_GPU})
+    default_tier: HardwareTier = HardwareTier.CPU
+    methods: frozenset[Method] = field(default=frozenset({Method.SFT}))
+
+
+def check(workspace: Workspace, *overrides: str, locked: ProfileLock | None = None) -> CheckedProfile:
+    resolved = resolve("dates", workspace=workspace, environ={}, overrides=list(overrides))
+    return check_profile(resolved, workspace, locked=locked, trainer=ATrainer(), target_kinds={"directory"})
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    workspace = a_workspace(tmp_path, FITS)
+    a_base(workspace)
+    return workspace
+
+
+def test_profile_that_fits_is_checked_with_what_was_read(workspace: Workspace) -> None:
+    checked = check(workspace)
+    assert checked.base_folder == workspace.root / "models" / "tiny"
+    assert checked.architecture.family == "llama"
+    assert checked.context == 512
+    assert checked.tier is HardwareTier.CPU
+    assert checked.lock.heldout_share == 0.1
+    assert check(workspace, locked=checked.lock).lock == checked.lock
+
+
+@pytest.mark.parametrize("name", sorted(TRAINERS))
+def test_profile_is_checked_against_every_registered_trainer(workspace: Workspace, name: str) -> None:
+    resolved = resolve("dates", workspace=workspace, environ={})
+    trainer = TRAINERS[name]
+    checked = check_profile(resolved, workspace, locked=None, trainer=trainer, target_kinds={"directory"})
+    assert checked.tier is trainer.default_tier
+
+
+def test_context_of_the_profile_may_be_smaller_than_the_models(workspace: Workspace) -> None:
+    assert check(workspace, "base.context=256", "recipe.max_length=256").context == 256
+
+
+def test_tier_said_wins_over_the_trainers_default(workspace: Workspace) -> None:
+    assert check(workspace, "hardware.tier=small-gpu").tier is HardwareTier.SMALL_GPU
+
+
+@pytest.mark.parametrize("modules", ["[q_proj]", "[self_attn.v_proj, gate_proj]", "[model.embed_tokens]", "all-linear"])
+def test_target_modules_that_exist_pass(workspace: Workspace, modules: str) -> None:
+    check(workspace, f"recipe.target_modules={modules}")
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        (
+            "hardware.tier=datacenter-gpu",
+            "hardware.tier: trainer native does not accept datacenter-gpu; it accepts: cpu, small-gpu",
+        ),
+        ("recipe.method=kto", "recipe.method: trainer native cannot do kto; it can do: sft"),
+        ("recipe.max_length=513", "recipe.max_length: 513 is more than the context of 512; lower it"),
+        ("base.context=256", "recipe.max_length: 512 is more than the context of 256; lower it"),
+        ("base.context=1024", "base.context: 1024 is more than the model's own 512; lower it"),
+        ("recipe.target_modules=[q_prj]", "'q_prj' matches no module of the base; did you mean 'q_proj'?"),
+        ("recipe.target_modules=[proj]", "'proj' matches no module of the base"),
+        ("recipe.target_modules=[input_layernorm]", "'input_layernorm' matches no module"),
+        ("base.family=qwen3", "base.family: the profile says qwen3, the model's config.json says llama"),
+        ("base.path=models/nowhere", "no such folder; put the model there or mend base.path"),
+        ("base.path=''", "cannot be a path"),
+        ("targets=[{kind: directry}]", "targets: no kind of target 'directry'; did you mean 'directory'?"),
+    ],
+)
+def test_profile_that_cannot_work_is_refused(workspace: Workspace, override: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(workspace, override)
+    assert reason in caught.value.message
+    assert caught.value.message.startswith("profile dates: ")
+    assert "\n" not in caught.value.message
+    assert not isinstance(caught.value, LockedError)
+
+
+def test_default_length_beyond_a_small_model_is_refused(tmp_path: Path) -> None:
+    workspace = a_workspace(tmp_path)
+    a_base(workspace)
+    with pytest.raises(ConfigError, match=r"recipe\.max_length: 2048 is more than the context of 512"):
+        check(workspace)
+
+
+def test_disabled_profile_is_refused_with_its_reason(workspace: Workspace) -> None:
+    with pytest.raises(ConfigError, match="is disabled: waits for the new base; set `enabled: true`"):
+        check(workspace, "enabled=false", "disabled_reason=waits for the new base")
+
+
+@pytest.mark.parametrize(("methods", "passes"), [({Method.ORPO}, True), ({Method.SFT}, True), ({Method.DPO}, False)])
+def test_method_auto_needs_a_trainer_for_one_of_its_outcomes(
+    workspace: Workspace, methods: set[Method], passes: bool
+) -> None:
+    resolved = resolve("dates", workspace=workspace, environ={})
+    trainer = ATrainer(methods=frozenset(methods))
+    if passes:
+        check_profile(resolved, workspace, locked=None, trainer=trainer, target_kinds={"directory"})
+    else:
+        with pytest.raises(ConfigError, match="cannot do auto; it can do: dpo"):
+            check_profile(resolved, workspace, locked=None, trainer=trainer, target_kinds={"directory"})
+
+
+def test_role_refuses_a_family_that_is_not_on_its_list(tmp_path: Path) -> None:
+    workspace = a_workspace(tmp_path)
+    write_profile(workspace, FITS, head=HEAD.replace("extractor", "coder").replace("llama", "gemma"))
+    with pytest.raises(ConfigError, match=r"base\.family: 'gemma' is not allowed for role coder; allowed: llama"):
+        resolve("dates", workspace=workspace, environ={})
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"vocab_size": 321}, "vocab_size: locked 320, now 321"),
+        ({"num_hidden_layers": 3}, "num_layers: locked 2, now 3"),
+        ({"max_position_embeddings": 1024}, "context: locked 512, now 1024"),
+    ],
+)
+def test_base_swapped_after_the_lock_is_refused_by_field(
+    workspace: Workspace, changes: dict[str, Any], line: str
+) -> None:
+    locked = check(workspace).lock
+    a_base(workspace, **changes)
+    with pytest.raises(LockedError) as caught:
+        check(workspace, locked=locked)
+    assert caught.value.message == f"profile dates: {line}"
+
+
+def test_base_whose_context_shrank_after_the_lock_is_taken(workspace: Workspace) -> None:
+    locked = check(workspace).lock
+    a_base(workspace, max_position_embeddings=256)
+    assert check(workspace, "recipe.max_length=256", locked=locked).context == 256
+
+
+def test_split_changed_after_the_lock_is_refused(workspace: Workspace) -> None:
+    locked = check(workspace).lock
+    with pytest.raises(LockedError, match=r"data\.heldout_share: locked 0\.1, now 0\.2"):
+        check(workspace, "data.heldout_share=0.2", locked=locked)
+
+
+def test_all_problems_are_reported_together_lock_included(workspace: Workspace) -> None:
+    locked = check(workspace).lock
+    with pytest.raises(ConfigError) as caught:
+        check(
+            workspace,
+            "data.heldout_share=0.2",
+            "recipe.method=dpo",
+            "recipe.max_length=4096",
+            "recipe.target_modules=[nothing]",
+            locked=locked,
+        )
+    keys = [line.split(": ")[1] for line in caught.value.message.splitlines()]
+    assert keys == ["recipe.method", "recipe.max_length", "recipe.target_modules", "data.heldout_share"]
+    assert not isinstance(caught.value, LockedError)
