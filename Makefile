@@ -1,0 +1,52 @@
+# Every target makes its own virtual environment first; nothing but Python 3.11+ and make is needed.
+VENV    ?= .venv
+PYTHON  ?= python3
+PIP     := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST  := $(VENV)/bin/python -m pytest
+WORKERS ?= 2
+
+.PHONY: help setup demo check test test-extra soak bench gpu clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e '.[train,report]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(PIP) -e '.[train,report,postgres,dev]'
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(PIP) -e '.[bench]'
+	touch $@
+
+setup: $(VENV)/.dev  ## install everything that make test needs
+
+demo: $(VENV)/.base  ## run the whole loop once on this machine: train, judge, deploy
+	$(VENV)/bin/tunesmith demo
+
+check: $(VENV)/.dev  ## formatting, lint, strict types
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy src
+
+test: $(VENV)/.dev  ## all tests that need only package installs, with branch coverage
+	$(PYTEST) -m "not extra and not soak and not gpu" -n $(WORKERS) --dist loadgroup --cov --cov-report=term
+
+test-extra: $(VENV)/.dev  ## tests that need something big to install (none yet: engines come with serving)
+	$(PYTEST) -m extra || test $$? -eq 5
+
+soak: $(VENV)/.dev  ## drills with their full counts; hours
+	$(PYTEST) -m soak --timeout 7200
+
+bench: $(VENV)/.bench  ## every benchmark beside its peers
+	for script in benchmarks/*.py; do $(VENV)/bin/python $$script $(BENCH_ARGS) || exit 1; done
+
+gpu: $(VENV)/.dev  ## tests that need CUDA; skipped with a reason where there is none
+	$(PYTEST) -m gpu || test $$? -eq 5
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* demo-workspace build dist

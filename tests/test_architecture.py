@@ -1,0 +1,160 @@
+"""The house rules that a reader relies on, checked on the source itself."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "tunesmith"
+MODULES = sorted(path for path in SOURCE.rglob("*.py") if "migrations/versions" not in path.as_posix())
+
+# Lower never imports higher. Rooms on one level do not import each other, except where ALLOWED_SIDEWAYS says so.
+LEVELS: list[set[str]] = [
+    {"errors", "ids", "clock", "files", "logs"},
+    {"domain"},
+    {"settings", "data", "modeling"},
+    {"config"},
+    {"programs"},
+    {"store", "trainers", "evaluators", "targets"},
+    {"stages"},
+    {"lifecycle"},
+    {"control"},
+    {"worker"},
+    {"client"},
+    {"demo"},
+    {"cli"},
+]
+LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
+ALLOWED_SIDEWAYS = {
+    ("files", "errors"),
+    ("ids", "errors"),
+    ("logs", "errors"),
+    ("modeling", "data"),
+    ("data", "settings"),
+}
+TORCH = {"torch", "transformers", "peft", "safetensors", "accelerate", "numpy", "matplotlib"}
+MAY_IMPORT_TORCH_AT_TOP = ("trainers/native/", "evaluators/held_out", "modeling/", "demo/base_model")
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path, *, only_top: bool = False) -> set[str]:
+    """Dotted names that a module imports; with `only_top`, only what importing it costs."""
+    tree = ast.parse(path.read_text())
+    nodes = tree.body if only_top else list(ast.walk(tree))
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return found
+
+
+def rooms_imported(path: Path) -> set[str]:
+    names = (name.split(".") for name in imports_of(path) if name.startswith("tunesmith."))
+    return {parts[1] for parts in names if parts[1] in LEVEL}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_imports_point_downwards(path: Path) -> None:
+    room = room_of(path)
+    if room == "__init__":
+        return
+    assert room in LEVEL, f"{room} has no place in the layers: add it to LEVELS and to ARCHITECTURE.md"
+    for other in rooms_imported(path) - {room}:
+        downwards = LEVEL[other] < LEVEL[room] or (room, other) in ALLOWED_SIDEWAYS
+        assert downwards, f"{room} must not import {other}"
+
+
+def test_only_store_imports_sqlalchemy() -> None:
+    guilty = [
+        path
+        for path in MODULES
+        if any(name.split(".")[0] in ("sqlalchemy", "alembic") for name in imports_of(path))
+        and room_of(path) != "store"
+    ]
+    assert guilty == []
+
+
+def test_domain_is_pure() -> None:
+    forbidden = {
+        "os",
+        "time",
+        "socket",
+        "subprocess",
+        "sqlalchemy",
+        "pathlib.Path.open",
+        "tunesmith.clock",
+        "threading",
+    }
+    for path in (SOURCE / "domain").glob("*.py"):
+        found = imports_of(path) & forbidden
+        assert not found, f"{path.name} imports {found}: domain holds values and decisions only"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_torch_is_imported_only_where_child_programs_live(path: Path) -> None:
+    name = path.relative_to(SOURCE).as_posix()
+    at_top = {imported.split(".")[0] for imported in imports_of(path, only_top=True)} & TORCH
+    if not name.startswith(MAY_IMPORT_TORCH_AT_TOP):
+        assert not at_top, f"{name} imports {at_top} when it is imported"
+
+
+def test_worker_and_client_never_load_torch() -> None:
+    heavy = {"torch", "transformers", "peft", "pyarrow", "alembic"}
+    code = f"import sys, tunesmith.client, tunesmith.worker; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_module_begins_with_what_it_is_for_and_stays_readable(path: Path) -> None:
+    text = path.read_text()
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree), "the first line of a module says what it is for"
+    assert text.count("\n") <= 400, "which concept is missing?"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or 0) - node.lineno + 1
+            assert length <= 60, f"{node.name} has {length} lines"
+
+
+def test_no_room_is_called_utils() -> None:
+    words = {"utils", "helpers", "manager", "common", "misc"}
+    assert [path for path in MODULES if path.stem in words] == []
+
+
+def test_architecture_fits_one_page_and_names_files_that_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    assert text.count("\n") <= 90
+    section = text.split("## Read these six files in order")[1].split("\n## ")[0]
+    files = re.findall(r"^\d\. `([^`]+)`", section, flags=re.M)
+    assert len(files) == 6
+    for name in files:
+        assert (ROOT / name).is_file(), name
+
+
+def test_documents_of_the_root_exist_and_links_inside_them_lead_somewhere() -> None:
+    names = ["README", "ARCHITECTURE", "GLOSSARY", "CONTRIBUTING", "CHANGELOG", "SECURITY"]
+    for name in names:
+        path = ROOT / f"{name}.md"
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+            assert (ROOT / target).exists(), f"{name}.md links to {target}"
+    assert (ROOT / "LICENSE").read_text().strip()
+
+
+def test_dependencies_each_say_why() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    block = text.split("dependencies = [")[1].split("[project.scripts]")[0]
+    lines = [line.strip() for line in block.splitlines() if line.strip().startswith('"')]
+    assert len(lines) > 15
+    assert [line for line in lines if "#" not in line] == []
