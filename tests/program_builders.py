@@ -204,7 +204,7 @@ def wait_until(condition: Any, timeout_s: float = 30.0) -> Any:
     return value
 
 
-def adapter_ref(spec: TrainSpec, world: World, digest: str) -> AdapterRef:
+def adapter_ref(world: World, spec: TrainSpec, digest: str) -> AdapterRef:
     return AdapterRef(id="ad-1", path=str(world.folder(spec) / "artifact"), digest=digest)
 
 

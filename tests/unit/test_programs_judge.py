@@ -42,7 +42,7 @@ def trained(world: World) -> TrainSpec:
 def evaluated(world: World, trained: TrainSpec) -> EvaluateSpec:
     """A sim evaluation of that training against the bare base."""
     result = json.loads((world.folder(trained) / "result.json").read_bytes())
-    adapter = adapter_ref(trained, world, result["artifact"]["digest"])
+    adapter = adapter_ref(world, trained, result["artifact"]["digest"])
     spec = world.evaluate_spec(
         (Subject(label="candidate", adapter=adapter), Subject(label="baseline", adapter=None)), num_cases=60
     )

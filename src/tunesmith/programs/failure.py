@@ -23,7 +23,6 @@ _BY_TYPE: tuple[tuple[type[BaseException], ErrorClass], ...] = (
     (NotFound, ErrorClass.CONFIG),
     (MissingExtra, ErrorClass.MISSING),
     (ProgramError, ErrorClass.PROTOCOL),
-    (MemoryError, ErrorClass.OOM),
     (ImportError, ErrorClass.MISSING),
     (FileNotFoundError, ErrorClass.MISSING),
     (PermissionError, ErrorClass.CONFIG),
@@ -60,7 +59,7 @@ def as_failure(error: BaseException) -> ProgramFailure:
 
 def _is_oom(error: BaseException) -> bool:
     """By name, because torch must not be imported to know its errors; some builds raise a bare RuntimeError."""
-    if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
+    if isinstance(error, MemoryError) or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
