@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from tunesmith.domain.profile import METRICS, Section
@@ -35,6 +35,8 @@ class Report(Section):
     num_cases: int
     confidence: float
     comparisons: tuple[Comparison, ...]
+    established: Comparison | None = None
+    """The primary metric on the cases of earlier, proven datasets alone; None where there are none."""
 
     def of(self, metric: str) -> Comparison | None:
         return next((c for c in self.comparisons if c.metric == metric), None)
@@ -45,14 +47,18 @@ def compare(
     scores: Mapping[str, Sequence[CaseScore]],
     metrics: Sequence[str],
     *,
+    primary: str,
+    established: Collection[str] = (),
     confidence: float,
     seed: int,
 ) -> Report:
-    """Pair the two sides case by case and measure each metric."""
+    """Pair the two sides case by case and measure each metric; the primary one on the established cases too."""
     candidate = {score.case_id: score for score in scores.get("candidate", ())}
     baseline = {score.case_id: score for score in scores.get("baseline", ())}
     comparisons = tuple(_compare_metric(metric, case_ids, candidate, baseline, confidence, seed) for metric in metrics)
-    return Report(num_cases=len(case_ids), confidence=confidence, comparisons=comparisons)
+    old = [case_id for case_id in case_ids if case_id in established]
+    on_old = _compare_metric(primary, old, candidate, baseline, confidence, seed) if old else None
+    return Report(num_cases=len(case_ids), confidence=confidence, comparisons=comparisons, established=on_old)
 
 
 def _compare_metric(

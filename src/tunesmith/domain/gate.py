@@ -55,7 +55,7 @@ def decide(report: Report, gate: Gate, metrics: tuple[str, ...]) -> Verdict:
     if primary.low <= 0:
         decision = Decision.HOLD if gate.on_tie == "hold" else Decision.REJECT
         return Verdict(decision=decision, reasons=(f"no measurable difference: {line}",))
-    broken = _broken_rules(report, gate)
+    broken = [*_broken_rules(report, gate), *_forgotten(report, gate)]
     if broken:
         return Verdict(decision=Decision.REJECT, reasons=(*broken, f"although better: {line}"))
     return Verdict(decision=Decision.PROMOTE, reasons=(f"better: {line}",))
@@ -66,7 +66,8 @@ def _unusable(report: Report, gate: Gate, metrics: tuple[str, ...]) -> Verdict |
     missing = [metric for metric in (*metrics, gate.primary, *gate.floors) if report.of(metric) is None]
     if missing:
         return Verdict(decision=Decision.HOLD, reasons=(f"not measured: {', '.join(sorted(set(missing)))}",))
-    problems = [c for c in report.comparisons if c.problem is not None]
+    measured = (*report.comparisons, *([report.established] if report.established is not None else []))
+    problems = [c for c in measured if c.problem is not None]
     if problems:
         reasons = tuple(f"{c.metric}: {c.problem}" for c in problems)
         at_fault = any(c.at_fault == "candidate" for c in problems)
@@ -92,6 +93,16 @@ def _broken_rules(report: Report, gate: Gate) -> list[str]:
         if floor is not None and _misses(metric, comparison.candidate, floor):
             broken.append(f"{metric} is {comparison.candidate:.3f}, floor {floor:.3f}")
     return broken
+
+
+def _forgotten(report: Report, gate: Gate) -> list[str]:
+    """New data must not be learnt at the cost of what was proven before, however well it fits the new data."""
+    old = report.established
+    if old is None or old.high is None or old.difference is None:
+        return []
+    if old.high < 0 and old.difference < -gate.max_drop:
+        return [f"worse on the established cases: {describe(old, report.confidence)}"]
+    return []
 
 
 def _misses(metric: str, value: float, floor: float) -> bool:

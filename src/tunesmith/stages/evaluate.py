@@ -27,7 +27,7 @@ def evaluate(context: StageContext) -> StageEnd:
         run = runs.get(tx, context.run_id)
         candidate = adapters.of_run(tx, run.id)
         live = adapters.live(tx, run.profile)
-        pool = datasets.pool(tx, run.profile, run.spec.evaluation.max_cases)
+        pool = datasets.pool(tx, run.profile, run.dataset_id, run.spec.evaluation.max_cases)
     if candidate is None:
         return StageEnd.failed(ErrorClass.BUG, f"run {run.id} has no adapter to evaluate")
     if not pool:
@@ -57,7 +57,7 @@ def evaluate(context: StageContext) -> StageEnd:
         error = with_log(context, judgement.error or "")
         return StageEnd(judgement.outcome, error_class=judgement.error_class, error=error)
     scores = read_scores(context.attempt_dir, judgement.result)
-    judged = _judge(run.spec, spec, scores, [case.id for case in pool])
+    judged = _judge(run.spec, spec, scores, pool)
     return StageEnd.succeeded(
         Measured(
             judged=judged,
@@ -68,9 +68,17 @@ def evaluate(context: StageContext) -> StageEnd:
     )
 
 
-def _judge(run: RunSpec, spec: EvaluateSpec, scores: Scores, case_ids: list[str]) -> Judged:
+def _judge(run: RunSpec, spec: EvaluateSpec, scores: Scores, pool: list[datasets.HeldoutCase]) -> Judged:
     metrics = run.evaluation.metrics
-    report = compare(case_ids, scores.by_subject, metrics, confidence=run.gate.confidence, seed=run.recipe.seed)
+    report = compare(
+        [case.id for case in pool],
+        scores.by_subject,
+        metrics,
+        primary=run.gate.primary,
+        established={case.id for case in pool if case.is_established},
+        confidence=run.gate.confidence,
+        seed=run.recipe.seed,
+    )
     candidate, baseline = (subject.adapter for subject in spec.subjects)
     assert candidate is not None
     evidence = Evidence(

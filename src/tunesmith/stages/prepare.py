@@ -63,6 +63,6 @@ def _heldout_cases(folder: Path, cap: int) -> list[HeldoutCase]:
 
     examples = islice(iter_examples(folder, Split.HELDOUT), cap)
     return [
-        HeldoutCase(example.id, [{"role": m["role"], "content": m["content"]} for m in example.messages])
+        HeldoutCase(example.group, [{"role": m["role"], "content": m["content"]} for m in example.messages])
         for example in examples
     ]

@@ -9,13 +9,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tunesmith.domain.run import RunState
 from tunesmith.errors import NotFound
 from tunesmith.store import events
 from tunesmith.store.database import Tx
 from tunesmith.store.runs import find_one
-from tunesmith.store.tables import datasets, heldout_cases
+from tunesmith.store.tables import datasets, heldout_cases, runs
 
 UNUSED_RESERVATION = timedelta(hours=24)
+_PROVEN = (RunState.DEPLOYED, RunState.COMPLETED, RunState.WATCHING)
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,10 @@ class Dataset:
 @dataclass(frozen=True)
 class HeldoutCase:
     id: str
+    """The hash of its normalised prompt: one reference answer per prompt, the first one."""
     messages: list[dict[str, Any]]
+    is_established: bool = False
+    """It came with an earlier dataset that proved itself in a deployed or completed run."""
 
 
 def add(
@@ -120,12 +125,18 @@ def _pool_ids(profile: str) -> sa.Select[tuple[int, str]]:
     )
 
 
-def pool(tx: Tx, profile: str, limit: int) -> list[HeldoutCase]:
-    """The cases an evaluation uses: all of them, or `limit` spread evenly over the order they came in."""
+def pool(tx: Tx, profile: str, dataset_id: str, limit: int) -> list[HeldoutCase]:
+    """The cases that a run on this dataset is judged on: its own, and those of datasets that proved themselves.
+
+    Cases of data that was never deployed stay out: a poisoned file must not become the yardstick of later rounds.
+    Over the limit, cases are spread evenly over the order they came in.
+    """
+    proven = sa.select(runs.c.dataset_id).where(runs.c.profile == profile, runs.c.state.in_(_PROVEN))
+    own = heldout_cases.c.dataset_id == dataset_id
     rows = tx.all(
-        sa.select(heldout_cases.c.case_id, heldout_cases.c.messages)
-        .where(heldout_cases.c.profile == profile)
+        sa.select(heldout_cases.c.case_id, heldout_cases.c.messages, heldout_cases.c.dataset_id)
+        .where(heldout_cases.c.profile == profile, sa.or_(own, heldout_cases.c.dataset_id.in_(proven)))
         .order_by(heldout_cases.c.seq)
     )
     chosen = rows if len(rows) <= limit else [rows[index * len(rows) // limit] for index in range(limit)]
-    return [HeldoutCase(row["case_id"], row["messages"]) for row in chosen]
+    return [HeldoutCase(row["case_id"], row["messages"], row["dataset_id"] != dataset_id) for row in chosen]
