@@ -1,0 +1,1 @@
+"""What scores: the entry point of the child process, the held-out evaluator, and the scripted one for drills."""

@@ -1,0 +1,226 @@
+"""LoRA adapters in PEFT's format: made, checked before they are loaded, saved with the same bytes every time."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from tunesmith.domain.profile import Recipe
+from tunesmith.errors import ConfigError, DataError
+
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+_NAME = "default"
+_MAX_CONFIG = 1 << 20
+_PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
+_USED = frozenset(
+    {
+        "r",
+        "lora_alpha",
+        "lora_dropout",
+        "target_modules",
+        "exclude_modules",
+        "modules_to_save",
+        "ensure_weight_tying",
+        "bias",
+        "fan_in_fan_out",
+        "use_rslora",
+        "use_dora",
+        "lora_bias",
+        "rank_pattern",
+        "alpha_pattern",
+        "layers_to_transform",
+        "layers_pattern",
+    }
+)
+_WITHOUT_EFFECT = frozenset(
+    {
+        "peft_type",
+        "task_type",
+        "peft_version",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+        "init_lora_weights",  # the file's weights replace the initial ones
+        "megatron_core",
+        "qalora_group_size",
+        "loftq_config",
+    }
+)
+
+
+def new_adapter(model: Any, recipe: Recipe) -> Any:
+    """The base with a fresh LoRA adapter on it, ready to train; torch's random state decides its initial weights."""
+    return _attach(model, _config_of(model, recipe), trainable=True)
+
+
+def load_adapter(model: Any, folder: Path, *, trainable: bool = False, dropout: float = 0.0) -> Any:
+    """The base with the adapter of a folder on it. The folder is checked first: nothing in it is ever executed."""
+    settings = read_config(folder)
+    adapted = _attach(model, LoraConfig(task_type="CAUSAL_LM", **{**settings, "lora_dropout": dropout}), trainable)
+    put_weights(adapted, folder)
+    return adapted
+
+
+def detach(adapted: Any) -> Any:
+    """The bare base again, as it was before; peft's own `unload` would keep trained embeddings in it."""
+    model = adapted.get_base_model()
+    for name, module in list(model.named_modules()):
+        original = getattr(module, "original_module", None)
+        if original is None and hasattr(module, "lora_A"):
+            original = module.base_layer
+        if original is not None:
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, original)
+    del model.peft_config
+    return model
+
+
+def put_weights(adapted: Any, folder: Path) -> None:
+    """Replace the adapter's weights by those of a folder; all of them, and nothing else."""
+    _refuse_pickles(folder)
+    try:
+        weights = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"adapter {folder.name}: {WEIGHTS} cannot be read ({error})") from None
+    bad = [name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())]
+    if bad:
+        raise DataError(f"adapter {folder.name}: {bad[0]} holds NaN or infinity; it must not be used")
+    expected = _state(adapted)
+    if set(weights) != set(expected):
+        odd = sorted(set(weights) ^ set(expected))
+        raise DataError(f"adapter {folder.name}: it does not belong to this base model ({odd[0]} does not match)")
+    for name, tensor in weights.items():
+        if tensor.shape != expected[name].shape:
+            raise DataError(
+                f"adapter {folder.name}: {name} has shape {tuple(tensor.shape)}, "
+                f"this base model needs {tuple(expected[name].shape)}"
+            )
+    set_peft_model_state_dict(adapted, weights, adapter_name=_NAME)
+
+
+def save_adapter(adapted: Any, folder: Path, base_name: str) -> None:
+    """Write the adapter so that peft, vLLM and others can load it; the same weights always give the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: _own(tensor) for name, tensor in _state(adapted).items()}, folder / WEIGHTS, {"format": "pt"})
+    settings = {key: _plain(value) for key, value in adapted.peft_config[_NAME].to_dict().items()}
+    settings |= {"base_model_name_or_path": base_name, "inference_mode": True}
+    (folder / CONFIG).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The settings of a LoRA adapter; anything else, and any feature that could run code, is refused by name."""
+    _refuse_pickles(folder)
+    path = folder / CONFIG
+    try:
+        if path.stat().st_size > _MAX_CONFIG:
+            raise DataError(f"adapter {folder.name}: {CONFIG} is larger than any adapter's")
+        raw = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"adapter {folder.name}: {CONFIG} cannot be read ({error})") from None
+    if not isinstance(raw, dict) or raw.get("peft_type") != "LORA":
+        raise DataError(f"adapter {folder.name}: {CONFIG} does not describe a LoRA adapter")
+    for key, value in raw.items():
+        if key not in _USED and key not in _WITHOUT_EFFECT and value:
+            raise DataError(f"adapter {folder.name}: {CONFIG} uses {key!r}, which tunesmith does not load")
+    return {key: value for key, value in raw.items() if key in _USED}
+
+
+def trained_parameters(adapted: Any) -> Iterator[tuple[str, Any]]:
+    """Names and tensors of what an optimizer may change; a tied weight comes once."""
+    return ((name, tensor) for name, tensor in adapted.named_parameters() if tensor.requires_grad)
+
+
+def num_nonfinite(adapted: Any) -> int:
+    """How many of the adapter's tensors hold NaN or infinity."""
+    return sum(1 for _, tensor in trained_parameters(adapted) if not bool(torch.isfinite(tensor).all()))
+
+
+def adapter_norms(adapted: Any) -> dict[str, float]:
+    """By module, how far the adapter moves its weights: the Frobenius norm of scale · B · A."""
+    norms: dict[str, float] = {}
+    for name, module in adapted.named_modules():
+        if _NAME not in getattr(module, "lora_A", {}):
+            continue
+        down = module.lora_A[_NAME].weight.detach().float()
+        up = module.lora_B[_NAME].weight.detach().float()
+        # ‖BA‖² = trace(BᵀB · AAᵀ): products of rank × rank, never the full matrix
+        squared = float(((up.T @ up) * (down @ down.T)).sum())
+        norms[name.removeprefix("base_model.model.")] = module.scaling[_NAME] * math.sqrt(max(0.0, squared))
+    return norms
+
+
+def _config_of(model: Any, recipe: Recipe) -> Any:
+    head = model.get_output_embeddings()
+    names = dict(model.named_modules())
+    if recipe.target_modules == "all-linear":
+        targets = {name for name, module in names.items() if isinstance(module, torch.nn.Linear) and module is not head}
+        wanted = sorted({name.rpartition(".")[2] for name in targets})
+    else:
+        wanted = sorted(recipe.target_modules)
+        for target in wanted:
+            if not any(name == target or name.endswith(f".{target}") for name in names):
+                known = sorted({n.rpartition(".")[2] for n, m in names.items() if isinstance(m, torch.nn.Linear)})
+                raise ConfigError(
+                    f"recipe.target_modules: the base model has no module {target!r}; its linear modules are "
+                    f"{', '.join(known)}"
+                )
+    embeddings = [module for module in (model.get_input_embeddings(), head) if module is not None]
+    saved = [name.rpartition(".")[2] for name, module in names.items() if any(module is one for one in embeddings)]
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=recipe.lora_rank,
+        lora_alpha=recipe.lora_alpha,
+        lora_dropout=recipe.lora_dropout,
+        target_modules=wanted,
+        modules_to_save=saved if recipe.train_embeddings else None,
+        ensure_weight_tying=recipe.train_embeddings and _is_tied(model),
+    )
+
+
+def _is_tied(model: Any) -> bool:
+    head = model.get_output_embeddings()
+    return head is not None and head.weight is model.get_input_embeddings().weight
+
+
+def _attach(model: Any, config: Any, trainable: bool) -> Any:
+    adapted = get_peft_model(model, config, adapter_name=_NAME)
+    for name, tensor in adapted.named_parameters():
+        ours = "lora_" in name or ".modules_to_save." in name
+        tensor.requires_grad_(ours and trainable)
+        if ours and tensor.dtype != torch.float32:
+            tensor.data = tensor.data.float()  # an optimizer needs more digits than bf16 has
+    return adapted
+
+
+def _state(adapted: Any) -> dict[str, Any]:
+    return dict(get_peft_model_state_dict(adapted, adapter_name=_NAME, save_embedding_layers=False))
+
+
+def _own(tensor: Any) -> Any:
+    """A copy in memory of its own: safetensors refuses two names for one memory, which tied embeddings are."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _plain(value: Any) -> Any:
+    """A set has another order in every process; a list does not."""
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    return getattr(value, "value", value)
+
+
+def _refuse_pickles(folder: Path) -> None:
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.suffix.lower() in _PICKLES:
+            raise DataError(
+                f"adapter {folder.name}: refused because of {path.name}: pickled weights can run code; "
+                "save the adapter as safetensors"
+            )

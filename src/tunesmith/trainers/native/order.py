@@ -1,0 +1,65 @@
+"""Which examples each optimizer step sees: a function of seed and step alone, so that a position is one number."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """The examples of one optimizer step, as indices, and where in which epoch they lie."""
+
+    epoch: int
+    position: int
+    """Steps of this epoch that came before."""
+    indices: tuple[int, ...]
+
+
+class Order:
+    """Every epoch is a fresh permutation, cut into steps of about `batch_tokens` tokens.
+
+    Steps of an epoch are evenly filled: a small remainder at its end would weigh as much as a full step.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], *, seed: int, epochs: float, batch_tokens: int, max_steps: int | None = None
+    ) -> None:
+        self._lengths = numpy.asarray(lengths, dtype=numpy.int64)
+        self._seed, self._epochs, self._batch_tokens = seed, epochs, batch_tokens
+        self._cached: tuple[int, list[tuple[int, ...]]] = (-1, [])
+        self._ends: list[int] = []
+        """By epoch, the number of steps up to its end."""
+        for epoch in range(math.ceil(epochs)):
+            done = self._ends[-1] if self._ends else 0
+            if max_steps is not None and done >= max_steps:
+                break
+            self._ends.append(done + len(self._steps_of(epoch)))
+        planned = self._ends[-1] if self._ends else 0
+        self.num_steps = planned if max_steps is None else min(planned, max_steps)
+
+    def batch(self, step: int) -> StepBatch:
+        """The examples of a step, counted from 0."""
+        epoch = bisect.bisect_right(self._ends, step)
+        position = step - (self._ends[epoch - 1] if epoch else 0)
+        return StepBatch(epoch, position, self._steps_of(epoch)[position])
+
+    def _steps_of(self, epoch: int) -> list[tuple[int, ...]]:
+        if self._cached[0] != epoch:
+            self._cached = (epoch, self._cut(epoch))
+        return self._cached[1]
+
+    def _cut(self, epoch: int) -> list[tuple[int, ...]]:
+        order = numpy.random.default_rng([self._seed, epoch]).permutation(len(self._lengths))
+        share = min(1.0, self._epochs - epoch)
+        order = order[: max(1, round(share * len(order)))]
+        ends = self._lengths[order].cumsum()
+        num = math.ceil(int(ends[-1]) / self._batch_tokens)
+        starts = ends - self._lengths[order]
+        slots = starts * num // int(ends[-1])  # by where an example begins, so that no slot overflows by more than one
+        bounds = numpy.flatnonzero(numpy.diff(slots)) + 1
+        return [tuple(part.tolist()) for part in numpy.split(order, bounds)]
