@@ -153,7 +153,7 @@ class Data(Section):
     max_bad_share: Share = 0.1
     """Refuse a file with more than this share of bad lines."""
     heldout_cap: int = Field(default=1000, ge=10, le=100_000)
-    """Most cases the profile's held-out pool keeps."""
+    """Most held-out cases that one dataset brings to the profile's pool."""
 
 
 class Validation(Section):

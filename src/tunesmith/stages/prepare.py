@@ -52,7 +52,7 @@ def prepare_dataset(
                 counts={split.value: num for split, num in prepared.counts.items()},
                 actor=actor,
             )
-            datasets.add_to_pool(tx, profile.name, dataset_id, cases, profile.data.heldout_cap)
+            datasets.add_cases(tx, profile.name, dataset_id, cases)
     if known.id != dataset_id:
         shutil.rmtree(prepared.path)
     return known, prepared.report

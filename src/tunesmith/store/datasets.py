@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -85,51 +85,20 @@ def listing(tx: Tx, profile: str | None = None, limit: int = 100) -> list[Datase
     return [Dataset(**row) for row in tx.all(query)]
 
 
-def add_to_pool(tx: Tx, profile: str, dataset_id: str, cases: Iterable[HeldoutCase], cap: int) -> int:
-    """Add new held-out cases to the profile's pool; over the cap, every age gives up the same share."""
-    known = {row["case_id"] for row in tx.all(_pool_ids(profile))}
-    fresh = [case for case in cases if case.id not in known]
-    rows = [
-        {
-            "profile": profile,
-            "case_id": case.id,
-            "messages": case.messages,
-            "dataset_id": dataset_id,
-            "added_at": tx.now,
-        }
-        for case in fresh
-    ]
+def add_cases(tx: Tx, profile: str, dataset_id: str, cases: Sequence[HeldoutCase]) -> None:
+    """Keep the held-out cases of a new dataset; `pool` decides which of them judge what."""
+    common = {"profile": profile, "dataset_id": dataset_id, "added_at": tx.now}
+    rows = [{**common, "case_id": case.id, "messages": case.messages} for case in {c.id: c for c in cases}.values()]
     if rows:
         tx.conn.execute(heldout_cases.insert(), rows)
-    _thin(tx, profile, cap)
-    return len(rows)
-
-
-def _thin(tx: Tx, profile: str, cap: int) -> None:
-    """Keep `cap` cases spread evenly over the order they came in, so that old and new both stay represented."""
-    ids = [row["seq"] for row in tx.all(_pool_ids(profile))]
-    surplus = len(ids) - cap
-    if surplus <= 0:
-        return
-    keep = {ids[index * len(ids) // cap] for index in range(cap)}
-    dropped = [seq for seq in ids if seq not in keep]
-    for start in range(0, len(dropped), 500):
-        tx.run(heldout_cases.delete().where(heldout_cases.c.seq.in_(dropped[start : start + 500])))
-
-
-def _pool_ids(profile: str) -> sa.Select[tuple[int, str]]:
-    return (
-        sa.select(heldout_cases.c.seq, heldout_cases.c.case_id)
-        .where(heldout_cases.c.profile == profile)
-        .order_by(heldout_cases.c.seq)
-    )
 
 
 def pool(tx: Tx, profile: str, dataset_id: str, limit: int) -> list[HeldoutCase]:
     """The cases that a run on this dataset is judged on: its own, and those of datasets that proved themselves.
 
     Cases of data that was never deployed stay out: a poisoned file must not become the yardstick of later rounds.
-    Over the limit, cases are spread evenly over the order they came in.
+    Where a prompt came twice, the proven answer counts, and of those the first. Over the limit, cases are spread
+    evenly over the order they came in, so that old and new both stay represented.
     """
     proven = sa.select(runs.c.dataset_id).where(runs.c.profile == profile, runs.c.state.in_(_PROVEN))
     own = heldout_cases.c.dataset_id == dataset_id
@@ -138,5 +107,11 @@ def pool(tx: Tx, profile: str, dataset_id: str, limit: int) -> list[HeldoutCase]
         .where(heldout_cases.c.profile == profile, sa.or_(own, heldout_cases.c.dataset_id.in_(proven)))
         .order_by(heldout_cases.c.seq)
     )
-    chosen = rows if len(rows) <= limit else [rows[index * len(rows) // limit] for index in range(limit)]
-    return [HeldoutCase(row["case_id"], row["messages"], row["dataset_id"] != dataset_id) for row in chosen]
+    by_prompt: dict[str, HeldoutCase] = {}
+    for row in rows:
+        case = HeldoutCase(row["case_id"], row["messages"], row["dataset_id"] != dataset_id)
+        known = by_prompt.get(case.id)
+        if known is None or (case.is_established and not known.is_established):
+            by_prompt[case.id] = case
+    cases = list(by_prompt.values())
+    return cases if len(cases) <= limit else [cases[index * len(cases) // limit] for index in range(limit)]

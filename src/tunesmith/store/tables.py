@@ -109,7 +109,8 @@ heldout_cases = sa.Table(
     sa.Column("messages", sa.JSON, nullable=False),
     _ref("datasets.id"),
     sa.Column("added_at", Instant, nullable=False),
-    sa.UniqueConstraint("profile", "case_id"),
+    sa.UniqueConstraint("dataset_id", "case_id"),
+    sa.Index("ix_heldout_cases_profile", "profile", "seq"),
 )
 
 runs = sa.Table(

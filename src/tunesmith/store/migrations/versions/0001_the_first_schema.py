@@ -103,8 +103,9 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["dataset_id"], ["datasets.id"], name=op.f("fk_heldout_cases_dataset_id")),
         sa.ForeignKeyConstraint(["profile"], ["profiles.name"], name=op.f("fk_heldout_cases_profile")),
         sa.PrimaryKeyConstraint("seq", name=op.f("pk_heldout_cases")),
-        sa.UniqueConstraint("profile", "case_id", name=op.f("uq_heldout_cases_profile_case_id")),
+        sa.UniqueConstraint("dataset_id", "case_id", name=op.f("uq_heldout_cases_dataset_id_case_id")),
     )
+    op.create_index("ix_heldout_cases_profile", "heldout_cases", ["profile", "seq"], unique=False)
     op.create_table(
         "runs",
         sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
