@@ -5,11 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tunesmith.data.prepare import prepare
+from tunesmith.domain.dataset import PreparedDataset, PrepareOptions, Split
 from tunesmith.domain.profile import (
     Budgets,
     Checkpoints,
@@ -35,7 +39,7 @@ from tunesmith.domain.spec import (
     Subject,
     TrainSpec,
 )
-from tunesmith.files import publish_folder, sha256_file
+from tunesmith.files import sha256_file
 from tunesmith.modeling.architecture import read_architecture
 from tunesmith.modeling.base_files import base_digest
 from tunesmith.programs.fingerprint import code_fingerprint
@@ -68,14 +72,34 @@ def a_base(folder: Path) -> Path:
     return folder
 
 
-def a_dataset(folder: Path) -> Path:
-    """A published dataset folder whose splits hold nothing that sim or dry-run would look into."""
-    staged = folder.with_name(f".{folder.name}")
-    staged.mkdir(parents=True)
-    for split in ("train", "validation", "heldout"):
-        (staged / f"{split}.parquet").write_bytes(split.encode())
-    publish_folder(staged, folder, {"fingerprint": "f" * 64})
+def a_real_base(folder: Path) -> Path:
+    """A tiny untrained model with tokenizer and chat template, made by torch in a process of its own."""
+    script = """
+import sys
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from tunesmith.demo.base_model import byte_tokenizer
+
+torch.manual_seed(1)
+tokenizer = byte_tokenizer()
+config = LlamaConfig(
+    vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+    num_key_value_heads=2, max_position_embeddings=128, pad_token_id=tokenizer.pad_token_id,
+    bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+)
+LlamaForCausalLM(config).save_pretrained(sys.argv[1])
+tokenizer.save_pretrained(sys.argv[1])
+"""
+    subprocess.run([sys.executable, "-c", script, str(folder)], check=True, capture_output=True)
     return folder
+
+
+def a_dataset(folder: Path) -> PreparedDataset:
+    """A real published dataset of small sums."""
+    source = folder.with_suffix(".jsonl")
+    lines = [{"prompt": f"{i} + {i}", "completion": str(i + i)} for i in range(60)]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return prepare([source], folder, PrepareOptions(heldout_share=0.1, validation_share=0.1))
 
 
 @dataclass
@@ -84,10 +108,11 @@ class World:
 
     root: Path
     lease_s: float = 30.0
+    needs_model: bool = False
     running: list[RunningProgram] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.base = a_base(self.root / "base")
+        self.base = (a_real_base if self.needs_model else a_base)(self.root / "base")
         self.dataset = a_dataset(self.root / "dataset")
         self.base_ref = BaseModelRef(
             path=str(self.base),
@@ -110,9 +135,13 @@ class World:
             "base": self.base_ref,
             "start": None,
             "dataset": DatasetRef(
-                id="ds-1", path=str(self.dataset), fingerprint="f" * 64, num_train=10, num_validation=2
+                id="ds-1",
+                path=str(self.dataset.path),
+                fingerprint=self.dataset.fingerprint,
+                num_train=self.dataset.counts[Split.TRAIN],
+                num_validation=self.dataset.counts[Split.VALIDATION],
             ),
-            "recipe": Recipe(method=Method.SFT),
+            "recipe": Recipe(method=Method.SFT, lora_rank=2, max_length=64, batch_tokens=256),
             "budgets": Budgets(),
             "validation": Validation(every_steps=2),
             "checkpoints": Checkpoints(every_steps=3),

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from tunesmith.data.dataset import summary, verify
+from tunesmith.domain.dataset import Split
 from tunesmith.domain.program import Phase, Result, ResultStatus
+from tunesmith.domain.spec import DatasetRef
 from tunesmith.domain.task import ErrorClass
-from tunesmith.files import read_manifest
 from tunesmith.modeling.architecture import read_architecture
 from tunesmith.programs.artifact import ADAPTER_WEIGHTS
 from tunesmith.programs.host import Program, ProgramFailure
 from tunesmith.programs.weights import weights_problem
 from tunesmith.trainers.inputs import read_inputs
-
-_SPLITS = ("train.parquet", "validation.parquet", "heldout.parquet")
 
 
 def train(program: Program) -> Result:
@@ -22,19 +22,29 @@ def train(program: Program) -> Result:
     run = program.train_spec.run
     program.phase(Phase.HASH)
     inputs = read_inputs(run)
-    program.phase(Phase.LOAD)
     if read_architecture(Path(run.base.path)) != run.base.lock:
         raise ProgramFailure(ErrorClass.MISMATCH, f"the architecture of {run.base.path} is not the one that was locked")
     if run.start is not None:
         problem = weights_problem(Path(run.start.path) / ADAPTER_WEIGHTS)
         if problem is not None:
             raise ProgramFailure(problem.error_class, f"start adapter {run.start.id}: {problem.message}")
-    splits = set(read_manifest(Path(run.dataset.path)).files)
-    missing = [name for name in _SPLITS if name not in splits]
-    if missing:
-        raise ProgramFailure(ErrorClass.DATA, f"dataset {run.dataset.id} lacks {', '.join(missing)}")
-    if run.dataset.num_train < 1:
-        raise ProgramFailure(ErrorClass.DATA, f"dataset {run.dataset.id} has no example to train on")
-    counts = {"num_train": float(run.dataset.num_train), "num_validation": float(run.dataset.num_validation)}
+    program.phase(Phase.LOAD)
+    counts = _read_dataset(run.dataset)
     program.progress(1, 1, "check")
     return program.result(ResultStatus.SUCCEEDED, **asdict(inputs), metrics=counts)
+
+
+def _read_dataset(dataset: DatasetRef) -> dict[str, float]:
+    """Every example is read once, as a training would; what is counted must be what the spec says."""
+    verify(Path(dataset.path), dataset.fingerprint)
+    counts = summary(Path(dataset.path)).counts
+    found = (counts.get(Split.TRAIN, 0), counts.get(Split.VALIDATION, 0))
+    if found != (dataset.num_train, dataset.num_validation):
+        raise ProgramFailure(
+            ErrorClass.DATA,
+            f"dataset {dataset.id} has {found[0]} examples to train and {found[1]} to validate on, "
+            f"not {dataset.num_train} and {dataset.num_validation}",
+        )
+    if found[0] < 1:
+        raise ProgramFailure(ErrorClass.DATA, f"dataset {dataset.id} has no example to train on; prepare a larger one")
+    return {"num_train": float(found[0]), "num_validation": float(found[1])}

@@ -1,0 +1,261 @@
+"""One contract for every registered trainer: what it declares, says, how it ends, and that it resumes exactly."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from program_builders import World, finish, strays, wait_until
+from tunesmith.domain.profile import Method
+from tunesmith.domain.program import Ack, CheckpointEvent, Finished, Metrics, Progress, Started, ValidationEvent
+from tunesmith.domain.request import RequestKind
+from tunesmith.domain.spec import ResumeSource, TrainSpec
+from tunesmith.domain.task import AttemptState, ErrorClass
+from tunesmith.errors import NotFound
+from tunesmith.files import verify_folder
+from tunesmith.programs.judge import judge_train
+from tunesmith.programs.launch import RunningProgram, tail_of_log
+from tunesmith.trainers.base import TrainerInfo
+from tunesmith.trainers.registry import TRAINERS, find_trainer
+
+NEEDS_TORCH = {"native"}
+TRAINING = sorted(set(TRAINERS) - {"dry-run"})
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+
+def runnable(names: list[str]) -> list[Any]:
+    skip = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed: pip install 'tunesmith[train]'")
+    return [pytest.param(name, marks=skip if name in NEEDS_TORCH else ()) for name in names]
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, World]]:
+    """One for those that load a model, made when it is needed, one for those that do not."""
+    made: dict[bool, World] = {}
+    yield made
+    for world in made.values():
+        world.close()
+
+
+@pytest.fixture
+def world(worlds: dict[bool, World], name: str, tmp_path_factory: pytest.TempPathFactory) -> World:
+    needs_model = name in NEEDS_TORCH
+    if needs_model not in worlds:
+        worlds[needs_model] = World(tmp_path_factory.mktemp("contract"), needs_model=needs_model)
+    return worlds[needs_model]
+
+
+def a_spec(world: World, name: str, *, steps: int = 6, **changes: Any) -> TrainSpec:
+    """A training of so many steps, said in each trainer's own way."""
+    if name == "sim":
+        changes |= {"options": {"steps": steps, "step_s": 0.02}}
+    elif name == "native":
+        recipe = world.run_spec().recipe
+        changes |= {"recipe": recipe.model_copy(update={"max_steps": steps, "epochs": 1000.0})}
+    return world.train_spec(name, **changes)
+
+
+def judged(world: World, spec: TrainSpec, running: RunningProgram) -> AttemptState:
+    code = finish(running, 120.0)
+    judgement = judge_train(spec, world.folder(spec), code)
+    assert judgement.outcome is not AttemptState.FAILED, f"{judgement.error}\n{tail_of_log(world.folder(spec))}"
+    assert strays(spec.attempt.attempt_id) == []
+    return judgement.outcome
+
+
+def all_events(running: RunningProgram) -> list[Any]:
+    events: list[Any] = []
+    while batch := running.events():
+        events += batch
+    return events
+
+
+def wait_for_step(running: RunningProgram, step: int) -> None:
+    def reached() -> bool:
+        assert running.poll() is None, tail_of_log(running.directory)
+        return any(isinstance(event, Metrics) and event.step >= step for event in running.events())
+
+    wait_until(reached, 120.0)
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_trainer_declares_itself(name: str) -> None:
+    info = TRAINERS[name]
+    assert info.name == name
+    assert info.default_tier in info.tiers
+    assert info.methods
+    assert Method.AUTO not in info.methods  # it is resolved before a trainer sees it
+    assert info.description
+    assert info.argv[0] == "python"
+    assert info.module is not None
+    assert importlib.util.find_spec(info.module) is not None
+
+
+def test_trainer_unknown_name_lists_the_nearest() -> None:
+    assert isinstance(find_trainer("native"), TrainerInfo)
+    with pytest.raises(NotFound, match="did you mean 'native'"):
+        find_trainer("natve")
+
+
+@pytest.mark.parametrize("name", runnable(sorted(TRAINERS)))
+def test_trainer_finishes_and_is_believed(world: World, name: str) -> None:
+    spec = a_spec(world, name)
+    running = world.launch(spec)
+    assert judged(world, spec, running) is AttemptState.SUCCEEDED
+    events = all_events(running)
+    assert isinstance(events[0], Started)
+    assert isinstance(events[-1], Finished)
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert any(isinstance(event, Progress) for event in events)
+    assert list(world.folder(spec).glob(".staged*")) == []
+
+
+@pytest.mark.parametrize("name", runnable(TRAINING))
+def test_trainer_tells_steps_validations_and_checkpoints(world: World, name: str) -> None:
+    spec = a_spec(world, name)
+    running = world.launch(spec)
+    judged(world, spec, running)
+    events = all_events(running)
+    assert [event.step for event in events if isinstance(event, Metrics)] == [1, 2, 3, 4, 5, 6]
+    assert all({"loss", "grad_norm", "lr"} <= set(event.values) for event in events if isinstance(event, Metrics))
+    validated = [event for event in events if isinstance(event, ValidationEvent)]
+    assert {2, 4, 6} <= {event.step for event in validated}
+    assert all(spec.run.validation.best_metric in event.values for event in validated)
+    last = [event for event in events if isinstance(event, CheckpointEvent) and "last" in event.kinds][-1]
+    manifest = verify_folder(world.folder(spec) / "checkpoints" / last.path, last.digest)
+    assert "adapter/adapter_model.safetensors" in manifest.files
+    assert "adapter/adapter_config.json" in manifest.files
+
+
+def test_dry_run_trains_nothing_and_writes_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in [*world.base.rglob("*"), *world.dataset.path.rglob("*")]}
+    spec = world.train_spec("dry-run")
+    assert world.run(spec) == 0
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert not (world.folder(spec) / "artifact").exists()
+    assert not (world.folder(spec) / "checkpoints").exists()
+    assert json.loads((world.folder(spec) / "result.json").read_bytes())["metrics"]["num_train"] > 0
+
+
+@pytest.mark.parametrize("name", runnable(TRAINING))
+def test_trainer_term_then_resume_equals_never_stopping(world: World, name: str) -> None:
+    whole = a_spec(world, name, steps=12)
+    judged(world, whole, world.launch(whole))
+    first = a_spec(world, name, steps=12, run_id=whole.run.run_id)
+    running = world.launch(first)
+    wait_for_step(running, 3)
+    running.terminate()
+    assert judged(world, first, running) is AttemptState.INTERRUPTED
+    saved = [event for event in all_events(running) if isinstance(event, CheckpointEvent)][-1]
+    assert 3 <= saved.step < 12
+    source = ResumeSource(
+        path=str(world.folder(first) / "checkpoints" / saved.path), digest=saved.digest, step=saved.step
+    )
+    second = a_spec(world, name, steps=12, run_id=whole.run.run_id, resume=source, number=2)
+    again = world.launch(second)
+    assert judged(world, second, again) is AttemptState.SUCCEEDED
+    steps = [event.step for event in all_events(again) if isinstance(event, Metrics)]
+    assert steps == list(range(saved.step + 1, 13))
+    assert artifact_digest(world, second) == artifact_digest(world, whole)
+
+
+def artifact_digest(world: World, spec: TrainSpec) -> str:
+    return verify_folder(world.folder(spec) / "artifact").digest
+
+
+@pytest.mark.parametrize("name", runnable(TRAINING))
+def test_trainer_resume_from_a_damaged_checkpoint_is_refused(world: World, name: str) -> None:
+    spec = a_spec(world, name)
+    judged(world, spec, world.launch(spec))
+    folder = sorted((world.folder(spec) / "checkpoints").iterdir())[-1]
+    digest = verify_folder(folder).digest
+    weights = folder / "adapter" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    source = ResumeSource(path=str(folder), digest=digest, step=1)
+    second = a_spec(world, name, run_id=spec.run.run_id, resume=source, number=2)
+    code = world.run(second)
+    judgement = judge_train(second, world.folder(second), code)
+    assert (judgement.outcome, judgement.error_class) == (AttemptState.FAILED, ErrorClass.DATA)
+
+
+@pytest.mark.parametrize("name", runnable(TRAINING))
+def test_trainer_stop_ends_with_the_best_so_far(world: World, name: str) -> None:
+    spec = a_spec(world, name, steps=5000)
+    running = world.launch(spec)
+    wait_for_step(running, 3)
+    running.send("rq-stop", RequestKind.STOP)
+    assert judged(world, spec, running) is AttemptState.STOPPED
+    assert [event.request_id for event in all_events(running) if isinstance(event, Ack)] == ["rq-stop"]
+    verify_folder(world.folder(spec) / "artifact")
+
+
+@pytest.mark.parametrize("name", runnable(TRAINING))
+def test_trainer_pause_saves_and_ends_as_interrupted(world: World, name: str) -> None:
+    spec = a_spec(world, name, steps=5000)
+    running = world.launch(spec)
+    wait_for_step(running, 3)
+    running.send("rq-pause", RequestKind.PAUSE)
+    assert judged(world, spec, running) is AttemptState.INTERRUPTED
+    events = all_events(running)
+    assert [event.request_id for event in events if isinstance(event, Ack)] == ["rq-pause"]
+    assert list((world.folder(spec) / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("name", runnable(TRAINING))
+def test_trainer_checkpoint_request_is_answered_and_training_goes_on(world: World, name: str) -> None:
+    spec = a_spec(world, name, steps=40)
+    running = world.launch(spec)
+    wait_for_step(running, 1)
+    running.send("rq-save", RequestKind.CHECKPOINT)
+    assert judged(world, spec, running) is AttemptState.SUCCEEDED
+    assert "rq-save" in [event.request_id for event in all_events(running) if isinstance(event, Ack)]
+
+
+def damage_dataset(world: World, spec: TrainSpec) -> TrainSpec:
+    dataset = spec.run.dataset.model_copy(update={"fingerprint": "0" * 64})
+    return spec.model_copy(update={"run": spec.run.model_copy(update={"dataset": dataset})})
+
+
+def swap_base(world: World, spec: TrainSpec) -> TrainSpec:
+    base = spec.run.base.model_copy(update={"digest": "0" * 64})
+    return spec.model_copy(update={"run": spec.run.model_copy(update={"base": base})})
+
+
+def lose_dataset(world: World, spec: TrainSpec) -> TrainSpec:
+    dataset = spec.run.dataset.model_copy(update={"path": str(world.root / "no-such-dataset")})
+    return spec.model_copy(update={"run": spec.run.model_copy(update={"dataset": dataset})})
+
+
+INPUTS = {
+    "other dataset": (damage_dataset, ErrorClass.DATA),
+    "other base": (swap_base, ErrorClass.MISMATCH),
+    "no dataset": (lose_dataset, ErrorClass.DATA),
+}
+
+
+@pytest.mark.parametrize("fault", INPUTS)
+@pytest.mark.parametrize("name", runnable(sorted(TRAINERS)))
+def test_trainer_inputs_that_are_not_the_specs_are_refused(world: World, name: str, fault: str) -> None:
+    change, error_class = INPUTS[fault]
+    spec = change(world, a_spec(world, name))
+    code = world.run(spec)
+    judgement = judge_train(spec, world.folder(spec), code)
+    assert (judgement.outcome, judgement.error_class) == (AttemptState.FAILED, error_class), judgement.error
+    assert not (world.folder(spec) / "artifact").exists()
+
+
+@pytest.mark.parametrize("name", runnable(TRAINING))
+def test_trainer_whose_keepalive_is_not_renewed_ends_itself(world: World, name: str) -> None:
+    spec = a_spec(world, name, steps=100_000)
+    attempt = spec.attempt.model_copy(update={"lease_s": 12.0 if name in NEEDS_TORCH else 1.5})
+    spec = spec.model_copy(update={"attempt": attempt})
+    running = world.launch(spec)
+    wait_for_step(running, 1)
+    assert finish(running, 15.0) == 76
+    assert judge_train(spec, world.folder(spec), 76).outcome is AttemptState.LOST
