@@ -1,0 +1,155 @@
+"""The loop without queue, store or worker: prepare → train → evaluate → gate → deploy, then again with bad data.
+
+    python examples/minimal_loop.py [FOLDER]
+
+Read this first. The product does the same with leases, retries, checkpoints, containment and history around it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from tunesmith.data.dataset import read_split
+from tunesmith.data.prepare import prepare
+from tunesmith.demo import dates
+from tunesmith.demo.base_model import cached_base
+from tunesmith.domain.dataset import Example, PrepareOptions, Split
+from tunesmith.domain.evaluation import compare
+from tunesmith.domain.gate import Decision, Verdict, decide
+from tunesmith.domain.profile import Gate, Recipe
+from tunesmith.domain.program import CaseScore
+from tunesmith.files import publish_folder
+from tunesmith.modeling.adapters import load_adapter, new_adapter, save_adapter
+from tunesmith.modeling.chat import ChatFormat, Tokenized
+from tunesmith.modeling.loading import load_base, load_tokenizer, pick_device
+from tunesmith.modeling.scoring import batches_by_count, mean_nlls
+from tunesmith.trainers.native.optimizer import new_optimizer
+from tunesmith.trainers.native.order import Order
+from tunesmith.trainers.native.step import StepMaker
+
+RECIPE = Recipe(
+    lr=3e-3, lora_rank=8, lora_dropout=0.0, batch_tokens=1536, max_steps=30, epochs=50, train_embeddings=True
+)
+GATE = Gate(min_n=20)
+
+
+@dataclass
+class Loop:
+    """One model under improvement: a base, what is live, and the cases it is judged on."""
+
+    base: Path
+    root: Path
+    live: Path | None = None
+    version: int = 0
+    pool: dict[str, Example] = field(default_factory=dict)
+    """Held-out cases by prompt, over all rounds; the first answer to a prompt stays the reference."""
+
+    def round(self, jsonl: Path) -> Verdict:
+        """One turn of the loop. The live adapter moves only if the gate says so."""
+        self.version += 1
+        data = self.root / f"data-{self.version}"
+        prepare([jsonl], data, PrepareOptions())  # validated by line, split by hash of the prompt, fingerprinted
+        candidate = self.train(read_split(data, Split.TRAIN))
+        for example in read_split(data, Split.HELDOUT):
+            self.pool.setdefault(example.group, example)
+        verdict = self.judge(candidate)
+        if verdict.decision is Decision.PROMOTE:
+            self.deploy(candidate)
+        return verdict
+
+    def train(self, examples: list[Example]) -> Path:
+        """LoRA on the base: token-weighted loss over the assistant's tokens, clipped, AdamW with warm-up."""
+        torch.manual_seed(RECIPE.seed)
+        chat = self.chat()
+        tokens = [chat.tokenize(example.id, example.messages) for example in examples]
+        adapted = new_adapter(load_base(self.base, pick_device()), RECIPE)
+        order = Order(
+            [len(row) for row in tokens],
+            seed=RECIPE.seed,
+            epochs=RECIPE.epochs,
+            batch_tokens=RECIPE.batch_tokens,
+            max_steps=RECIPE.max_steps,
+        )
+        steps = StepMaker(adapted, new_optimizer(adapted, RECIPE), RECIPE, RECIPE.micro_batch_tokens, chat.pad_id)
+        for step in range(order.num_steps):
+            batch = [tokens[index] for index in order.batch(step).indices]
+            made = steps.make(step, order.num_steps, batch)
+            made.raise_if_broken(step)  # NaN never becomes an adapter
+            if step % 10 == 0:
+                print(f"  step {step:3d}  loss {made.loss:.3f}")
+        return self.publish(adapted)
+
+    def publish(self, adapted: object) -> Path:
+        """Whole or absent: staged, hashed, renamed. A version's name is never reused."""
+        staged, final = self.root / ".staged", self.root / f"v{self.version}"
+        save_adapter(adapted, staged, self.base.name)
+        publish_folder(staged, final)
+        return final
+
+    def judge(self, candidate: Path) -> Verdict:
+        """Candidate and what is live on the same held-out cases, paired; the gate fails closed."""
+        chat = self.chat()
+        cases = [chat.tokenize(example.id, example.messages, final_only=True) for example in self.pool.values()]
+        scores = {"candidate": self.score(cases, candidate), "baseline": self.score(cases, self.live)}
+        report = compare(
+            [case.id for case in cases],
+            scores,
+            ("heldout_loss",),
+            primary=GATE.primary,
+            confidence=GATE.confidence,
+            seed=1,
+        )
+        return decide(report, GATE, ("heldout_loss",))
+
+    def score(self, cases: list[Tokenized], adapter: Path | None) -> list[CaseScore]:
+        model = load_base(self.base, pick_device())
+        if adapter is not None:
+            model = load_adapter(model, adapter)
+        batches = batches_by_count([len(case) for case in cases], 32)
+        losses = mean_nlls(model, cases, self.chat().pad_id, batches)
+        assert losses is not None
+        return [
+            CaseScore(case_id=case.id, values={"heldout_loss": loss}) for case, loss in zip(cases, losses, strict=True)
+        ]
+
+    def deploy(self, candidate: Path) -> None:
+        """One link moves in one step: readers see the old version or the new one, never neither."""
+        link = self.root / ".current"
+        link.unlink(missing_ok=True)
+        link.symlink_to(candidate.name)
+        os.replace(link, self.root / "current")
+        self.live = candidate
+
+    def chat(self) -> ChatFormat:
+        return ChatFormat(load_tokenizer(self.base))
+
+
+def main(root: Path) -> int:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tunesmith"
+    loop = Loop(cached_base(cache, quick=True), root)
+    rows = dates.mixed_rows(500, seed=7)
+    expected = {"good": Decision.PROMOTE, "shuffled": Decision.REJECT}
+    for name, content in (("good", rows), ("shuffled", dates.shuffled_answers(rows, seed=8))):
+        jsonl = root / f"{name}.jsonl"
+        jsonl.write_text("".join(json.dumps(row) + "\n" for row in content))
+        print(f"{name} answers:")
+        verdict = loop.round(jsonl)
+        print(f"  {verdict.decision}: {'; '.join(verdict.reasons)}")
+        if verdict.decision is not expected[name]:
+            return 1
+    print(f"live: {os.readlink(root / 'current')}")
+    return 0
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(sys.argv[1] if len(sys.argv) > 1 else scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        sys.exit(main(folder))
