@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from tunesmith.client.views import (
     AttemptView,
     EvaluationView,
     EventView,
+    PlannedRun,
     ProgressView,
     RunDetail,
     RunView,
@@ -25,15 +27,17 @@ from tunesmith.domain.estimate import QueueFacts, why_it_waits
 from tunesmith.domain.request import RequestKind
 from tunesmith.domain.run import RUN, Priority, RunState
 from tunesmith.domain.task import STOPPED_BY_ESTOP, TaskState
-from tunesmith.errors import NotFound, UsageError, nearest, show
+from tunesmith.errors import TunesmithError, UsageError, nearest, show
+from tunesmith.ids import is_id
 from tunesmith.programs.launch import tail_of_log
 from tunesmith.stages.prepare import Progress
-from tunesmith.stages.submit import Submission, submit
+from tunesmith.stages.submit import Submission, estimate, submit
 from tunesmith.store import adapters, evaluations, events, queue, requests, runs, switches, tasks, workers
 from tunesmith.store.database import Tx
 from tunesmith.store.runs import Run
 
 _MAX_LISTED = 10_000
+_TAIL = 64 << 10
 
 
 class Runs:
@@ -137,8 +141,18 @@ class Runs:
             done=int(status.get("done", 0)),
             total=int(status.get("total", 0)),
             unit=str(status.get("unit", "")),
+            metrics=self._newest_metrics(run.id, attempts[-1].id) if status else None,
             is_over=is_over,
         )
+
+    def plan(self) -> Sequence[PlannedRun]:
+        """Every unfinished run in the order workers will take them: what is under way first, then by priority."""
+        session = self._session
+        with session.database.read() as tx:
+            found = runs.listing(tx, states=RUN.unfinished, limit=_MAX_LISTED)
+            views = {run.id: _view(tx, run) for run in found}
+        found.sort(key=lambda run: (run.state is RunState.QUEUED, run.priority, run.seq))
+        return [_planned(session, run, views[run.id]) for run in found]
 
     def metrics(self, run_id: str) -> Sequence[dict[str, Any]]:
         """Every step's raw metrics over all attempts, in the order they were trained; validations too."""
@@ -214,15 +228,33 @@ class Runs:
             return {}
         return status if isinstance(status, dict) else {}
 
+    def _newest_metrics(self, run_id: str, attempt_id: str) -> dict[str, float] | None:
+        """The values of the last step, found at the end of the event log."""
+        path = self._session.workspace.runs_dir / run_id / attempt_id / "events.jsonl"
+        try:
+            with path.open("rb") as source:
+                source.seek(max(0, path.stat().st_size - _TAIL))
+                lines = source.read().splitlines(keepends=True)
+        except OSError:
+            return None
+        for line in reversed(lines):
+            if b'"metrics"' in line and line.endswith(b"\n"):
+                with contextlib.suppress(ValueError):
+                    event = json.loads(line)
+                    if event.get("type") == "metrics":
+                        return dict(event["values"])
+        return None
+
 
 def _data(data: str | Path | Sequence[Path]) -> str | list[Path]:
-    """A dataset id, or files: anything that is there on disk, or looks like a path, is a file."""
+    """A dataset id, or files: anything that is there on disk, or cannot be an id, is a file."""
     if isinstance(data, Path):
         return [data]
     if not isinstance(data, str):
         return list(data)
-    is_file = "/" in data or "." in data or Path(data).exists()
-    return [Path(data)] if is_file else data
+    if not data:
+        raise UsageError("the data is an empty text; name a dataset id or JSONL files")
+    return data if is_id(data) and not Path(data).exists() else [Path(data)]
 
 
 def _priority(text: str) -> Priority:
@@ -240,7 +272,7 @@ def _state(text: str) -> RunState:
     try:
         return RunState(text)
     except ValueError:
-        raise NotFound.named("run state", text, list(RunState)) from None
+        raise UsageError(f"no run state {show(text)}{nearest(text, list(RunState))}") from None
 
 
 def _command_line_values(run: Run) -> list[str]:
@@ -276,6 +308,14 @@ def _view(tx: Tx, run: Run) -> RunView:
         created_by=run.created_by,
         finished_at=run.finished_at,
     )
+
+
+def _planned(session: Session, run: Run, view: RunView) -> PlannedRun:
+    try:
+        guess = estimate(session.database, session.workspace, run.spec)
+    except TunesmithError:  # its dataset is damaged or gone, which training will say; a plan still lists it
+        return PlannedRun(view, run.spec.dataset.num_train, None, "")
+    return PlannedRun(view, run.spec.dataset.num_train, guess.seconds, guess.basis)
 
 
 def _waits_for(tx: Tx, run: Run) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
@@ -13,12 +14,13 @@ from tunesmith.client.session import Session
 from tunesmith.config.resolve import list_profiles
 from tunesmith.domain.run import RunState
 from tunesmith.domain.task import TaskKind
+from tunesmith.errors import StoreError, UsageError, nearest, show
 from tunesmith.store import queue, runs, switches, workers
 from tunesmith.store.database import sqlite_module, wal_is_safe
 from tunesmith.store.schema import integrity_problem
 from tunesmith.store.switches import Switch
 from tunesmith.store.workers import Worker as AliveWorker
-from tunesmith.worker import Worker
+from tunesmith.worker import STAGES, Worker
 
 _LOW_DISK_BYTES = 2 << 30
 
@@ -63,12 +65,11 @@ class System:
         with self._session.database.read() as tx:
             return workers.alive(tx)
 
-    def worker(self, kinds: frozenset[TaskKind] | None = None) -> Worker:
-        """A worker for this workspace, to be run in this process."""
+    def worker(self, kinds: Collection[str] | None = None) -> Worker:
+        """A worker for this workspace, to be run in this process; by default for every kind of task there is."""
         session = self._session
-        if kinds is None:
-            return Worker(session.database, session.workspace, session.settings)
-        return Worker(session.database, session.workspace, session.settings, kinds)
+        wanted = list(STAGES) if kinds is None else [_kind(name) for name in kinds]
+        return Worker(session.database, session.workspace, session.settings, wanted)
 
     def inbox(self) -> list[InboxItem]:
         """Everything that waits for a person."""
@@ -109,7 +110,10 @@ class System:
         return Check("sqlite", "warning", finding, "pip install pysqlite3")
 
     def _store(self) -> Check:
-        problem = integrity_problem(self._session.database)
+        try:
+            problem = integrity_problem(self._session.database)
+        except StoreError as error:
+            problem = error.message
         if problem is None:
             return Check("store", "ok", "sound")
         return Check("store", "broken", problem, "restore a backup; nothing is repaired by resetting")
@@ -142,7 +146,17 @@ class System:
         ]  # fmt: skip
 
     def _workers(self) -> Check:
-        alive = self.workers()
+        try:
+            alive = self.workers()
+        except StoreError:
+            return Check("workers", "warning", "unknown while the store cannot be read", "mend the store first")
         if alive:
             return Check("workers", "ok", f"{len(alive)} running")
         return Check("workers", "warning", "none is running, so queued runs wait", "tunesmith worker")
+
+
+def _kind(name: str) -> TaskKind:
+    known = {kind.value: kind for kind in STAGES}
+    if name not in known:
+        raise UsageError(f"no kind of task {show(name)} that a worker does{nearest(name, known)}")
+    return known[name]

@@ -109,6 +109,16 @@ class SubmittedView:
 
 
 @dataclass(frozen=True)
+class PlannedRun:
+    """An unfinished run and what is known about its training before it is done."""
+
+    run: RunView
+    num_examples: int
+    estimate_s: float | None
+    estimate_basis: str
+
+
+@dataclass(frozen=True)
 class ProgressView:
     """Where a run is right now."""
 

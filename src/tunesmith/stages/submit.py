@@ -12,7 +12,7 @@ from tunesmith.config.resolve import Resolved, resolve
 from tunesmith.config.workspace import Workspace
 from tunesmith.domain.dataset import DatasetReport, Kind
 from tunesmith.domain.estimate import Estimate, Pace, estimate_training
-from tunesmith.domain.profile import Method
+from tunesmith.domain.profile import HardwareTier, Method
 from tunesmith.domain.run import Priority
 from tunesmith.domain.spec import AdapterRef, BaseModelRef, DatasetRef, Fingerprints, RunSpec
 from tunesmith.domain.task import TaskKind
@@ -113,7 +113,7 @@ def submit(
     spec = _spec(database, workspace, submission, checked, trainer, dataset, base)
     spec = spec.model_copy(update={"campaign_id": campaign_id})
     run_id, is_new = _queue(database, spec, submission, actor)
-    return Submitted(run_id, dataset.id, _estimate(database, workspace, checked, dataset), is_new)
+    return Submitted(run_id, dataset.id, estimate(database, workspace, spec), is_new)
 
 
 def _dataset(
@@ -255,15 +255,17 @@ def _body_hash(spec: RunSpec, submission: Submission) -> str:
     return sha256_text(canonical_json(body))
 
 
-def _estimate(database: Database, workspace: Workspace, checked: CheckedProfile, dataset: Dataset) -> Estimate:
+def estimate(database: Database, workspace: Workspace, spec: RunSpec) -> Estimate:
+    """How long the run will train."""
     with database.read() as tx:
-        earlier = queue.paces(tx, checked.profile.name)
-    report = DatasetReport.model_validate(read_manifest(workspace.data_dir / dataset.path).meta)
+        earlier = queue.paces(tx, spec.profile)
+        path = datasets.get(tx, spec.dataset.id).path
+    report = DatasetReport.model_validate(read_manifest(workspace.data_dir / path).meta)
     return estimate_training(
-        num_examples=dataset.counts["train"],
+        num_examples=spec.dataset.num_train,
         num_characters=sum(bucket.below * bucket.num for bucket in report.lengths) * 3 // 4,
-        epochs=checked.profile.recipe.epochs,
-        lock=checked.architecture,
-        tier=checked.tier,
+        epochs=spec.recipe.epochs,
+        lock=spec.base.lock,
+        tier=HardwareTier(spec.hardware_tier),
         earlier=[Pace(num_examples, train_s) for num_examples, train_s in earlier],
     )

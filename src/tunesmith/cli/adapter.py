@@ -1,0 +1,149 @@
+"""`tunesmith adapter`: list, show, live, evaluate, approve, reject, rollback, revoke."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tunesmith.cli.grammar import Json, OfProfile, Profile, Reason, a_noun, open_client
+from tunesmith.cli.output import (
+    Column,
+    age,
+    coloured,
+    first_line,
+    heading,
+    number,
+    print_id,
+    print_json,
+    say,
+    show_fields,
+    show_table,
+)
+
+if TYPE_CHECKING:
+    from tunesmith.client.views import AnswerView
+
+verbs = a_noun("The versions that runs made: what is live, what waits for a person, the way back.")
+Name = Annotated[
+    str, typer.Argument(metavar="ADAPTER", help="An id, its beginning, or a name such as dates@v7.", show_default=False)
+]
+
+
+@verbs.command("list")
+def list_adapters(ctx: typer.Context, profile: OfProfile = None, json: Json = False) -> None:
+    """Every version, the newest of each profile first."""
+    with open_client(ctx) as client:
+        adapters = client.adapters.list(profile)
+    if json:
+        print_json(adapters)
+        return
+    rows = [(a.name, coloured(a.state), a.id, a.run_id, age(a.created_at), _metrics(a.metrics)) for a in adapters]
+    columns = [Column("NAME", "fold"), Column("STATE"), Column("ID"), Column("RUN"), Column("AGE"),
+               Column("METRICS", "cut")]  # fmt: skip
+    show_table(columns, rows, empty="No adapter yet: a run makes one.")
+
+
+@verbs.command()
+def show(ctx: typer.Context, adapter: Name, json: Json = False) -> None:
+    """One version: where it came from, where it lies, what was measured."""
+    with open_client(ctx) as client:
+        found = client.adapters.show(adapter)
+    if json:
+        print_json(found)
+        return
+    show_fields(
+        [
+            ("adapter", found.name),
+            ("id", found.id),
+            ("state", coloured(found.state)),
+            ("profile", found.profile),
+            ("made by", found.run_id),
+            ("made", age(found.created_at)),
+            ("metrics", _metrics(found.metrics)),
+            ("path", found.path),
+            ("digest", found.digest),
+        ],
+        indent=0,
+    )
+
+
+@verbs.command()
+def live(ctx: typer.Context, profile: Profile, json: Json = False) -> None:
+    """What is live for a profile, and what each target was last seen serving."""
+    with open_client(ctx) as client:
+        deployment = client.adapters.deployment(profile)
+    if json:
+        print_json(deployment)
+        return
+    show_fields(
+        [
+            ("live", deployment.wanted or "the bare base"),
+            ("before it", deployment.previous or "the bare base"),
+            ("since", age(deployment.flipped_at)),
+            ("by", deployment.flipped_by),
+        ],
+        indent=0,
+    )
+    if deployment.targets:
+        heading("Targets")
+        rows = [(t["target"], t["observed"] or "the bare base", t["synced_at"], t["error"]) for t in deployment.targets]
+        columns = [Column("TARGET", "fold"), Column("SERVES", "fold"), Column("SEEN", "cut"), Column("ERROR", "fold")]
+        show_table(columns, rows, indent=2)
+
+
+@verbs.command()
+def evaluate(ctx: typer.Context, adapter: Name) -> None:
+    """Measure a held adapter again, e.g. after the held-out pool has grown."""
+    with open_client(ctx) as client:
+        _answer(client.adapters.evaluate(adapter))
+
+
+@verbs.command()
+def approve(ctx: typer.Context, adapter: Name) -> None:
+    """Let a held adapter go live; stale evidence is measured again first."""
+    with open_client(ctx) as client:
+        _answer(client.adapters.approve(adapter))
+
+
+@verbs.command()
+def reject(ctx: typer.Context, adapter: Name, reason: Reason = "") -> None:
+    """Refuse a held adapter; its data is released."""
+    with open_client(ctx) as client:
+        _answer(client.adapters.reject(adapter, reason))
+
+
+@verbs.command()
+def rollback(
+    ctx: typer.Context,
+    profile: Profile,
+    to: Annotated[str | None, typer.Option("--to", metavar="ADAPTER", help="Which version instead.")] = None,
+    reason: Reason = "",
+) -> None:
+    """Put the version before the live one in its place; prints what is live now."""
+    with open_client(ctx) as client:
+        now_live = client.adapters.rollback(profile, to=to, reason=reason)
+    say(f"rolled back; {now_live or 'the bare base'} is live, and the targets follow as soon as a worker runs")
+    print_id(now_live or "base")
+
+
+@verbs.command()
+def revoke(
+    ctx: typer.Context,
+    adapter: Name,
+    reason: Annotated[str, typer.Option("--reason", help="Why; kept in the history.", show_default=False)],
+) -> None:
+    """Take an adapter out of service everywhere and for ever."""
+    with open_client(ctx) as client:
+        revoked = client.adapters.revoke(adapter, reason)
+    say(f"{revoked.name} is revoked; no target may load it again")
+    print_id(revoked.id)
+
+
+def _answer(answer: AnswerView) -> None:
+    say(f"{answer.id} is {answer.state}: {first_line(answer.message)}")
+    print_id(answer.id)
+
+
+def _metrics(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in metrics.items())

@@ -1,0 +1,48 @@
+"""`tunesmith config`: where each setting comes from."""
+
+from __future__ import annotations
+
+import json as json_text
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tunesmith.cli.grammar import Json, Profile, Set, a_noun, open_client
+from tunesmith.cli.output import Column, clean, print_json, show_table
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from tunesmith.config.layers import Origin
+
+verbs = a_noun("One resolved configuration: what holds, and who said it.")
+
+
+@verbs.command()
+def explain(
+    ctx: typer.Context,
+    profile: Profile,
+    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="A key or a section, e.g. recipe.lr.")] = None,
+    overrides: Set = None,
+    json: Json = False,
+) -> None:
+    """Every key, its value and its origin: schema default < profile < campaign < project < environment < --set."""
+    with open_client(ctx) as client:
+        rows = client.profiles.explain(profile, key, overrides or ())
+    if json:
+        print_json([{"key": r.key, "value": r.value, "origin": r.origin, "doc": r.doc} for r in rows])
+        return
+    columns = [Column("KEY"), Column("VALUE", "fold"), Column("ORIGIN", "fold"), Column("WHAT IT IS FOR", "fold")]
+    shown = columns if len(rows) == 1 else columns[:3]
+    show_table(shown, [(r.key, _shown(r.value), _origin(r.origin), r.doc)[: len(shown)] for r in rows])
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else json_text.dumps(value, ensure_ascii=False)
+
+
+def _origin(origin: Origin) -> Text:
+    """What nobody said is dim, so that what somebody said stands out."""
+    from rich.text import Text
+
+    return Text(clean(str(origin)), style="dim" if origin.layer == "default" else "")

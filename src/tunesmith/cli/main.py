@@ -1,0 +1,93 @@
+"""`tunesmith`: the command line. Registration of the nouns, and the one place where a call ends.
+
+Exit codes: 0 ok, 1 refused or failed, 2 usage, 130 interrupted. Errors are one line each on stderr and leave stdout
+empty; with --json they are one object there: {"error": {"code": …, "message": …}}.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from tunesmith.cli import adapter, campaign, config, dataset, init, output, profile, run, system
+from tunesmith.cli.grammar import CallError, Nouns, hoist_workspace, usage_message
+
+app = typer.Typer(
+    cls=Nouns,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 ok, 1 refused or failed, 2 usage. Every listing and `show` takes --json.",
+)
+app.command("init")(init.init)
+app.command("demo")(init.demo)
+app.command("worker")(system.worker)
+app.command("plan")(system.plan)
+app.command("inbox")(system.inbox)
+app.command("doctor")(system.doctor)
+app.add_typer(system.estop, name="estop")
+app.add_typer(profile.verbs, name="profile")
+app.add_typer(campaign.verbs, name="campaign")
+app.add_typer(config.verbs, name="config")
+app.add_typer(dataset.verbs, name="dataset")
+app.add_typer(run.verbs, name="run")
+app.add_typer(adapter.verbs, name="adapter")
+
+
+@app.callback(invoke_without_command=False)
+def root(
+    ctx: typer.Context,
+    workspace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="The workspace; else TUNESMITH_WORKSPACE, else the nearest one from here upwards."
+        ),
+    ] = None,
+) -> None:
+    """Keeps a model that you own getting better from its own use, and never lets it get worse."""
+    ctx.obj = workspace
+
+
+def main() -> NoReturn:
+    """The `tunesmith` script."""
+    sys.exit(call(sys.argv[1:]))
+
+
+def call(words: Sequence[str]) -> int:
+    """One call of the command line, from words to exit code; never raises."""
+    output.prepare_streams()
+    try:
+        code = _invoke(hoist_workspace(words))
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        output.abandon_stdout()
+        return 1
+    except Exception as error:
+        if os.environ.get(output.DEBUG_VARIABLE):
+            traceback.print_exc()
+        is_usage = isinstance(error, CallError)
+        name, message, code = ("usage", usage_message(error), 2) if is_usage else output.explain_error(error)
+        output.report(name, message, as_json="--json" in words)
+        return code
+
+
+def _invoke(words: list[str]) -> int:
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("tunesmith", words) as context:
+            code = command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    return code if isinstance(code, int) else 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""What people and scripts see: tables that fit the terminal, JSON, ages, errors. Colours only on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+from tunesmith.clock import utc_now
+from tunesmith.errors import TunesmithError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+DEBUG_VARIABLE = "TUNESMITH_DEBUG"
+_NARROWEST = 80
+_UNLIMITED = 100_000  # without a terminal nothing is cut: whoever reads the pipe wants the words
+
+_STYLES = {
+    "queued": "cyan", "training": "blue", "evaluating": "blue", "shadowing": "blue", "deploying": "blue",
+    "watching": "blue", "paused": "yellow", "held": "yellow", "deployed": "green", "completed": "green",
+    "validated": "green", "rejected": "magenta", "rolled_back": "magenta", "failed": "red", "cancelled": "dim",
+    "skipped": "dim",
+    "candidate": "cyan", "live": "green", "superseded": "dim", "revoked": "red",
+    "active": "green", "archived": "dim",
+    "open": "blue", "succeeded": "green", "stopped": "yellow", "interrupted": "yellow", "lost": "yellow",
+    "promote": "green", "hold": "yellow", "reject": "magenta",
+    "ok": "green", "warning": "yellow", "broken": "red",
+}  # fmt: skip
+"""Colours by state, of whatever has one."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """`whole` is never cut (ids, states, ages); `fold` wraps; `cut` ends in an ellipsis where it does not fit."""
+
+    name: str
+    fit: Literal["whole", "fold", "cut"] = "whole"
+    align: Literal["left", "right"] = "left"
+
+
+Cell = "str | Text | None"
+
+
+@cache
+def stdout() -> Console:
+    return _console(sys.stdout)
+
+
+@cache
+def stderr() -> Console:
+    return _console(sys.stderr)
+
+
+def _console(stream: IO[str]) -> Console:
+    from rich.console import Console
+
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    console.width = max(_NARROWEST, console.width) if console.is_terminal else _UNLIMITED
+    return console
+
+
+def say(line: Any = "") -> None:
+    """One line of prose, or anything Rich can draw."""
+    stdout().print(clean(line) if isinstance(line, str) else line, soft_wrap=isinstance(line, str))
+
+
+def print_id(text: str) -> None:
+    """The last line of every write, and nothing else on it."""
+    sys.stdout.write(f"{text}\n")
+
+
+def print_json(value: Any) -> None:
+    """Strict JSON: a number that JSON cannot hold becomes its name."""
+    from tunesmith.client.views import to_json
+
+    json.dump(_finite(to_json(value)), sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list) else value
+
+
+def show_table(columns: Sequence[Column], rows: Sequence[Sequence[Any]], *, empty: str = "", indent: int = 0) -> None:
+    """A table that fits the terminal; `empty` is said instead of a table without rows."""
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        say(empty)
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", collapse_padding=True)
+    for column in columns:
+        table.add_column(
+            Text(column.name),
+            no_wrap=column.fit == "whole",
+            overflow="fold" if column.fit == "fold" else "ellipsis",
+            justify=column.align,
+        )
+    for row in rows:
+        table.add_row(*(_cell(value, column) for value, column in zip(row, columns, strict=True)))
+    _draw(Padding(table, (0, 0, 0, indent), expand=False))
+
+
+def _draw(drawing: Any) -> None:
+    """Onto the terminal; into a pipe without the blanks that fill a table's last column."""
+    console = stdout()
+    if console.is_terminal:
+        console.print(drawing)
+        return
+    with console.capture() as captured:
+        console.print(drawing)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def _cell(value: Any, column: Column) -> Text:
+    from rich.text import Text
+
+    text = value if isinstance(value, Text) else Text(clean("" if value is None else str(value)))
+    if column.fit == "cut":
+        text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def show_fields(pairs: Sequence[tuple[str, Any]], *, indent: int = 2) -> None:
+    """Names and values below each other; what is None or empty is left out."""
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in pairs:
+        if value is not None and value != "":
+            grid.add_row(Text(name), value if isinstance(value, Text) else Text(clean(str(value))))
+    _draw(Padding(grid, (0, 0, 0, indent), expand=False))
+
+
+def heading(text: str) -> None:
+    from rich.text import Text
+
+    stdout().print()
+    stdout().print(Text(text, style="bold"))
+
+
+def coloured(state: str, text: str | None = None) -> Text:
+    """A state in its colour."""
+    from rich.text import Text
+
+    return Text(clean(state if text is None else text), style=_STYLES.get(str(state), ""))
+
+
+def clean(text: str) -> str:
+    """Text from elsewhere without what could steer a terminal: control characters become visible."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
+def first_line(text: str | None) -> str:
+    """What a table shows of a longer text."""
+    return next((line.strip() for line in (text or "").splitlines() if line.strip()), "")
+
+
+def age(instant: datetime | None) -> str:
+    """How long ago, as people say it."""
+    if instant is None:
+        return ""
+    passed = (utc_now() - instant).total_seconds()
+    return f"{duration(passed)} ago" if passed >= 1 else "just now"
+
+
+def duration(seconds: float | timedelta | None) -> str:
+    """In the one or two units that matter."""
+    if seconds is None:
+        return ""
+    total = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
+    if total < 9.95:
+        return f"{max(total, 0.0):.1f} s"
+    for size, unit, smaller_size, smaller in _UNITS:
+        if total >= 2 * size or (total >= size and not smaller):
+            rest = int(total % size // smaller_size) if smaller and total < 10 * size else 0
+            return f"{int(total // size)} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{total:.0f} s"
+
+
+_UNITS = ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, ""))
+
+
+def number(value: float | None, sign: bool = False) -> str:
+    """Four figures that matter; huge and tiny ones with an exponent."""
+    return "" if value is None else f"{value:{'+' if sign else ''}.4g}"
+
+
+def several(num: int, what: str) -> str:
+    """1 run, 2 runs."""
+    return f"{num} {what}{'' if num == 1 else 's'}"
+
+
+def prepare_streams() -> None:
+    """Closed streams swallow what is written; a character that the terminal cannot show is escaped."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the process
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def abandon_stdout() -> None:
+    """The reader of our output has gone: leave nothing for Python to flush at its end."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def report(code: str, message: str, *, as_json: bool) -> None:
+    """An error, on stderr: one line for each problem, or one JSON object; stdout stays clean."""
+    if as_json:
+        sys.stderr.write(json.dumps({"error": {"code": code, "message": message}}, ensure_ascii=False) + "\n")
+        return
+    for line in message.splitlines() or [""]:
+        sys.stderr.write(f"error: {clean(line)}\n")
+
+
+def explain_error(error: Exception) -> tuple[str, str, int]:
+    """Code, message and exit code of anything that can go wrong."""
+    if isinstance(error, TunesmithError):
+        return error.code, error.message, error.exit_code
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return "os", f"{where}{error.strerror}; nothing more was done", 1
+    if isinstance(error, MemoryError):
+        return "memory", "out of memory; nothing more was done", 1
+    first = first_line(str(error))[:300]
+    hint = f"this is a bug in tunesmith; run it again with {DEBUG_VARIABLE}=1 to see where"
+    return "unexpected", f"unexpected {type(error).__name__}{': ' if first else ''}{first}; {hint}", 1

@@ -1,0 +1,95 @@
+"""`tunesmith profile`: list, show, check, lock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from tunesmith.cli.grammar import Json, Profile, Set, a_noun, open_client
+from tunesmith.cli.output import Column, coloured, first_line, print_id, print_json, say, show_fields, show_table
+
+if TYPE_CHECKING:
+    from tunesmith.domain.profile import ArchitectureLock
+
+verbs = a_noun("What is tuned: one YAML file each in profiles/.")
+
+
+@verbs.command("list")
+def list_profiles(ctx: typer.Context, json: Json = False) -> None:
+    """Every profile; a broken one says what is wrong with it."""
+    with open_client(ctx) as client:
+        entries = client.profiles.list()
+    if json:
+        print_json(entries)
+        return
+    rows = []
+    for entry in entries:
+        profile = entry.profile
+        if profile is None:
+            rows.append((entry.name, coloured("broken"), "", "", first_line(entry.error)))
+            continue
+        state = coloured("ok") if profile.enabled else coloured("paused", "disabled")
+        note = profile.description if profile.enabled else (profile.disabled_reason or "")
+        rows.append((entry.name, state, profile.role.value, profile.base.path, note))
+    columns = [Column("NAME", "fold"), Column("STATE"), Column("ROLE"), Column("BASE", "fold"), Column("NOTE", "cut")]
+    show_table(columns, rows, empty="No profile yet: copy profiles/example.yaml.sample to profiles/NAME.yaml.")
+
+
+@verbs.command()
+def show(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json = False) -> None:
+    """A profile as it holds now, and its lock."""
+    with open_client(ctx) as client:
+        resolved, lock = client.profiles.show(name, overrides or ())
+    if json:
+        print_json({"profile": resolved.profile, "fingerprint": resolved.fingerprint, "lock": lock})
+        return
+    profile = resolved.profile
+    recipe = profile.recipe
+    show_fields(
+        [
+            ("name", profile.name),
+            ("description", profile.description),
+            ("state", "enabled" if profile.enabled else f"disabled: {profile.disabled_reason}"),
+            ("role", profile.role),
+            ("base", f"{profile.base.path} ({profile.base.family})"),
+            ("trainer", f"{profile.trainer.kind} on {profile.hardware.tier or 'its default tier'}"),
+            ("recipe", f"{recipe.method} · {recipe.epochs:g} epochs · lr {recipe.peak_lr:g} · rank {recipe.lora_rank}"),
+            ("gate", f"{profile.gate.primary} better at {profile.gate.confidence:.0%}, n ≥ {profile.gate.min_n}"),
+            ("deploy", f"when {profile.deploy.when}, to {', '.join(target.name for target in profile.targets)}"),
+            ("locked", "not yet" if lock is None else _facts(lock.architecture)),
+            ("config", resolved.fingerprint),
+        ],
+        indent=0,
+    )
+    say(f"\nEvery key and who said it: tunesmith config explain {profile.name}")
+
+
+@verbs.command()
+def check(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json = False) -> None:
+    """Everything that is checked before a run is queued; every problem at once."""
+    with open_client(ctx) as client:
+        checked = client.profiles.check(name, overrides or ())
+    if json:
+        print_json({"profile": name, "tier": checked.tier, "context": checked.context, "lock": checked.lock})
+        return
+    say(coloured("ok", f"✓ profile {name} can be run"))
+    show_fields(
+        [("base", _facts(checked.architecture)), ("tier", checked.tier), ("context", f"{checked.context} tokens")]
+    )
+
+
+@verbs.command()
+def lock(ctx: typer.Context, name: Profile) -> None:
+    """Read the base model's facts once; from then on any difference is refused."""
+    with open_client(ctx) as client:
+        locked = client.profiles.lock(name)
+    show_fields([("base", _facts(locked.architecture)), ("held out", f"{locked.heldout_share:.0%} of prompts")])
+    print_id(name)
+
+
+def _facts(architecture: ArchitectureLock) -> str:
+    return (
+        f"{architecture.architecture} · {architecture.num_layers} layers of {architecture.hidden_size} · "
+        f"vocabulary {architecture.vocab_size} · context {architecture.context}"
+    )

@@ -1,0 +1,231 @@
+"""`tunesmith run`: submit, look at, and steer runs."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tunesmith.cli.grammar import Json, OfProfile, Profile, Set, a_noun, open_client
+from tunesmith.cli.output import (
+    Column,
+    age,
+    clean,
+    coloured,
+    duration,
+    first_line,
+    print_id,
+    print_json,
+    say,
+    show_table,
+)
+from tunesmith.cli.progress import preparing, watch
+
+if TYPE_CHECKING:
+    from tunesmith.client import Client
+    from tunesmith.client.views import AnswerView, SubmittedView
+
+verbs = a_noun("The intention to make one adapter version: queued, trained, judged, deployed.")
+Id = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or its beginning.", show_default=False)]
+
+_GOOD_ENDS = frozenset({"deployed", "completed", "validated", "held", "paused"})
+
+
+class Priority(enum.StrEnum):
+    """What --priority takes; the domain's own would cost `--help` the domain."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+class Start(enum.StrEnum):
+    LIVE = "live"
+    BASE = "base"
+
+
+@verbs.command()
+def submit(  # noqa: PLR0913 - the options of one command
+    ctx: typer.Context,
+    *,
+    profile: Profile,
+    data: Annotated[
+        list[str], typer.Argument(metavar="DATA…", help="A dataset id, or JSONL files.", show_default=False)
+    ],
+    overrides: Set = None,
+    priority: Annotated[Priority, typer.Option(help="Which place in the queue.")] = Priority.NORMAL,
+    start: Annotated[Start, typer.Option(help="From the live adapter, or from the bare base.")] = Start.LIVE,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything; train nothing, use no data.")] = False,
+    key: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Idempotency key: the same again returns the same run.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--watch", help="Wait for its end; exit 1 unless it went well.")] = False,
+) -> int:
+    """Queue a run. It is durable once its id is printed."""
+    source = data[0] if len(data) == 1 else [Path(file) for file in data]
+    with open_client(ctx) as client:
+        with preparing() as on_progress:
+            made = client.runs.submit(
+                profile,
+                source,
+                overrides=overrides or (),
+                priority=priority.value,
+                start=start.value,
+                dry_run=dry_run,
+                idempotency_key=key,
+                on_progress=on_progress,
+            )
+        return _submitted(client, made, follow=follow)
+
+
+@verbs.command("list")
+def list_runs(
+    ctx: typer.Context,
+    profile: OfProfile = None,
+    state: Annotated[str | None, typer.Option(metavar="STATE", help="Only runs in this state.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 50,
+    json: Json = False,
+) -> None:
+    """The newest first."""
+    with open_client(ctx) as client:
+        runs = client.runs.list(profile=profile, state=state, limit=limit)
+    if json:
+        print_json(runs)
+        return
+    rows = [
+        (r.id, r.profile, coloured(r.state), age(r.created_at), r.adapter, first_line(r.waits_for or r.reason))
+        for r in runs
+    ]
+    columns = [Column("ID"), Column("PROFILE", "fold"), Column("STATE"), Column("AGE"), Column("ADAPTER", "fold"),
+               Column("WHY", "cut")]  # fmt: skip
+    is_filtered = profile is not None or state is not None
+    show_table(columns, rows, empty="No such run." if is_filtered else "No run yet: tunesmith run submit PROFILE DATA…")
+
+
+@verbs.command()
+def show(ctx: typer.Context, run_id: Id, json: Json = False) -> None:
+    """Everything about one run on a page."""
+    from tunesmith.cli.run_page import show_run
+
+    with open_client(ctx) as client:
+        detail = client.runs.show(run_id)
+    if json:
+        print_json(detail)
+    else:
+        show_run(detail)
+
+
+@verbs.command("watch")
+def watch_run(ctx: typer.Context, run_id: Id) -> int:
+    """Follow a run until it has ended or waits for a person; exit 1 unless it went well."""
+    with open_client(ctx) as client:
+        return _watched(client, client.runs.get(run_id).id)
+
+
+@verbs.command()
+def logs(
+    ctx: typer.Context,
+    run_id: Id,
+    lines: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many of the last lines.")] = 200,
+) -> None:
+    """What the run's programs wrote to stderr, the newest attempt last."""
+    with open_client(ctx) as client:
+        text = client.runs.logs(run_id)
+    for line in text.replace("\r", "\n").splitlines()[-lines:]:
+        typer.echo(clean(line))
+
+
+@verbs.command()
+def metrics(
+    ctx: typer.Context,
+    run_id: Id,
+    rows: Annotated[int, typer.Option(min=2, max=10_000, help="How many rows, spread evenly over the steps.")] = 20,
+    json: Json = False,
+) -> None:
+    """Raw values of each step and validation; with --json, all of them."""
+    from tunesmith.cli.run_page import show_metrics
+
+    with open_client(ctx) as client:
+        points = client.runs.metrics(run_id)
+    if json:
+        print_json(points)
+    else:
+        show_metrics(points, rows)
+
+
+@verbs.command()
+def stop(
+    ctx: typer.Context,
+    run_id: Id,
+    discard: Annotated[bool, typer.Option("--discard", help="Throw the result away: the run is cancelled.")] = False,
+) -> None:
+    """End training now and go on to evaluation with the best so far."""
+    with open_client(ctx) as client:
+        _answer(client.runs.stop(run_id, discard=discard))
+
+
+@verbs.command()
+def pause(ctx: typer.Context, run_id: Id) -> None:
+    """Write a checkpoint, give the worker back, wait for `run resume`."""
+    with open_client(ctx) as client:
+        _answer(client.runs.pause(run_id))
+
+
+@verbs.command()
+def resume(ctx: typer.Context, run_id: Id) -> None:
+    """Queue a paused run again; it goes on from its last checkpoint."""
+    with open_client(ctx) as client:
+        _answer(client.runs.resume(run_id))
+
+
+@verbs.command()
+def skip(ctx: typer.Context, run_id: Id) -> None:
+    """Take a queued run out of the queue."""
+    with open_client(ctx) as client:
+        _answer(client.runs.skip(run_id))
+
+
+@verbs.command()
+def cancel(ctx: typer.Context, run_id: Id) -> None:
+    """End a run without a result; its data is released."""
+    with open_client(ctx) as client:
+        _answer(client.runs.cancel(run_id))
+
+
+@verbs.command()
+def retry(
+    ctx: typer.Context,
+    run_id: Id,
+    follow: Annotated[bool, typer.Option("--watch", help="Wait for its end; exit 1 unless it went well.")] = False,
+) -> int:
+    """Open a new run like a finished one, under the configuration that holds now."""
+    with open_client(ctx) as client:
+        return _submitted(client, client.runs.retry(run_id), follow=follow)
+
+
+def _submitted(client: Client, made: SubmittedView, *, follow: bool) -> int:
+    if made.is_new:
+        estimate = f"about {duration(made.estimate_s)} of training ({made.estimate_basis})"
+        say(f"queued on dataset {made.dataset_id}; {estimate}")
+    else:
+        say("this key was used before: this is the run it made then")
+    if follow:
+        return _watched(client, made.id)
+    if made.waits_for:
+        say(f"waits: {made.waits_for}")
+    print_id(made.id)
+    return 0
+
+
+def _watched(client: Client, run_id: str) -> int:
+    end = watch(client, run_id)
+    say(f"{end.state}: {first_line(end.reason)}")
+    print_id(run_id)
+    return 0 if end.state in _GOOD_ENDS else 1
+
+
+def _answer(answer: AnswerView) -> None:
+    say(f"{answer.state}: {first_line(answer.message)}" if answer.request_id else answer.message)
+    print_id(answer.id)

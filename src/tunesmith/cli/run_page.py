@@ -1,0 +1,132 @@
+"""`run show` and `run metrics` for people: one run on a page, its numbers in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tunesmith.cli.output import (
+    Column,
+    age,
+    coloured,
+    duration,
+    first_line,
+    heading,
+    number,
+    say,
+    several,
+    show_fields,
+    show_table,
+    stdout,
+)
+
+if TYPE_CHECKING:
+    from tunesmith.client.views import AttemptView, EvaluationView, RunDetail
+
+_BARS = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH = 40
+
+
+def show_run(detail: RunDetail) -> None:
+    """State and why, what was asked for, what was tried, how it was judged, what happened when."""
+    run = detail.run
+    title = coloured(run.state)
+    title.stylize("bold")
+    stdout().print(f"{run.id} ", title, f" {run.adapter or ''}", sep=" ")
+    show_fields([("why", run.waits_for or first_line(run.reason)), *_essentials(detail)])
+    if detail.attempts:
+        heading("Attempts")
+        _attempts(detail.attempts)
+    if detail.evaluation is not None:
+        _verdict(detail.evaluation)
+    open_requests = [request for request in detail.requests if request["acknowledged_at"] is None]
+    if open_requests:
+        heading("Asked, not answered yet")
+        show_table([Column("WISH"), Column("BY", "fold")], [(r["kind"], r["actor"]) for r in open_requests], indent=2)
+    heading("History")
+    rows = [(f"{e.at:%Y-%m-%d %H:%M:%S}", coloured(e.new_state or e.action), e.actor, first_line(e.reason))
+            for e in detail.events]  # fmt: skip
+    show_table([Column("UTC"), Column("STATE"), Column("BY", "fold"), Column("WHY", "fold")], rows, indent=2)
+
+
+def _essentials(detail: RunDetail) -> list[tuple[str, Any]]:
+    run, spec = detail.run, detail.spec
+    recipe, data, base = spec["recipe"], spec["dataset"], spec["base"]
+    lr = "" if recipe["lr"] is None else f" · lr {recipe['lr']:g}"
+    took = "" if run.finished_at is None else f", took {duration(run.finished_at - run.created_at)}"
+    return [
+        ("profile", run.profile),
+        ("trainer", f"{run.trainer} · {run.method} · {spec['hardware_tier']}{' · dry run' if spec['dry_run'] else ''}"),
+        ("base", f"{base['path']} ({base['lock']['family']})"),
+        ("start", "the bare base" if spec["start"] is None else f"adapter {spec['start']['id']}"),
+        ("dataset", f"{run.dataset_id} · {data['num_train']} train, {data['num_validation']} validation"),
+        ("recipe", f"{recipe['epochs']:g} epochs{lr} · rank {recipe['lora_rank']} · seed {recipe['seed']}"),
+        ("campaign", run.campaign_id),
+        ("parent", run.parent_id),
+        ("submitted", f"{age(run.created_at)} by {run.created_by} · priority {run.priority}{took}"),
+    ]
+
+
+def _attempts(attempts: Sequence[AttemptView]) -> None:
+    rows = []
+    for attempt in attempts:
+        took = "" if attempt.ended_at is None else duration(attempt.ended_at - attempt.started_at)
+        rows.append((attempt.task, attempt.number, coloured(attempt.outcome), took, attempt.worker_id, _note(attempt)))
+    columns = [Column("TASK"), Column("#", align="right"), Column("OUTCOME"), Column("TOOK", align="right"),
+               Column("WORKER"), Column("NOTE", "fold")]  # fmt: skip
+    show_table(columns, rows, indent=2)
+
+
+def _note(attempt: AttemptView) -> str:
+    """What an attempt brought: its error, or its steps and metrics."""
+    if attempt.error:
+        return (
+            f"{attempt.error_class}: {first_line(attempt.error)}" if attempt.error_class else first_line(attempt.error)
+        )
+    result = attempt.result or {}
+    steps = [several(result["num_steps"], "step")] if result.get("num_steps") else []
+    metrics = result.get("metrics") or {}
+    return ", ".join([*steps, *(f"{name} {number(value)}" for name, value in metrics.items())])
+
+
+def _verdict(evaluation: EvaluationView) -> None:
+    heading("Verdict")
+    title = coloured(evaluation.decision)
+    title.append(f"  {several(evaluation.num_cases, 'case')}, {evaluation.confidence:.0%} confidence", style="default")
+    stdout().print("  ", title, sep="")
+    rows = []
+    for c in evaluation.comparisons:
+        interval = "" if c["low"] is None else f"{number(c['low'], True)} … {number(c['high'], True)}"
+        better = "" if c["difference"] is None else number(c["difference"], True)
+        rows.append((c["metric"], number(c["baseline"]), number(c["candidate"]), better, interval, c["problem"]))
+    columns = [Column("METRIC"), Column("LIVE", align="right"), Column("NEW", align="right"),
+               Column("BETTER BY", align="right"), Column("INTERVAL"), Column("PROBLEM", "fold")]  # fmt: skip
+    has_problem = any(row[-1] for row in rows)
+    shown = columns if has_problem else columns[:-1]
+    show_table(shown, [row[: len(shown)] for row in rows], indent=2)
+    for reason in evaluation.reasons:
+        say(f"  {reason}")
+
+
+def show_metrics(points: Sequence[dict[str, Any]], num_rows: int) -> None:
+    """A curve of the loss, and some of the points, always with the first and the last."""
+    steps = [point for point in points if point["type"] == "metrics"]
+    losses = [float(point["loss"]) for point in steps if "loss" in point]
+    if losses:
+        say(f"{several(len(steps), 'step')}, loss {number(losses[0])} {sparkline(losses)} {number(losses[-1])}")
+    names = list(dict.fromkeys(name for point in points for name in point if name not in ("attempt", "type", "step")))
+    last = len(points) - 1
+    kept = points if len(points) <= num_rows else [points[i * last // (num_rows - 1)] for i in range(num_rows)]
+    columns = [Column("STEP", align="right"), Column("WHAT"), *(Column(name.upper(), align="right") for name in names)]
+    rows = [(p["step"], p["type"], *(number(p.get(name)) for name in names)) for p in kept]
+    show_table(columns, rows, empty="No metrics yet.")
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve in one line; what is not a number shows as ×."""
+    count = min(len(values), _SPARK_WIDTH)
+    chosen = [values[i * len(values) // count] for i in range(count)]
+    finite = [value for value in chosen if abs(value) < float("inf")]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((v - low) * scale)] if abs(v) < float("inf") else "×" for v in chosen)

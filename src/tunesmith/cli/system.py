@@ -1,0 +1,135 @@
+"""`tunesmith worker`, `plan`, `inbox`, `doctor` and `estop`: the whole workspace at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tunesmith.cli.grammar import Json, Reason, a_noun, open_client
+from tunesmith.cli.output import (
+    Column,
+    age,
+    coloured,
+    duration,
+    first_line,
+    print_id,
+    print_json,
+    say,
+    several,
+    show_table,
+)
+
+if TYPE_CHECKING:
+    from tunesmith.store.switches import Switch
+
+estop = a_noun("The emergency stop: nothing is trained or deployed while it is on.")
+
+
+def worker(
+    ctx: typer.Context,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when there is nothing left to do.")] = False,
+    kinds: Annotated[
+        str | None, typer.Option(metavar="KIND,…", help="Only these kinds of tasks, e.g. train,evaluate.")
+    ] = None,
+) -> None:
+    """Work on the queue until told to stop. TERM or Ctrl-C: checkpoint and give the task back; twice: now."""
+    from tunesmith import logs
+
+    with open_client(ctx) as client:
+        wanted = None if kinds is None else [kind.strip() for kind in kinds.split(",")]
+        process = client.system.worker(wanted)
+        logs.show_on_stderr()
+        process.install_signals()
+        process.run(until_idle=until_idle)
+
+
+def plan(ctx: typer.Context, json: Json = False) -> None:
+    """What will happen: every run under way or waiting, in order, how long it may take and why it waits."""
+    with open_client(ctx) as client:
+        planned = client.runs.plan()
+        workers = client.system.workers()
+        stopped = client.system.show_estop().is_on
+    if json:
+        print_json({"runs": planned, "workers": workers, "estop": stopped})
+        return
+    rows = [
+        (
+            p.run.id,
+            p.run.profile,
+            coloured(p.run.state),
+            p.run.priority,
+            p.num_examples,
+            "" if p.estimate_s is None else f"~{duration(p.estimate_s)}",
+            first_line(p.run.waits_for or p.run.reason),
+        )
+        for p in planned
+    ]
+    columns = [Column("RUN"), Column("PROFILE", "fold"), Column("STATE"), Column("PRIORITY"),
+               Column("EXAMPLES", align="right"), Column("TRAINING", align="right"), Column("WHY", "fold")]  # fmt: skip
+    show_table(columns, rows, empty="Nothing is waiting and nothing is under way.")
+    say(f"\n{several(len(workers), 'worker')} running{'; the e-stop is on' if stopped else ''}")
+
+
+def inbox(ctx: typer.Context, json: Json = False) -> None:
+    """What waits for a person, the oldest first."""
+    with open_client(ctx) as client:
+        items = client.system.inbox()
+    if json:
+        print_json(items)
+        return
+    rows = [(i.id, i.kind, i.profile, age(i.since), f"{first_line(i.reason)} → {i.what_to_do}") for i in items]
+    columns = [Column("ID"), Column("WHAT"), Column("PROFILE", "fold"), Column("SINCE"), Column("WHY → DO", "fold")]
+    show_table(columns, rows, empty="Nothing waits for you.")
+
+
+def doctor(ctx: typer.Context, json: Json = False) -> int:
+    """Check the installation and the workspace, and say how to mend what is wrong; exit 1 if something is broken."""
+    with open_client(ctx) as client:
+        checks = client.system.doctor()
+    is_broken = any(check.state == "broken" for check in checks)
+    if json:
+        print_json(checks)
+        return int(is_broken)
+    marks = {"ok": "✓", "warning": "!", "broken": "✗"}
+    rows = [
+        (
+            coloured(check.state, marks[check.state]),
+            check.name,
+            "\n".join([check.finding, *([f"→ {check.fix}"] if check.fix else [])]),
+        )
+        for check in checks
+    ]
+    show_table([Column(""), Column("CHECK", "fold"), Column("FINDING", "fold")], rows)
+    return int(is_broken)
+
+
+@estop.command("on")
+def estop_on(ctx: typer.Context, reason: Reason = "") -> None:
+    """Start no training and no deployment; interrupt what is open, with a checkpoint."""
+    with open_client(ctx) as client:
+        _switched(client.system.estop(True, reason))
+
+
+@estop.command("off")
+def estop_off(ctx: typer.Context, reason: Reason = "") -> None:
+    """Let everything go on."""
+    with open_client(ctx) as client:
+        _switched(client.system.estop(False, reason))
+
+
+@estop.command("show")
+def estop_show(ctx: typer.Context, json: Json = False) -> None:
+    """Whether it is on, who turned it, and why."""
+    with open_client(ctx) as client:
+        switch = client.system.show_estop()
+    if json:
+        print_json(switch)
+    else:
+        _switched(switch)
+
+
+def _switched(switch: Switch) -> None:
+    who = f" · {switch.actor}, {age(switch.moved_at)}" if switch.moved_at else ""
+    say(f"the e-stop{who}{': ' + switch.reason if switch.reason else ''}")
+    print_id("on" if switch.is_on else "off")
