@@ -162,7 +162,7 @@ def test_worker_stopped_and_program_deaf_is_ended_by_the_shim_within_the_lease(
 
 def test_healthy_program_is_not_ended_in_many_leases(world: World) -> None:
     world.lease_s = 0.5
-    running = world.launch(world.train_spec(options={"steps": 400}))
+    running = world.launch(world.train_spec(options={"steps": 200}))
     while running.poll() is None:
         running.keepalive()
         time.sleep(0.05)
@@ -274,6 +274,18 @@ def test_terminate_reaches_the_program_and_only_it(world: World) -> None:
     judgement = judge_train(spec, world.folder(spec), 75)
     assert judgement.outcome is AttemptState.INTERRUPTED
     assert strays(spec.attempt.attempt_id) == []
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3])
+def test_terminate_at_any_moment_of_the_start_is_an_interruption(world: World, delay_s: float) -> None:
+    """Before the shim runs, between fork and exec, before the program listens, after: never lost, never a crash."""
+    spec = world.train_spec(options={"steps": 100_000})
+    running = world.launch(spec)
+    time.sleep(delay_s)
+    running.terminate()
+    code = finish(running, 10.0)
+    assert code in (75, -signal.SIGTERM)
+    assert judge_train(spec, world.folder(spec), code).outcome is AttemptState.INTERRUPTED
 
 
 def test_term_to_the_shim_is_passed_on(world: World) -> None:

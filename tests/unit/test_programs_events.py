@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import resource
 import tracemalloc
 from pathlib import Path
@@ -27,6 +28,7 @@ GOOD = line(type="log", message="hello")
 
 
 def read_all(path: Path, content: bytes) -> list[object]:
+    path.unlink(missing_ok=True)
     path.write_bytes(content)
     reader = EventReader(path)
     events: list[object] = []
@@ -233,3 +235,35 @@ def test_reader_any_bytes_give_events_or_a_program_error(tmp_path: Path, lines: 
     sequence = [event.seq for event in events if isinstance(event, BaseModel)]  # type: ignore[attr-defined]
     assert sequence == sorted(set(sequence))
     assert len(sequence) == len(events)
+
+
+def test_reader_10_000_damaged_lines_give_an_event_or_a_program_error(tmp_path: Path) -> None:
+    """The drill of the protocol: every line is a good one with a few bytes changed, cut or doubled."""
+    draw = random.Random(15)
+    path = tmp_path / "events.jsonl"
+    good = [
+        BREACHES["checkpoint nested"].replace(b"a/b", b"ab"),
+        GOOD,
+        line(type="metrics", step=1, values={"loss": 1.5}),
+    ]
+    num_read = num_refused = 0
+    for _ in range(10_000):
+        damaged = bytearray(draw.choice(good)[:-1])
+        for _ in range(draw.randint(1, 3)):
+            place = draw.randrange(len(damaged))
+            match draw.randrange(3):
+                case 0:
+                    damaged[place] = draw.randrange(256)
+                case 1:
+                    del damaged[place]
+                case 2:
+                    damaged[place:place] = damaged[place : place + draw.randint(1, 9)]
+        path.unlink(missing_ok=True)  # some file systems flush a file that is written over
+        path.write_bytes(damaged.replace(b"\n", b" ") + b"\n")
+        try:
+            num_read += len(EventReader(path).read())
+        except ProgramError as error:
+            num_refused += error.message.isprintable()
+    assert num_read + num_refused == 10_000
+    assert num_read > 100
+    assert num_refused > 5000

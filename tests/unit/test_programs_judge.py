@@ -196,6 +196,7 @@ EXITS: dict[int, tuple[AttemptState, ErrorClass | None, str]] = {
     1: (AttemptState.FAILED, ErrorClass.PROTOCOL, "succeeded but exited 1"),
     75: (AttemptState.FAILED, ErrorClass.PROTOCOL, "exited 75"),
     76: (AttemptState.LOST, None, "keepalive"),
+    -15: (AttemptState.INTERRUPTED, None, "TERM"),
     -9: (AttemptState.FAILED, ErrorClass.CRASH, "memory"),
     -11: (AttemptState.FAILED, ErrorClass.CRASH, "SIGSEGV"),
     -40: (AttemptState.FAILED, ErrorClass.CRASH, "signal 40"),
@@ -356,7 +357,8 @@ def test_judge_any_bytes_are_judged_without_an_exception(
     for name in ("result.json", "stdout.json", "events.jsonl"):
         (tmp_path / name).write_bytes(content)
     outcome = judge_train(trained, tmp_path, code).outcome
-    assert outcome is (AttemptState.LOST if code == 76 else AttemptState.FAILED)
+    expected = {76: AttemptState.LOST, -15: AttemptState.INTERRUPTED}
+    assert outcome is expected.get(code, AttemptState.FAILED)
 
 
 def test_judge_evaluate_good_scores_can_be_read(world: World, evaluated: EvaluateSpec) -> None:

@@ -136,4 +136,5 @@ class EventReader:
             raise self._breach("a checkpoint outside its folder")
 
     def _breach(self, what: str) -> ProgramError:
-        return ProgramError(f"the program broke the protocol at line {self._num_lines} of its events: {what}")
+        shown = "".join(char if char.isprintable() else " " for char in what)
+        return ProgramError(f"the program broke the protocol at line {self._num_lines} of its events: {shown}")

@@ -87,6 +87,8 @@ def _judge(
 ) -> Judgement:
     if killed_for is not None:
         return _failed([(killed_for, f"ended from outside: {killed_for.value}")])
+    if exit_code == -signal.SIGTERM:
+        return Judgement(AttemptState.INTERRUPTED, None, "TERM ended it before it could save anything more", None)
     if exit_code < 0:
         return _failed([(ErrorClass.CRASH, _about_signal(-exit_code))])
     if exit_code == EXIT_KEEPALIVE_LOST:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -35,7 +36,6 @@ from tunesmith.programs.protocol import (
 )
 
 _SHIM_PATIENCE_S = 10.0
-_KILLED = -9
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class RunningProgram:
         elif not is_open:
             # the shim died without a report; its program died with it, the rest is found and ended here
             kill_below(self.identity)
-            self._end(_KILLED)
+            self._end(-signal.SIGTERM if self._process.wait() == -signal.SIGTERM else -signal.SIGKILL)
         return self._code
 
     def events(self) -> list[Event]:
@@ -138,7 +138,7 @@ class RunningProgram:
         while self.poll() is None:
             if boot_seconds() > deadline:  # the shim does not answer: stopped, or held by what it cannot kill
                 kill_below(self.identity)
-                self._end(_KILLED)
+                self._end(-signal.SIGKILL)
             time.sleep(0.005)
 
     def _tell(self, command: bytes) -> None:

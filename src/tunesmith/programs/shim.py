@@ -186,9 +186,11 @@ class Shim:
 
     def _start(self, command: list[str]) -> None:
         shim = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # one that comes now must not get lost in the child
         self._program = os.fork()
         if self._program == 0:
             _become_program(command, shim)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         with contextlib.suppress(OSError):
             os.setpgid(self._program, self._program)
         self._report(b"started %d\n" % self._program)
@@ -270,6 +272,7 @@ def _become_program(command: list[str], shim: int) -> NoReturn:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         os.setpgid(0, 0)
         set_process_option(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == shim:  # else the shim died before the option was set
