@@ -8,23 +8,27 @@ for progress in client.runs.watch(run.id): ...
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from tunesmith.client.adapters import Adapters
-from tunesmith.client.campaigns import Campaigns
-from tunesmith.client.datasets import Datasets
-from tunesmith.client.profiles import Profiles
-from tunesmith.client.runs import Runs
 from tunesmith.client.session import Session
-from tunesmith.client.system import System
 from tunesmith.config.workspace import Workspace, find_workspace, init_workspace
+
+if TYPE_CHECKING:
+    from tunesmith.client.adapters import Adapters
+    from tunesmith.client.campaigns import Campaigns
+    from tunesmith.client.datasets import Datasets
+    from tunesmith.client.profiles import Profiles
+    from tunesmith.client.runs import Runs
+    from tunesmith.client.system import System
 
 __all__ = ["Client"]
 
 
 class Client:
-    """A local client: works on the workspace's store and files directly."""
+    """A local client: works on the workspace's store and files directly. Each noun is loaded when it is first used."""
 
     def __init__(
         self,
@@ -35,12 +39,42 @@ class Client:
     ) -> None:
         explicit = None if workspace is None else Path(workspace)
         self._session = Session(find_workspace(explicit=explicit, environ=environ), actor, environ)
-        self.runs = Runs(self._session)
-        self.datasets = Datasets(self._session)
-        self.adapters = Adapters(self._session)
-        self.profiles = Profiles(self._session)
-        self.campaigns = Campaigns(self._session)
-        self.system = System(self._session)
+
+    @cached_property
+    def runs(self) -> Runs:
+        from tunesmith.client.runs import Runs
+
+        return Runs(self._session)
+
+    @cached_property
+    def datasets(self) -> Datasets:
+        from tunesmith.client.datasets import Datasets
+
+        return Datasets(self._session)
+
+    @cached_property
+    def adapters(self) -> Adapters:
+        from tunesmith.client.adapters import Adapters
+
+        return Adapters(self._session)
+
+    @cached_property
+    def profiles(self) -> Profiles:
+        from tunesmith.client.profiles import Profiles
+
+        return Profiles(self._session)
+
+    @cached_property
+    def campaigns(self) -> Campaigns:
+        from tunesmith.client.campaigns import Campaigns
+
+        return Campaigns(self._session)
+
+    @cached_property
+    def system(self) -> System:
+        from tunesmith.client.system import System
+
+        return System(self._session)
 
     @classmethod
     def init(cls, folder: str | Path = ".", *, actor: str | None = None) -> Client:

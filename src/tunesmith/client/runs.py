@@ -1,4 +1,4 @@
-"""`client.runs`: submit, look at, and steer runs."""
+"""`client.runs`: submit, look at, and steer runs. What only writing needs is imported there: looking stays quick."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from tunesmith import control
 from tunesmith.client.session import Session
 from tunesmith.client.views import (
     AnswerView,
@@ -29,12 +28,12 @@ from tunesmith.domain.run import RUN, Priority, RunState
 from tunesmith.domain.task import STOPPED_BY_ESTOP, TaskState
 from tunesmith.errors import TunesmithError, UsageError, nearest, show
 from tunesmith.ids import is_id
-from tunesmith.programs.launch import tail_of_log
-from tunesmith.stages.prepare import Progress
-from tunesmith.stages.submit import Submission, estimate, submit
 from tunesmith.store import adapters, evaluations, events, queue, requests, runs, switches, tasks, workers
 from tunesmith.store.database import Tx
 from tunesmith.store.runs import Run
+
+if TYPE_CHECKING:
+    from tunesmith.stages.prepare import Progress
 
 _MAX_LISTED = 10_000
 _TAIL = 64 << 10
@@ -59,6 +58,8 @@ class Runs:
         on_progress: Progress | None = None,
     ) -> SubmittedView:
         """Queue a run on a dataset id or on JSONL files; returns once it is durable."""
+        from tunesmith.stages.submit import Submission, submit
+
         submission = Submission(
             profile=profile,
             data=_data(data),
@@ -167,8 +168,10 @@ class Runs:
 
     def logs(self, run_id: str, *, max_bytes: int = 64 << 10) -> str:
         """The end of what the programs of a run wrote to stderr, newest attempt last."""
-        parts = [f"== {folder.name}\n{tail_of_log(folder, max_bytes)}" for folder in self._attempt_dirs(run_id)]
-        return "\n".join(parts)
+        from tunesmith.programs.launch import tail_of_log
+
+        tails = [(folder.name, tail_of_log(folder, max_bytes)) for folder in self._attempt_dirs(run_id)]
+        return "\n".join(f"== {name}\n{tail}" for name, tail in tails if tail)
 
     def cancel(self, run_id: str) -> AnswerView:
         return self._wish(run_id, RequestKind.CANCEL)
@@ -187,6 +190,8 @@ class Runs:
         return self._wish(run_id, RequestKind.CHECKPOINT)
 
     def resume(self, run_id: str) -> AnswerView:
+        from tunesmith import control
+
         with self._session.database.write() as tx:
             answer = control.resume(tx, run_id, actor=self._session.actor)
         return AnswerView(answer.run_id, answer.state, answer.message)
@@ -209,6 +214,8 @@ class Runs:
         )
 
     def _wish(self, run_id: str, kind: RequestKind) -> AnswerView:
+        from tunesmith import control
+
         with self._session.database.write() as tx:
             answer = control.wish(tx, run_id, kind, actor=self._session.actor)
         return AnswerView(answer.run_id, answer.state, answer.message, answer.request_id)
@@ -311,6 +318,8 @@ def _view(tx: Tx, run: Run) -> RunView:
 
 
 def _planned(session: Session, run: Run, view: RunView) -> PlannedRun:
+    from tunesmith.stages.submit import estimate
+
     try:
         guess = estimate(session.database, session.workspace, run.spec)
     except TunesmithError:  # its dataset is damaged or gone, which training will say; a plan still lists it
