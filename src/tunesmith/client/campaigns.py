@@ -62,5 +62,7 @@ class Campaigns:
         actor = self._session.actor
         with self._session.database.write() as tx:
             campaign = campaigns.find(tx, campaign_id)
+            if state is CampaignState.ARCHIVED and campaign.state is CampaignState.ACTIVE:
+                campaigns.move(tx, campaign.id, CampaignState.PAUSED, actor=actor, reason=f"to be archived by {actor}")
             campaigns.move(tx, campaign.id, state, actor=actor, reason=f"{state} by {actor}")
             return campaigns.get(tx, campaign.id)

@@ -21,7 +21,7 @@ C = CampaignState
 CAMPAIGN = Transitions(
     "campaign",
     {
-        C.ACTIVE: frozenset({C.PAUSED, C.ARCHIVED}),
+        C.ACTIVE: frozenset({C.PAUSED}),
         C.PAUSED: frozenset({C.ACTIVE, C.ARCHIVED}),
         C.ARCHIVED: frozenset(),
     },

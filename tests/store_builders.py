@@ -1,0 +1,240 @@
+"""Builders of rows: a run, task, adapter, campaign or experience in any state, and dumps to compare.
+
+States are forced with raw SQL where a test needs a starting point; what is tested goes through the real setters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from tunesmith.domain.adapter import AdapterState
+from tunesmith.domain.campaign import CampaignState
+from tunesmith.domain.evaluation import Report
+from tunesmith.domain.experience import ExperienceState
+from tunesmith.domain.gate import BARE_BASE, Decision, Evidence, Judged, Verdict
+from tunesmith.domain.profile import (
+    ArchitectureLock,
+    Budgets,
+    Checkpoints,
+    Deploy,
+    Evaluation,
+    Gate,
+    Method,
+    ProfileLock,
+    Recipe,
+    Target,
+    Validation,
+    Watch,
+)
+from tunesmith.domain.run import RUN, RunState
+from tunesmith.domain.spec import BaseModelRef, DatasetRef, Fingerprints, RunSpec
+from tunesmith.domain.task import TaskKind, TaskState
+from tunesmith.ids import new_id
+from tunesmith.stages.evaluate import policy_digest
+from tunesmith.store import adapters, campaigns, datasets, evaluations, experiences, profiles, runs, tables, tasks
+from tunesmith.store.adapters import Adapter
+from tunesmith.store.campaigns import Campaign
+from tunesmith.store.database import Database, Tx
+from tunesmith.store.events import RecordedEvent, of_entity
+from tunesmith.store.runs import Run
+from tunesmith.store.tasks import Claim
+
+PROFILE = "support"
+ACTOR = "user:test"
+WORKER = "wk-test"
+ALL_KINDS = tuple(TaskKind)
+
+ARCHITECTURE = ArchitectureLock(
+    architecture="LlamaForCausalLM",
+    family="llama",
+    vocab_size=320,
+    context=512,
+    hidden_size=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+)
+
+
+def a_profile(tx: Tx, name: str = PROFILE) -> str:
+    lock = ProfileLock(architecture=ARCHITECTURE, heldout_share=0.1, validation_share=0.05)
+    profiles.lock(tx, name, lock, actor=ACTOR)
+    return name
+
+
+def a_dataset(tx: Tx, profile: str = PROFILE, fingerprint: str | None = None) -> str:
+    a_profile(tx, profile)
+    dataset_id = new_id("ds")
+    counts = {"train": 80, "validation": 10, "heldout": 10}
+    datasets.add(
+        tx,
+        dataset_id,
+        profile,
+        path=f"datasets/{dataset_id}",
+        fingerprint=fingerprint or dataset_id,
+        kind="supervised",
+        counts=counts,
+        actor=ACTOR,
+    )
+    return dataset_id
+
+
+def a_spec(dataset_id: str, profile: str = PROFILE, **changes: Any) -> RunSpec:
+    """A spec that the store accepts; `changes` replace whole fields."""
+    fields: dict[str, Any] = {
+        "run_id": new_id("run"),
+        "profile": profile,
+        "trainer": "sim",
+        "trainer_options": {},
+        "method": Method.SFT,
+        "hardware_tier": "cpu",
+        "base": BaseModelRef(path="/base", revision=None, digest="b" * 64, lock=ARCHITECTURE, context=512),
+        "start": None,
+        "dataset": DatasetRef(id=dataset_id, path="/data", fingerprint="f", num_train=80, num_validation=10),
+        "recipe": Recipe(),
+        "budgets": Budgets(),
+        "validation": Validation(),
+        "checkpoints": Checkpoints(),
+        "evaluation": Evaluation(),
+        "gate": Gate(),
+        "deploy": Deploy(),
+        "watch": Watch(),
+        "targets": (Target(),),
+        "expected_artifact": "adapter",
+        "fingerprints": Fingerprints(config="c", code="d"),
+    }
+    return RunSpec(**{**fields, **changes})
+
+
+def a_run(
+    tx: Tx,
+    state: RunState = RunState.QUEUED,
+    *,
+    dataset_id: str | None = None,
+    profile: str = PROFILE,
+    campaign_id: str | None = None,
+    automatic: bool = False,
+    **changes: Any,
+) -> Run:
+    """A run in a state, without any task."""
+    dataset = dataset_id or a_dataset(tx, profile)
+    spec = a_spec(dataset, profile, campaign_id=campaign_id, **changes)
+    runs.add(tx, spec, actor=ACTOR, priority=1, body_hash="body", automatic=automatic)
+    force(tx, tables.runs, spec.run_id, state=state, finished_at=tx.now if state in RUN.finished else None)
+    return runs.get(tx, spec.run_id)
+
+
+def a_task(tx: Tx, state: TaskState = TaskState.WAITING, kind: TaskKind = TaskKind.EXPORT, **more: Any) -> str:
+    """A task in a state; a leased one has its open attempt."""
+    task_id = tasks.add(tx, kind, actor=ACTOR, **more)
+    if state is TaskState.LEASED:
+        claim_of(tx, task_id)
+    elif state is not TaskState.WAITING:
+        force(tx, tables.tasks, task_id, state=state)
+    return task_id
+
+
+def claim_of(tx: Tx, task_id: str, *, worker: str = WORKER, lease_s: float = 30.0) -> Claim:
+    """Claim this very task, whatever else waits: the others step aside for the moment."""
+    others = (tables.tasks.c.id != task_id, tables.tasks.c.state == "waiting")
+    waiting = [row["id"] for row in tx.all(sa.select(tables.tasks.c.id).where(*others))]
+    tx.run(tables.tasks.update().where(*others).values(state="cancelled"))
+    claim = tasks.claim(tx, worker, ALL_KINDS, lease_s)
+    tx.run(tables.tasks.update().where(tables.tasks.c.id.in_(waiting)).values(state="waiting"))
+    assert claim is not None
+    assert claim.task.id == task_id
+    return claim
+
+
+def a_claimed_run(tx: Tx, state: RunState, kind: TaskKind, **more: Any) -> tuple[Run, Claim]:
+    """A run in a state whose task a worker has leased."""
+    run = a_run(tx, state, **more)
+    task_id = tasks.add(tx, kind, actor=ACTOR, run_id=run.id, profile=run.profile, priority=run.priority)
+    return run, claim_of(tx, task_id)
+
+
+def an_adapter(
+    tx: Tx, state: AdapterState = AdapterState.CANDIDATE, *, profile: str = PROFILE, run_id: str | None = None
+) -> Adapter:
+    """An adapter version in a state; its digest is its own."""
+    made_by = run_id or a_run(tx, RunState.COMPLETED, profile=profile).id
+    adapter = adapters.register(
+        tx,
+        profile,
+        run_id=made_by,
+        path=f"adapters/{made_by}",
+        digest=f"digest-{made_by}",
+        base_digest="b" * 64,
+        metrics={"validation_loss": 1.0},
+        actor=ACTOR,
+    )
+    force(tx, tables.adapters, adapter.id, state=state)
+    return adapters.get(tx, adapter.id)
+
+
+def a_campaign(tx: Tx, state: CampaignState = CampaignState.ACTIVE, profile: str = PROFILE) -> Campaign:
+    a_profile(tx, profile)
+    campaign = campaigns.add(
+        tx, profile, overrides={}, budget={}, code_version="v", config_hash="h", actor=ACTOR
+    )  # fmt: skip
+    force(tx, tables.campaigns, campaign.id, state=state)
+    return campaigns.get(tx, campaign.id)
+
+
+def an_experience(
+    tx: Tx,
+    state: ExperienceState = ExperienceState.COLLECTED,
+    *,
+    dataset_id: str | None = None,
+    profile: str = PROFILE,
+) -> str:
+    """An experience in a state; reserved and consumed ones belong to a dataset."""
+    a_profile(tx, profile)
+    messages = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    experience_id = experiences.add(tx, profile, new_id("key"), messages, actor=ACTOR)
+    held = state in (ExperienceState.RESERVED, ExperienceState.CONSUMED)
+    owner = (dataset_id or a_dataset(tx, profile)) if held else None
+    force(tx, tables.experiences, experience_id, state=state, dataset_id=owner)
+    return experience_id
+
+
+def an_evaluation(
+    tx: Tx, run: Run, adapter: Adapter, decision: Decision = Decision.PROMOTE, baseline: str = BARE_BASE
+) -> Judged:
+    judged = a_judgement(run, adapter.digest, decision, baseline)
+    evaluations.add(
+        tx, judged, run_id=run.id, adapter_id=adapter.id, baseline_adapter_id=None, scores_path="s", actor=ACTOR
+    )
+    return judged
+
+
+def a_judgement(run: Run, digest: str, decision: Decision, baseline: str = BARE_BASE) -> Judged:
+    evidence = Evidence(
+        adapter=digest, base="b" * 64, cases="c" * 64, policy=policy_digest(run.spec), baseline=baseline
+    )
+    return Judged(
+        evidence=evidence,
+        report=Report(num_cases=0, confidence=0.95, comparisons=()),
+        verdict=Verdict(decision=decision, reasons=("as the test wants",)),
+    )
+
+
+def force(tx: Tx, table: sa.Table, row_id: str, **values: Any) -> None:
+    """Put a row into a state without asking the setter: where a test begins."""
+    assert tx.run(table.update().where(table.c.id == row_id).values(**values)) == 1
+
+
+def moves(tx: Tx, entity: str, entity_id: str) -> list[RecordedEvent]:
+    """The events of a thing that moved its state from one to another."""
+    return [event for event in of_entity(tx, entity, entity_id) if event.old_state is not None]
+
+
+def dump(database: Database) -> dict[str, list[tuple[Any, ...]]]:
+    """Every row of every table, to see that nothing changed."""
+    with database.read() as tx:
+        return {
+            table.name: [tuple(row) for row in tx.conn.execute(sa.select(table).order_by(*table.primary_key.columns))]
+            for table in tables.metadata.sorted_tables
+        }
