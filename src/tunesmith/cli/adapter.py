@@ -24,7 +24,7 @@ from tunesmith.cli.output import (
 if TYPE_CHECKING:
     from tunesmith.client.views import AnswerView
 
-verbs = a_noun("The versions that runs made: what is live, what waits for a person, the way back.")
+verbs = a_noun("The versions that runs made, and which one is live.")
 Name = Annotated[
     str, typer.Argument(metavar="ADAPTER", help="An id, its beginning, or a name such as dates@v7.", show_default=False)
 ]
@@ -46,7 +46,7 @@ def list_adapters(ctx: typer.Context, profile: OfProfile = None, json: Json = Fa
 
 @verbs.command()
 def show(ctx: typer.Context, adapter: Name, json: Json = False) -> None:
-    """One version: where it came from, where it lies, what was measured."""
+    """One version: its run, its place, its metrics."""
     with open_client(ctx) as client:
         found = client.adapters.show(adapter)
     if json:
@@ -70,7 +70,7 @@ def show(ctx: typer.Context, adapter: Name, json: Json = False) -> None:
 
 @verbs.command()
 def live(ctx: typer.Context, profile: Profile, json: Json = False) -> None:
-    """What is live for a profile, and what each target was last seen serving."""
+    """What is live, and what each target serves."""
     with open_client(ctx) as client:
         deployment = client.adapters.deployment(profile)
     if json:
@@ -94,14 +94,17 @@ def live(ctx: typer.Context, profile: Profile, json: Json = False) -> None:
 
 @verbs.command()
 def evaluate(ctx: typer.Context, adapter: Name) -> None:
-    """Measure a held adapter again, e.g. after the held-out pool has grown."""
+    """Measure a held adapter again."""
     with open_client(ctx) as client:
         _answer(client.adapters.evaluate(adapter))
 
 
 @verbs.command()
 def approve(ctx: typer.Context, adapter: Name) -> None:
-    """Let a held adapter go live; stale evidence is measured again first."""
+    """Let a held adapter go live.
+
+    Evidence that has gone stale is measured again first.
+    """
     with open_client(ctx) as client:
         _answer(client.adapters.approve(adapter))
 
@@ -120,7 +123,10 @@ def rollback(
     to: Annotated[str | None, typer.Option("--to", metavar="ADAPTER", help="Which version instead.")] = None,
     reason: Reason = "",
 ) -> None:
-    """Put the version before the live one in its place; prints what is live now."""
+    """Put the version before the live one in its place.
+
+    Prints what is live now, `base` for the bare base.
+    """
     with open_client(ctx) as client:
         now_live = client.adapters.rollback(profile, to=to, reason=reason)
     say(f"rolled back; {now_live or 'the bare base'} is live, and the targets follow as soon as a worker runs")
@@ -133,7 +139,7 @@ def revoke(
     adapter: Name,
     reason: Annotated[str, typer.Option("--reason", help="Why; kept in the history.", show_default=False)],
 ) -> None:
-    """Take an adapter out of service everywhere and for ever."""
+    """Take it out of service, everywhere and for ever."""
     with open_client(ctx) as client:
         revoked = client.adapters.revoke(adapter, reason)
     say(f"{revoked.name} is revoked; no target may load it again")

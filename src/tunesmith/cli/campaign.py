@@ -12,7 +12,7 @@ from tunesmith.cli.output import Column, age, coloured, print_id, print_json, sa
 if TYPE_CHECKING:
     from tunesmith.store.campaigns import Campaign
 
-verbs = a_noun("A profile under way, with overrides that hold for every run of it.")
+verbs = a_noun("A profile under way, with overrides for all its runs.")
 Id = Annotated[str, typer.Argument(metavar="CAMPAIGN", help="Id of a campaign, or its beginning.", show_default=False)]
 
 
@@ -27,7 +27,7 @@ def create(ctx: typer.Context, profile: Profile, overrides: Set = None) -> None:
 
 @verbs.command("list")
 def list_campaigns(ctx: typer.Context, profile: OfProfile = None, json: Json = False) -> None:
-    """The newest first."""
+    """Every campaign, the newest first."""
     with open_client(ctx) as client:
         campaigns = client.campaigns.list(profile)
     if json:
@@ -44,7 +44,7 @@ def list_campaigns(ctx: typer.Context, profile: OfProfile = None, json: Json = F
 
 @verbs.command()
 def show(ctx: typer.Context, campaign_id: Id, json: Json = False) -> None:
-    """Its overrides, what it was made with, and how its runs have ended."""
+    """Its overrides, and how its runs have ended."""
     with open_client(ctx) as client:
         campaign = client.campaigns.show(campaign_id)
     if json:
@@ -71,7 +71,7 @@ def show(ctx: typer.Context, campaign_id: Id, json: Json = False) -> None:
 
 @verbs.command()
 def pause(ctx: typer.Context, campaign_id: Id) -> None:
-    """Its overrides no longer hold; another campaign may be opened."""
+    """Its overrides no longer hold."""
     with open_client(ctx) as client:
         _moved(client.campaigns.pause(campaign_id))
 

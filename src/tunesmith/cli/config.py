@@ -15,24 +15,31 @@ if TYPE_CHECKING:
 
     from tunesmith.config.layers import Origin
 
-verbs = a_noun("One resolved configuration: what holds, and who said it.")
+_SHORT = 28  # beside the longest key of an 80-column terminal, this leaves room for values
+
+verbs = a_noun("What holds, and who said it.")
 
 
 @verbs.command()
 def explain(
     ctx: typer.Context,
     profile: Profile,
-    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="A key or a section, e.g. recipe.lr.")] = None,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="A key or a section, e.g. recipe.lr.")] = None,
     overrides: Set = None,
     json: Json = False,
 ) -> None:
-    """Every key, its value and its origin: schema default < profile < campaign < project < environment < --set."""
+    """Every key, its value and its origin.
+
+    Precedence: schema default < profile < campaign < tunesmith.yaml < environment < --set.
+    """
     with open_client(ctx) as client:
         rows = client.profiles.explain(profile, key, overrides or ())
     if json:
         print_json([{"key": r.key, "value": r.value, "origin": r.origin, "doc": r.doc} for r in rows])
         return
-    columns = [Column("KEY"), Column("VALUE", "fold"), Column("ORIGIN", "fold"), Column("WHAT IT IS FOR", "fold")]
+    is_short = all(len(str(r.origin)) <= _SHORT for r in rows)
+    origin = Column("ORIGIN", "whole" if is_short else "fold")
+    columns = [Column("KEY"), Column("VALUE", "fold"), origin, Column("WHAT IT IS FOR", "fold")]
     shown = columns if len(rows) == 1 else columns[:3]
     show_table(shown, [(r.key, _shown(r.value), _origin(r.origin), r.doc)[: len(shown)] for r in rows])
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tunesmith.domain.dataset import DatasetReport
     from tunesmith.store.datasets import Dataset
 
-verbs = a_noun("Immutable examples with splits and a fingerprint of their content.")
+verbs = a_noun("Examples with splits and a fingerprint, never changed.")
 Id = Annotated[str, typer.Argument(metavar="DATASET", help="Id of a dataset, or its beginning.", show_default=False)]
 
 
@@ -22,10 +22,13 @@ Id = Annotated[str, typer.Argument(metavar="DATASET", help="Id of a dataset, or 
 def prepare(
     ctx: typer.Context,
     profile: Profile,
-    files: Annotated[list[str], typer.Argument(metavar="FILES…", help="JSONL files.", show_default=False)],
+    files: Annotated[list[str], typer.Argument(metavar="FILES", help="JSONL files.", show_default=False)],
     overrides: Set = None,
 ) -> None:
-    """Validate JSONL files line by line, split them by the hash of the prompt, publish them as one dataset."""
+    """Turn JSONL files into a dataset.
+
+    Each line is validated and split by the hash of its prompt; a bad line is left out with its reason.
+    """
     with open_client(ctx) as client, preparing() as on_progress:
         dataset, report = client.datasets.prepare(profile, files, overrides=overrides or (), on_progress=on_progress)
     _describe(dataset, report)
@@ -34,7 +37,7 @@ def prepare(
 
 @verbs.command("list")
 def list_datasets(ctx: typer.Context, profile: OfProfile = None, json: Json = False) -> None:
-    """The newest first."""
+    """Every dataset, the newest first."""
     with open_client(ctx) as client:
         datasets = client.datasets.list(profile)
     if json:
@@ -51,7 +54,7 @@ def list_datasets(ctx: typer.Context, profile: OfProfile = None, json: Json = Fa
 
 @verbs.command()
 def show(ctx: typer.Context, dataset_id: Id, json: Json = False) -> None:
-    """What went into a dataset, and what did not and why."""
+    """What went in, and what did not and why."""
     with open_client(ctx) as client:
         dataset, report = client.datasets.show(dataset_id)
     if json:

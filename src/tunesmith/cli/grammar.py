@@ -43,7 +43,7 @@ class Nouns(TyperGroup):
 
 def a_noun(text: str) -> typer.Typer:
     """A group of verbs about one noun."""
-    return typer.Typer(cls=Nouns, help=text, add_completion=False)
+    return typer.Typer(cls=Nouns, help=text, add_completion=False, rich_markup_mode=None)
 
 
 def hoist_workspace(words: Sequence[str]) -> list[str]:

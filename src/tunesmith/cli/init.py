@@ -11,9 +11,12 @@ from tunesmith.cli import output
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where; made if it is not there.")] = Path("."),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where; made if it is not there.")] = Path("."),
 ) -> None:
-    """Make a workspace: tunesmith.yaml, profiles/ and .tunesmith/ (store, datasets, runs, adapters)."""
+    """Make a workspace in a folder.
+
+    It holds tunesmith.yaml, profiles/ with a sample, and .tunesmith/ for the store, datasets, runs and adapters.
+    """
     from tunesmith.client import Client
 
     with Client.init(folder) as client:
@@ -30,10 +33,13 @@ def init(
 
 
 def demo(
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="The demo's workspace.")] = Path("tunesmith-demo"),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The demo's workspace.")] = Path("tunesmith-demo"),
     quick: Annotated[bool, typer.Option("--quick", help="Less training: a minute instead of a few.")] = False,
 ) -> int:
-    """Watch the whole loop once, for real, on a small model: train, judge, deploy. Needs no GPU."""
+    """The whole loop once, for real, on a small model.
+
+    Trains, judges and deploys an adapter, and writes a report. Needs no GPU.
+    """
     from tunesmith.demo.story import run_demo
 
     return run_demo(folder, quick=quick, console=output.stdout())

@@ -21,6 +21,7 @@ from tunesmith.cli.grammar import CallError, Nouns, hoist_workspace, usage_messa
 app = typer.Typer(
     cls=Nouns,
     add_completion=False,
+    rich_markup_mode=None,  # panels cost a hundred milliseconds, and help must be quick and fit any pipe
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 ok, 1 refused or failed, 2 usage. Every listing and `show` takes --json.",
 )

@@ -70,7 +70,7 @@ def _console(stream: IO[str]) -> Console:
 
 def say(line: Any = "") -> None:
     """One line of prose, or anything Rich can draw."""
-    stdout().print(clean(line) if isinstance(line, str) else line, soft_wrap=isinstance(line, str))
+    stdout().print(clean(line) if isinstance(line, str) else line)
 
 
 def print_id(text: str) -> None:

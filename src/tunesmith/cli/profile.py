@@ -12,12 +12,12 @@ from tunesmith.cli.output import Column, coloured, first_line, print_id, print_j
 if TYPE_CHECKING:
     from tunesmith.domain.profile import ArchitectureLock
 
-verbs = a_noun("What is tuned: one YAML file each in profiles/.")
+verbs = a_noun("What is tuned: a YAML file each in profiles/.")
 
 
 @verbs.command("list")
 def list_profiles(ctx: typer.Context, json: Json = False) -> None:
-    """Every profile; a broken one says what is wrong with it."""
+    """Every profile, and what is wrong with a broken one."""
     with open_client(ctx) as client:
         entries = client.profiles.list()
     if json:
@@ -67,7 +67,7 @@ def show(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json = 
 
 @verbs.command()
 def check(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json = False) -> None:
-    """Everything that is checked before a run is queued; every problem at once."""
+    """Check all that is checked before a run is queued."""
     with open_client(ctx) as client:
         checked = client.profiles.check(name, overrides or ())
     if json:
@@ -81,7 +81,7 @@ def check(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json =
 
 @verbs.command()
 def lock(ctx: typer.Context, name: Profile) -> None:
-    """Read the base model's facts once; from then on any difference is refused."""
+    """Lock the base model's facts; later differences are refused."""
     with open_client(ctx) as client:
         locked = client.profiles.lock(name)
     show_fields([("base", _facts(locked.architecture)), ("held out", f"{locked.heldout_share:.0%} of prompts")])

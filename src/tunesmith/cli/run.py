@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tunesmith.client import Client
     from tunesmith.client.views import AnswerView, SubmittedView
 
-verbs = a_noun("The intention to make one adapter version: queued, trained, judged, deployed.")
+verbs = a_noun("Make an adapter version: queue, train, judge, deploy.")
 Id = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or its beginning.", show_default=False)]
 
 _GOOD_ENDS = frozenset({"deployed", "completed", "validated", "held", "paused"})
@@ -52,7 +52,7 @@ def submit(  # noqa: PLR0913 - the options of one command
     *,
     profile: Profile,
     data: Annotated[
-        list[str], typer.Argument(metavar="DATA…", help="A dataset id, or JSONL files.", show_default=False)
+        list[str], typer.Argument(metavar="DATA", help="A dataset id, or JSONL files.", show_default=False)
     ],
     overrides: Set = None,
     priority: Annotated[Priority, typer.Option(help="Which place in the queue.")] = Priority.NORMAL,
@@ -63,7 +63,10 @@ def submit(  # noqa: PLR0913 - the options of one command
     ] = None,
     follow: Annotated[bool, typer.Option("--watch", help="Wait for its end; exit 1 unless it went well.")] = False,
 ) -> int:
-    """Queue a run. It is durable once its id is printed."""
+    """Queue a run on a dataset or on JSONL files.
+
+    It is durable once its id is printed, on the last line.
+    """
     source = data[0] if len(data) == 1 else [Path(file) for file in data]
     with open_client(ctx) as client:
         with preparing() as on_progress:
@@ -88,7 +91,7 @@ def list_runs(
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 50,
     json: Json = False,
 ) -> None:
-    """The newest first."""
+    """Every run, the newest first."""
     with open_client(ctx) as client:
         runs = client.runs.list(profile=profile, state=state, limit=limit)
     if json:
@@ -119,7 +122,10 @@ def show(ctx: typer.Context, run_id: Id, json: Json = False) -> None:
 
 @verbs.command("watch")
 def watch_run(ctx: typer.Context, run_id: Id) -> int:
-    """Follow a run until it has ended or waits for a person; exit 1 unless it went well."""
+    """Follow a run until it ends or waits for a person.
+
+    Exit code 0 if it is deployed, completed, validated, held or paused; else 1.
+    """
     with open_client(ctx) as client:
         return _watched(client, client.runs.get(run_id).id)
 
@@ -130,7 +136,7 @@ def logs(
     run_id: Id,
     lines: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many of the last lines.")] = 200,
 ) -> None:
-    """What the run's programs wrote to stderr, the newest attempt last."""
+    """The logs of its programs, the newest attempt last."""
     with open_client(ctx) as client:
         text = client.runs.logs(run_id)
     for line in text.replace("\r", "\n").splitlines()[-lines:]:
@@ -144,7 +150,10 @@ def metrics(
     rows: Annotated[int, typer.Option(min=2, max=10_000, help="How many rows, spread evenly over the steps.")] = 20,
     json: Json = False,
 ) -> None:
-    """Raw values of each step and validation; with --json, all of them."""
+    """Raw values of each step and validation.
+
+    Some of the points, spread evenly; with --json all of them.
+    """
     from tunesmith.cli.run_page import show_metrics
 
     with open_client(ctx) as client:
@@ -161,21 +170,21 @@ def stop(
     run_id: Id,
     discard: Annotated[bool, typer.Option("--discard", help="Throw the result away: the run is cancelled.")] = False,
 ) -> None:
-    """End training now and go on to evaluation with the best so far."""
+    """End training now; evaluate the best so far."""
     with open_client(ctx) as client:
         _answer(client.runs.stop(run_id, discard=discard))
 
 
 @verbs.command()
 def pause(ctx: typer.Context, run_id: Id) -> None:
-    """Write a checkpoint, give the worker back, wait for `run resume`."""
+    """Write a checkpoint and wait for `run resume`."""
     with open_client(ctx) as client:
         _answer(client.runs.pause(run_id))
 
 
 @verbs.command()
 def resume(ctx: typer.Context, run_id: Id) -> None:
-    """Queue a paused run again; it goes on from its last checkpoint."""
+    """Queue a paused run again, from its last checkpoint."""
     with open_client(ctx) as client:
         _answer(client.runs.resume(run_id))
 
@@ -200,7 +209,10 @@ def retry(
     run_id: Id,
     follow: Annotated[bool, typer.Option("--watch", help="Wait for its end; exit 1 unless it went well.")] = False,
 ) -> int:
-    """Open a new run like a finished one, under the configuration that holds now."""
+    """Open a new run like a finished one.
+
+    On the same dataset, with the same --set values, under the configuration that holds now.
+    """
     with open_client(ctx) as client:
         return _submitted(client, client.runs.retry(run_id), follow=follow)
 

@@ -21,7 +21,7 @@ from tunesmith.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from tunesmith.client.views import AttemptView, EvaluationView, RunDetail
+    from tunesmith.client.views import AttemptView, EvaluationView, EventView, RunDetail
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40
@@ -44,9 +44,7 @@ def show_run(detail: RunDetail) -> None:
         heading("Asked, not answered yet")
         show_table([Column("WISH"), Column("BY", "fold")], [(r["kind"], r["actor"]) for r in open_requests], indent=2)
     heading("History")
-    rows = [(f"{e.at:%Y-%m-%d %H:%M:%S}", coloured(e.new_state or e.action), e.actor, first_line(e.reason))
-            for e in detail.events]  # fmt: skip
-    show_table([Column("UTC"), Column("STATE"), Column("BY", "fold"), Column("WHY", "fold")], rows, indent=2)
+    _history(detail.events)
 
 
 def _essentials(detail: RunDetail) -> list[tuple[str, Any]]:
@@ -87,6 +85,19 @@ def _note(attempt: AttemptView) -> str:
     steps = [several(result["num_steps"], "step")] if result.get("num_steps") else []
     metrics = result.get("metrics") or {}
     return ", ".join([*steps, *(f"{name} {number(value)}" for name, value in metrics.items())])
+
+
+def _history(events: Sequence[EventView]) -> None:
+    """What happened when; the day and a repeated reason are said once."""
+    day, reason, rows = "", "", []
+    for event in events:
+        now_day, now_reason = f"{event.at:%Y-%m-%d}", first_line(event.reason)
+        shown = "" if now_reason == reason else now_reason
+        state = coloured(event.new_state or event.action)
+        rows.append(("" if now_day == day else now_day, f"{event.at:%H:%M:%S}", state, event.actor, shown))
+        day, reason = now_day, now_reason
+    columns = [Column("DAY"), Column("UTC"), Column("STATE"), Column("BY", "fold"), Column("WHY", "fold")]
+    show_table(columns, rows, indent=2)
 
 
 def _verdict(evaluation: EvaluationView) -> None:

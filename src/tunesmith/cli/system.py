@@ -23,7 +23,7 @@ from tunesmith.cli.output import (
 if TYPE_CHECKING:
     from tunesmith.store.switches import Switch
 
-estop = a_noun("The emergency stop: nothing is trained or deployed while it is on.")
+estop = a_noun("While it is on, nothing is trained or deployed.")
 
 
 def worker(
@@ -33,7 +33,10 @@ def worker(
         str | None, typer.Option(metavar="KIND,…", help="Only these kinds of tasks, e.g. train,evaluate.")
     ] = None,
 ) -> None:
-    """Work on the queue until told to stop. TERM or Ctrl-C: checkpoint and give the task back; twice: now."""
+    """Work on the queue until told to stop.
+
+    TERM or Ctrl-C: write a checkpoint, give the task back, end. A second one: now.
+    """
     from tunesmith import logs
 
     with open_client(ctx) as client:
@@ -45,7 +48,10 @@ def worker(
 
 
 def plan(ctx: typer.Context, json: Json = False) -> None:
-    """What will happen: every run under way or waiting, in order, how long it may take and why it waits."""
+    """What is under way and what waits, in order, and why.
+
+    With the number of examples and a guess of the training time.
+    """
     with open_client(ctx) as client:
         planned = client.runs.plan()
         workers = client.system.workers()
@@ -84,7 +90,10 @@ def inbox(ctx: typer.Context, json: Json = False) -> None:
 
 
 def doctor(ctx: typer.Context, json: Json = False) -> int:
-    """Check the installation and the workspace, and say how to mend what is wrong; exit 1 if something is broken."""
+    """Check installation and workspace; say how to mend them.
+
+    Exit code 1 if something is broken; warnings do not count.
+    """
     with open_client(ctx) as client:
         checks = client.system.doctor()
     is_broken = any(check.state == "broken" for check in checks)
@@ -106,7 +115,7 @@ def doctor(ctx: typer.Context, json: Json = False) -> int:
 
 @estop.command("on")
 def estop_on(ctx: typer.Context, reason: Reason = "") -> None:
-    """Start no training and no deployment; interrupt what is open, with a checkpoint."""
+    """Start nothing; interrupt what is open, with a checkpoint."""
     with open_client(ctx) as client:
         _switched(client.system.estop(True, reason))
 
