@@ -1,26 +1,27 @@
-"""The Parquet form of a split: one row per example, messages as nested columns that any tool can read."""
+"""The columns of a dataset: one row per example, messages as nested columns that any Parquet tool can read."""
 
 from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Iterator
-from itertools import accumulate
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tunesmith.data.rows import Row
-from tunesmith.domain.dataset import CODE_OF_ROLE, ROLE_OF_CODE, Example, Message, SplitDigest, identity
+from tunesmith.domain.dataset import ROLE_OF_CODE, Example, Kind, Message, Split, SplitDigest, identity_of
 from tunesmith.errors import DataError
 
 _ROLES = ("system", "user", "assistant", "tool")
-_ROLE_INDEX = bytes.maketrans(
-    "".join(ROLE_OF_CODE).encode(), bytes(_ROLES.index(role) for role, _ in ROLE_OF_CODE.values())
-)
-_WEIGHT = bytes.maketrans("".join(ROLE_OF_CODE).encode(), bytes(weight for _, weight in ROLE_OF_CODE.values()))
+_LETTERS = "".join(ROLE_OF_CODE).encode()
+_ROLE_INDEX = bytes.maketrans(_LETTERS, bytes(_ROLES.index(role) for role, _ in ROLE_OF_CODE.values()))
+_WEIGHT = bytes.maketrans(_LETTERS, bytes(weight for _, weight in ROLE_OF_CODE.values()))
+_SPLITS = tuple(Split)
 
 _MESSAGE = pa.struct(
     [
@@ -34,58 +35,122 @@ SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
         pa.field("group", pa.string(), nullable=False),
-        pa.field("prompt", _MESSAGES, nullable=False),
-        pa.field("chosen", _MESSAGES, nullable=False),
+        pa.field("messages", _MESSAGES, nullable=False),  # the prompt and, after it, the answer to learn
+        pa.field("num_prompt", pa.int32(), nullable=False),
         pa.field("rejected", _MESSAGES),
+        pa.field("num_chars", pa.int32(), nullable=False),
         pa.field("score", pa.float64(), nullable=False),
         pa.field("source", pa.int32(), nullable=False),
         pa.field("line", pa.int64(), nullable=False),
     ]
 )
-_DICTIONARIES = ["score", "source", *(f"{name}.list.element.role" for name in ("prompt", "chosen", "rejected"))]
-_BATCH_ROWS = 4096
-_BATCH_CHARS = 4 << 20
+_PARSED = SCHEMA.append(pa.field("key", pa.uint64())).append(pa.field("split", pa.int8()))
+"""Before the splits part: with 64 bits of the id, to find copies, and the place of the split in `Split`."""
+_DICTIONARIES = ["score", "source", "messages.list.element.role", "rejected.list.element.role"]
 _GROUP_BYTES = 16 << 20
-"""A row group is written when it is so large; three splits may each hold one."""
+"""A row group is written when it is so large; each split holds one at most."""
 _READ_ROWS = 1024
 
 
-class _Messages:
-    """One column of message lists under construction."""
-
-    def __init__(self) -> None:
-        self.codes: list[str] = []
-        self.contents: list[str] = []
-
-    def append(self, codes: str, contents: list[str]) -> None:
-        self.codes.append(codes)
-        self.contents += contents
-
-    def to_arrow(self) -> Any:
-        codes = "".join(self.codes).encode()
-        roles = pa.DictionaryArray.from_arrays(_int8(codes.translate(_ROLE_INDEX)), pa.array(_ROLES))
-        texts = pa.array(self.contents, pa.string(), size=len(codes))
-        weights = _int8(codes.translate(_WEIGHT))
-        messages = pa.StructArray.from_arrays([roles, texts, weights], fields=list(_MESSAGE))
-        ends = array("i", accumulate(map(len, self.codes), initial=0))
-        offsets = pa.Array.from_buffers(pa.int32(), len(ends), [None, pa.py_buffer(ends)])
-        return pa.ListArray.from_arrays(offsets, messages, type=_MESSAGES)
+ParsedRow = tuple[str, str, int, float, int, str, list[str]]
+"""A valid row: id, group, place of its split, score, line, shape, texts. A bare tuple, for speed."""
 
 
-def _int8(values: bytes) -> Any:
-    return pa.Array.from_buffers(pa.int8(), len(values), [None, pa.py_buffer(values)])
+def to_batch(rows: Sequence[ParsedRow], source: int) -> Any:
+    """Rows as columns."""
+    if not rows:
+        return pa.record_batch([pa.array([], field.type) for field in _PARSED], schema=_PARSED)
+    ids, groups, splits, scores, lines, shapes, contents = zip(*rows, strict=True)
+    num = len(rows)
+    columns = [
+        pa.array(ids, pa.string(), size=num),
+        pa.array(groups, pa.string(), size=num),
+        *_message_columns(shapes, contents),
+        _numbers(pa.int32(), array("i", [sum(map(len, texts)) for texts in contents])),
+        pa.array(scores, pa.float64(), size=num),
+        _numbers(pa.int32(), array("i", [source]) * num),
+        _numbers(pa.int64(), array("q", lines)),
+        _numbers(pa.uint64(), array("Q", [int(example_id[:16], 16) for example_id in ids])),
+        _numbers(pa.int8(), bytes(splits)),
+    ]
+    return pa.record_batch(columns, schema=_PARSED)
+
+
+def _message_columns(shapes: Sequence[str], contents: Sequence[list[str]]) -> tuple[Any, Any, Any]:
+    """The columns messages, num_prompt and rejected."""
+    num_prompts = _numbers(pa.int32(), array("i", [shape.find("a") for shape in shapes]))
+    if not any("|" in shape for shape in shapes):
+        return _message_lists(shapes, contents), num_prompts, pa.nulls(len(shapes), _MESSAGES)
+    chosen, _, rejected = zip(*(shape.partition("|") for shape in shapes), strict=True)
+    messages = _message_lists(chosen, [texts[: len(shape)] for shape, texts in zip(chosen, contents, strict=True)])
+    worse = [texts[len(shape) :] for shape, texts in zip(chosen, contents, strict=True)]
+    return messages, num_prompts, _message_lists(rejected, worse, mask=pa.array([not shape for shape in rejected]))
+
+
+def _message_lists(shapes: Sequence[str], contents: Sequence[list[str]], mask: Any = None) -> Any:
+    letters = "".join(shapes).encode()
+    roles = pa.DictionaryArray.from_arrays(_numbers(pa.int8(), letters.translate(_ROLE_INDEX)), pa.array(_ROLES))
+    texts = pa.array(list(chain.from_iterable(contents)), pa.string(), size=len(letters))
+    weights = _numbers(pa.int8(), letters.translate(_WEIGHT))
+    messages = pa.StructArray.from_arrays([roles, texts, weights], fields=list(_MESSAGE))
+    ends = _numbers(pa.int32(), array("i", accumulate(map(len, shapes), initial=0)))
+    return pa.ListArray.from_arrays(ends, messages, type=_MESSAGES, mask=mask)
+
+
+def _numbers(kind: Any, values: bytes | array[int]) -> Any:
+    """An Arrow array over the very bytes of these numbers."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def batch_to_bytes(batch: Any, note: bytes) -> bytes:
+    """A batch, and a note beside it, for another process."""
+    sink = pa.BufferOutputStream()
+    marked = batch.replace_schema_metadata({"note": note})
+    with pa.ipc.new_stream(sink, marked.schema) as stream:
+        stream.write_batch(marked)
+    return bytes(sink.getvalue())
+
+
+def batch_from_bytes(data: bytes) -> tuple[Any, bytes]:
+    with pa.ipc.open_stream(data) as stream:
+        batch = stream.read_next_batch()
+    return batch.replace_schema_metadata(None), batch.schema.metadata[b"note"]
+
+
+def part_by_kind(batch: Any, kind: Kind | None) -> tuple[Any, list[int]]:
+    """The rows of that kind in a parsed batch, and the lines of the others."""
+    ours = batch.column("rejected").is_valid() if kind is Kind.PREFERENCE else batch.column("rejected").is_null()
+    if ours.true_count == batch.num_rows:
+        return batch, []
+    return batch.filter(ours), batch.column("line").filter(pc.invert(ours)).to_pylist()
+
+
+def keys_of(batch: Any) -> list[int]:
+    """64 bits of the id of each row of a parsed batch."""
+    keys: list[int] = batch.column("key").to_pylist()
+    return keys
+
+
+def part(batch: Any, keep: bytes) -> Iterator[tuple[Split, Any]]:
+    """Part a parsed batch into its splits; a row is kept where `keep` is 1."""
+    kept = pc.equal(_numbers(pa.int8(), keep), pa.scalar(1, pa.int8()))
+    for place, split in enumerate(_SPLITS):
+        mask = pc.and_(kept, pc.equal(batch.column("split"), pa.scalar(place, pa.int8())))
+        rows = batch.filter(mask)
+        if rows.num_rows:
+            yield split, rows.select(SCHEMA.names)
 
 
 class SplitWriter:
-    """Writes one split: rows gather into batches, batches into row groups, so memory is bounded."""
+    """Writes one split: batches gather into row groups, so memory is bounded."""
 
     def __init__(self, path: Path) -> None:
         self.digest = SplitDigest()
-        self.lengths = [0] * 64
+        self.lengths: Counter[int] = Counter()
         """Examples by the number of binary digits of their number of characters."""
         self.total_score = 0.0
         self._batches: list[Any] = []
-        self._clear()
+        self._num_bytes = 0
         self._writer = pq.ParquetWriter(
             path,
             SCHEMA,
@@ -95,29 +160,18 @@ class SplitWriter:
             write_statistics=False,  # of texts and hashes they help nobody, and would copy texts into the footer
         )
 
-    def add(self, example_id: str, group: str, row: Row, score: float, source: int, line: int) -> None:
-        """Take one example."""
-        codes, contents, num_prompt, num_chosen = row
-        middle = num_prompt + num_chosen
-        num_chars = sum(map(len, contents))
-        self.lengths[num_chars.bit_length()] += 1
-        self._num_chars += num_chars
-        self._ids.append(example_id)
-        self._groups.append(group)
-        self._scores.append(score)
-        self._sources.append(source)
-        self._lines.append(line)
-        self._prompt.append(codes[:num_prompt], contents[:num_prompt])
-        self._chosen.append(codes[num_prompt:middle], contents[num_prompt:middle])
-        if len(codes) > middle:
-            self._rejected.append(codes[middle:], contents[middle:])
-        if len(self._ids) >= _BATCH_ROWS or self._num_chars >= _BATCH_CHARS:
-            self._end_batch()
+    def write(self, batch: Any) -> None:
+        """Take the next examples of the split."""
+        self.digest.update(batch.column("id").to_pylist())
+        self.lengths.update(map(int.bit_length, batch.column("num_chars").to_pylist()))
+        self.total_score += pc.sum(batch.column("score")).as_py()
+        self._batches.append(batch)
+        self._num_bytes += batch.nbytes
+        if self._num_bytes >= _GROUP_BYTES:
+            self._end_group()
 
     def finish(self) -> None:
         """Write what is left and close the file; a failure to do so is a failure."""
-        if self._ids:
-            self._end_batch()
         self._end_group()
         self._writer.close()
 
@@ -126,39 +180,11 @@ class SplitWriter:
         with contextlib.suppress(Exception):
             self._writer.close()
 
-    def _clear(self) -> None:
-        self._num_chars = 0
-        self._ids: list[str] = []
-        self._groups: list[str] = []
-        self._scores: list[float] = []
-        self._sources = array("i")
-        self._lines = array("q")
-        self._prompt, self._chosen, self._rejected = _Messages(), _Messages(), _Messages()
-
-    def _end_batch(self) -> None:
-        num = len(self._ids)
-        rejected = self._rejected.to_arrow() if self._rejected.codes else pa.nulls(num, _MESSAGES)
-        columns = [
-            pa.array(self._ids, pa.string(), size=num),
-            pa.array(self._groups, pa.string(), size=num),
-            self._prompt.to_arrow(),
-            self._chosen.to_arrow(),
-            rejected,
-            pa.array(self._scores, pa.float64(), size=num),
-            pa.Array.from_buffers(pa.int32(), num, [None, pa.py_buffer(self._sources)]),
-            pa.Array.from_buffers(pa.int64(), num, [None, pa.py_buffer(self._lines)]),
-        ]
-        self._batches.append(pa.record_batch(columns, schema=SCHEMA))
-        self.digest.update(self._ids)
-        self.total_score += sum(self._scores)
-        self._clear()
-        if sum(batch.nbytes for batch in self._batches) >= _GROUP_BYTES:
-            self._end_group()
-
     def _end_group(self) -> None:
         if self._batches:
             self._writer.write_table(pa.Table.from_batches(self._batches))
             self._batches = []
+            self._num_bytes = 0
 
 
 def read_examples(path: Path) -> Iterator[Example]:
@@ -174,24 +200,18 @@ def read_examples(path: Path) -> Iterator[Example]:
 
 
 def _examples(batch: Any, path: Path) -> Iterator[Example]:
-    names = ("id", "group", "score", "source", "line")
-    ids, groups, scores, sources, lines = (batch.column(name).to_pylist() for name in names)
-    parts = [_message_lists(batch.column(name)) for name in ("prompt", "chosen", "rejected")]
-    for index, (prompt, chosen, rejected) in enumerate(zip(*parts, strict=True)):
-        if prompt is None or chosen is None:
-            raise DataError(f"{path}: an example without prompt or answer; prepare the dataset again")
-        messages = (*prompt, *chosen, *(rejected or ()))
-        codes = "".join([CODE_OF_ROLE[message["role"], message["weight"]] for message in messages])
-        found = identity(codes, [message["content"] for message in messages], len(prompt), len(chosen))
-        if found != ids[index]:
-            raise DataError(f"{path}: example {ids[index][:12]}… is not what its id says; prepare the dataset again")
-        yield Example(found, prompt, chosen, rejected, groups[index], scores[index], sources[index], lines[index])
+    names = ("id", "group", "num_prompt", "score", "source", "line")
+    columns = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+    lists = zip(_read_lists(batch.column("messages")), _read_lists(batch.column("rejected")), strict=True)
+    for (messages, rejected), (example_id, group, num_prompt, score, source, line) in zip(lists, columns, strict=True):
+        if messages is None or not 0 < num_prompt < len(messages) or example_id != identity_of(messages, rejected):
+            raise DataError(f"{path}: example {example_id[:12]}… is not what its id says; prepare the dataset again")
+        yield Example(example_id, messages[:num_prompt], messages[num_prompt:], rejected, group, score, source, line)
 
 
-def _message_lists(column: Any) -> Iterator[tuple[Message, ...] | None]:
+def _read_lists(column: Any) -> Iterator[tuple[Message, ...] | None]:
     """The lists of a nested column, through flat columns: far quicker than one value at a time."""
-    values = column.values
-    fields = (values.field(name).to_pylist() for name in ("role", "content", "weight"))
+    fields = (column.values.field(name).to_pylist() for name in ("role", "content", "weight"))
     messages = [Message(role=role, content=text, weight=weight) for role, text, weight in zip(*fields, strict=True)]
     ends = column.offsets.to_pylist()
     for index, is_there in enumerate(column.is_valid().to_pylist()):

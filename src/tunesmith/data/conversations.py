@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from tunesmith.domain.dataset import Reason
+from tunesmith.domain.dataset import ROLE_OF_CODE, Reason
 from tunesmith.errors import show
 
 _AFTER: dict[str, dict[str, str]] = {  # who may speak next, with the letter it gets, after whom ("" begins)
@@ -21,7 +21,19 @@ _OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model"
 _OTHER_ROLES |= {"developer": "system", "function": "tool", "ipython": "tool"}
 _OTHER_KEYS = {"from": "role", "value": "content", "text": "content"}
 _CHANGES_MEANING = ("tool_calls", "function_call", "audio", "images")  # leaving these out would teach something else
+_IN_CONTENT = "write it into the message's content as the model should write it, or remove the line"
 _MAX_IGNORED_NAMES = 50
+
+
+_NAMES = {
+    type(None): "null",
+    list: "an array",
+    dict: "an object",
+    str: "a string",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+}
 
 
 class BadRow(Exception):
@@ -43,38 +55,33 @@ class MessageChecker:
         self.ignored: Counter[str] = Counter()
         self.num_weights = 0  # in the present row, for the search for duplicate keys
 
-    def check(self, messages: Any, field: str, codes: str, contents: list[str], *, trained: bool = True) -> str:
-        """Append the texts of a message list to `contents`; `codes` with the letters of its roles appended.
+    def check(self, messages: Any, field: str, shape: str, contents: list[str], *, trained: bool = True) -> str:
+        """Append the texts of a message list to `contents`; returns `shape` with the letters of its roles appended.
 
-        The list continues what `codes` stands for. Answers in it count for the loss if `trained`.
+        The list continues the conversation `shape`. Answers in it count for the loss if `trained`.
         """
         if type(messages) is not list:
             raise BadRow(Reason.WRONG_TYPE, field, f"is {named(messages)}, not a list", "write a list of messages")
         if not messages:
             raise BadRow(Reason.EMPTY_LIST, field, "has no messages", "add messages, or remove the line")
-        last = codes[-1:]
-        for index, message in enumerate(messages):
-            if type(message) is not dict:
-                raise _not_message(message, f"{field}[{index}]")
-            role = message.get("role")
-            last = _AFTER[last].get(role, "") if type(role) is str else ""
-            if not last:
-                raise _bad_role(message, codes, f"{field}[{index}]")
-            content = message.get("content")
+        last = shape[-1:]
+        start = len(contents)
+        for message in messages:
+            try:
+                code = _AFTER[last][message["role"]]
+                content = message["content"]
+            except (KeyError, TypeError):
+                raise _bad_message(message, last, f"{field}[{len(contents) - start}]") from None
             if type(content) is not str or not content or content.isspace():
-                raise _bad_content(message, f"{field}[{index}]")
-            if last == "a" and not trained:
-                last = "c"
+                raise _bad_message(message, last, f"{field}[{len(contents) - start}]")
+            if code == "a" and not trained:
+                code = "c"
             if len(message) > 2:
-                last = self._extra(message, f"{field}[{index}]", last)
-            codes += last
+                code = self._extra(message, f"{field}[{len(contents) - start}]", code)
+            last = code
+            shape += code
             contents.append(content)
-        return codes
-
-    def ignore(self, name: str) -> None:
-        """Count a field that nobody reads; the number of names is bounded, whatever a file holds."""
-        known = name in self.ignored or len(self.ignored) < _MAX_IGNORED_NAMES
-        self.ignored[name[:60] if known else "(others)"] += 1
+        return shape
 
     def _extra(self, message: dict[str, Any], field: str, code: str) -> str:
         for key, value in message.items():
@@ -84,30 +91,21 @@ class MessageChecker:
                 self.num_weights += 1
                 code = _weighted(value, f"{field}.weight", code)
             elif key in _CHANGES_MEANING and value:
-                raise BadRow(
-                    Reason.UNSUPPORTED_FIELD,
-                    f"{field}.{key}",
-                    f"{key} cannot be trained on",
-                    "write the call into the message's content as the model should write it, or remove the line",
-                )
+                raise BadRow(Reason.UNSUPPORTED_FIELD, f"{field}.{key}", "cannot be trained on", _IN_CONTENT)
             else:
-                self.ignore(f"messages.{key}")
+                count_ignored(self.ignored, f"messages.{key}")
         return code
+
+
+def count_ignored(counts: Counter[str], name: str, num: int = 1) -> None:
+    """Count a field that nobody reads; the number of names is bounded, whatever a file holds."""
+    short = name[:60]
+    counts[short if short in counts or len(counts) < _MAX_IGNORED_NAMES else "(others)"] += num
 
 
 def named(value: Any) -> str:
     """What a JSON value is, in words."""
-    if value is None:
-        return "null"
-    names = {
-        list: "an array",
-        dict: "an object",
-        str: "a string",
-        bool: "a boolean",
-        int: "a number",
-        float: "a number",
-    }
-    return names[type(value)]
+    return _NAMES[type(value)]
 
 
 def _weighted(value: Any, field: str, code: str) -> str:
@@ -122,34 +120,37 @@ def _weighted(value: Any, field: str, code: str) -> str:
     return "c" if code == "a" and value == 0 else code
 
 
-def _not_message(message: Any, field: str) -> BadRow:
-    problem = f"is {named(message)}, not a message"
-    return BadRow(Reason.WRONG_TYPE, field, problem, 'write {"role": …, "content": …}')
+def _bad_message(message: Any, last: str, field: str) -> BadRow:
+    """What is wrong with a message that follows one with the letter `last`."""
+    if type(message) is not dict:
+        problem = f"is {named(message)}, not a message"
+        return BadRow(Reason.WRONG_TYPE, field, problem, 'write {"role": …, "content": …}')
+    return _bad_role(message, last, f"{field}.role") or _bad_content(message, f"{field}.content")
 
 
-def _bad_role(message: dict[str, Any], codes: str, field: str) -> BadRow:
+def _bad_role(message: dict[str, Any], last: str, field: str) -> BadRow | None:
     if "role" not in message:
-        return BadRow(Reason.MISSING_FIELD, f"{field}.role", "is missing", _rename(message, "role"))
-    role, field = message["role"], f"{field}.role"
+        return BadRow(Reason.MISSING_FIELD, field, "is missing", _rename(message, "role"))
+    role = message["role"]
     if type(role) is not str:
         return BadRow(Reason.WRONG_TYPE, field, f"is {named(role)}, not a string", f"use one of {', '.join(_ROLES)}")
     if role not in _ROLES:
         known = _OTHER_ROLES.get(role.strip().lower(), role.strip().lower())
         fix = f"use '{known}'" if known in _ROLES else f"use one of {', '.join(_ROLES)}"
         return BadRow(Reason.BAD_ROLE, field, f"{show(role, 30)} is not a role", fix)
-    said = {"": "begins the conversation", "s": "follows system", "u": "follows user", "t": "follows tool"}
-    problem = f"{role} {said.get(codes[-1:], 'follows assistant')}"
-    expected = " or ".join(_AFTER[codes[-1:]])
-    return BadRow(Reason.ROLE_ORDER, field, problem, f"expected {expected} here; merge or reorder the messages")
+    if role in _AFTER[last]:
+        return None
+    where = f"follows {ROLE_OF_CODE[last][0]}" if last else "begins the conversation"
+    expected = " or ".join(_AFTER[last])
+    return BadRow(Reason.ROLE_ORDER, field, f"{role} {where}", f"expected {expected} here; merge or reorder messages")
 
 
 def _bad_content(message: dict[str, Any], field: str) -> BadRow:
     if "content" not in message:
-        return BadRow(Reason.MISSING_FIELD, f"{field}.content", "is missing", _rename(message, "content"))
-    content, field = message["content"], f"{field}.content"
+        return BadRow(Reason.MISSING_FIELD, field, "is missing", _rename(message, "content"))
+    content = message["content"]
     if any(message.get(key) for key in _CHANGES_MEANING):
-        fix = "write the call into the message's content as the model should write it, or remove the line"
-        return BadRow(Reason.UNSUPPORTED_FIELD, field, "has no text beside a tool call or media", fix)
+        return BadRow(Reason.UNSUPPORTED_FIELD, field, "has no text beside a tool call or media", _IN_CONTENT)
     if type(content) is not str:
         fix = "join its text parts into one string" if type(content) is list else "write a string"
         return BadRow(Reason.WRONG_TYPE, field, f"is {named(content)}, not a string", fix)

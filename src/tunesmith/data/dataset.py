@@ -9,12 +9,12 @@ from pydantic import ValidationError
 
 from tunesmith.data.splitting import group_of
 from tunesmith.domain.dataset import (
-    CODE_OF_ROLE,
     DatasetReport,
     Example,
     PreparedDataset,
     Split,
     SplitDigest,
+    codes_of,
     fingerprint,
 )
 from tunesmith.errors import DataError
@@ -49,8 +49,7 @@ def verify(folder: Path, expected: str) -> None:
     for split, digest in digests.items():
         for example in iter_examples(folder, split):
             digest.update([example.id])
-            codes = "".join([CODE_OF_ROLE[message["role"], message["weight"]] for message in example.prompt])
-            if example.group != group_of(codes, [message["content"] for message in example.prompt]):
+            if example.group != group_of(codes_of(example.prompt), [message["content"] for message in example.prompt]):
                 raise DataError(
                     f"{folder}: example {example.id[:12]}… is in a foreign group; prepare the dataset again"
                 )

@@ -6,15 +6,18 @@ Each line is validated, scored, deduplicated and put into the split that the has
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tunesmith.data.conversations import BadRow
+from tunesmith.data.conversations import BadRow, count_ignored
 from tunesmith.data.dedupe import SeenHashes
-from tunesmith.data.readers import Block, LineReader, LongLine, size_of
-from tunesmith.data.rows import Row, RowParser
-from tunesmith.data.scoring import score
-from tunesmith.data.splitting import group_of, split_of
+from tunesmith.data.parse_pool import ParsePool
+from tunesmith.data.readers import Block, LineReader, size_of
 from tunesmith.data.staging import staging_for
 from tunesmith.data.tally import Tally
 from tunesmith.domain.dataset import (
@@ -27,35 +30,47 @@ from tunesmith.domain.dataset import (
     SourceFile,
     Split,
     fingerprint,
-    identity,
 )
 from tunesmith.errors import Conflict, DataError, UsageError
 from tunesmith.files import publish_folder
+
+if TYPE_CHECKING:
+    from tunesmith.data.blocks import ParsedBlock
+
+_LARGE = 32 << 20  # bytes; below it, starting processes costs more than they save
+_MAX_PROCESSES = 4  # more would wait for the one that deduplicates and writes
 
 Progress = Callable[[int, int, int], None]
 """Called with bytes done, bytes in all, and rows so far; what it raises ends the preparation."""
 
 
 def prepare(
-    sources: Sequence[Path], out_dir: Path, options: PrepareOptions, *, on_progress: Progress | None = None
+    sources: Sequence[Path],
+    out_dir: Path,
+    options: PrepareOptions,
+    *,
+    on_progress: Progress | None = None,
+    num_processes: int | None = None,
 ) -> PreparedDataset:
     """Publish the dataset of these files, in this order, as the folder `out_dir`.
 
-    Again with the same content is fine; a folder that holds something else is never replaced.
+    Again with the same content is fine; a folder that holds something else is never replaced. How many processes
+    parse is decided by the size of the files unless told; the result is the same to the byte.
     """
     if not sources:
         raise UsageError("no source given; name at least one JSONL file")
     total = sum(size_of(path) for path in sources)  # refuses what is not a regular file before anything is read
-    with staging_for(out_dir) as staged, _Intake(staged, options) as intake:
+    files: list[SourceFile] = []
+    num_processes = num_processes or (1 if total < _LARGE else min(os.cpu_count() or 1, _MAX_PROCESSES))
+    with staging_for(out_dir) as staged, _Intake(staged, options) as intake, _parsing(options, num_processes) as parse:
         done = 0
-        files: list[SourceFile] = []
         for path in sources:
-            with LineReader(path, options.max_line_bytes) as reader:
-                for block in reader.blocks():
-                    intake.take(block, len(files), reader.name)
+            with LineReader(path, len(files), options.max_line_bytes) as reader:
+                for parsed in parse(reader.blocks()):
+                    intake.take(parsed, len(files), reader.name)
                     if on_progress is not None:
-                        on_progress(done + reader.bytes_done, total, intake.num_rows)
-                done += reader.bytes_done
+                        on_progress(done + parsed.end, total, intake.num_rows)
+                done += reader.num_bytes
                 files.append(reader.described())
         report = intake.finish(files)
         try:
@@ -67,20 +82,34 @@ def prepare(
     return PreparedDataset(out_dir, report.fingerprint, report.counts, report)
 
 
+@contextmanager
+def _parsing(
+    options: PrepareOptions, num_processes: int
+) -> Iterator[Callable[[Iterable[Block]], Iterator[ParsedBlock]]]:
+    """How to parse blocks in order: here, or in child processes."""
+    if num_processes > 1:
+        with ParsePool(options, num_processes) as pool:
+            yield pool.parse
+        return
+    from tunesmith.data.blocks import BlockParser
+
+    yield partial(map, BlockParser(options).parse)
+
+
 class _Intake:
-    """Takes lines, keeps what is valid and new, and writes it to its split."""
+    """Takes parsed blocks, keeps what is new, and writes it to its split."""
 
     def __init__(self, staged: Path, options: PrepareOptions) -> None:
         from tunesmith.data.columns import SplitWriter  # pyarrow takes longer to import than `--help` may take
 
         self.num_rows = 0
         self._options = options
-        self._parser = RowParser()
         self._tally = Tally()
         self._seen = SeenHashes()
         self._kind: Kind | None = None
         self._num_blank = 0
         self._num_duplicates = 0
+        self._ignored: Counter[str] = Counter()
         self._writers = {split: SplitWriter(staged / f"{split.value}.parquet") for split in Split}
 
     def __enter__(self) -> _Intake:
@@ -90,59 +119,41 @@ class _Intake:
         for writer in self._writers.values():
             writer.close()
 
-    def take(self, block: Block | LongLine, source: int, name: str) -> None:
+    def take(self, parsed: ParsedBlock, source: int, name: str) -> None:
         """Take the next lines of a source."""
-        if isinstance(block, LongLine):
-            self.num_rows += 1
-            self._tally.add(name, block.line, self._too_long(block))
-            return
-        parse, last = self._parser.parse, len(block.lines) - 1
-        for index, line in enumerate(block.lines):
-            try:
-                row = parse(line, ends_open=block.ends_open and index == last)
-                if row is None:
-                    self._num_blank += 1
-                    continue
-                self._keep(row, source, block.first_line + index)
-            except BadRow as bad:
-                if bad.at_byte is not None:
-                    bad.problem += f" at byte {block.offset_of(index) + bad.at_byte} of the file"
-                self._tally.add(name, block.first_line + index, bad)
-            self.num_rows += 1
+        from tunesmith.data.columns import keys_of, part
+
+        self.num_rows += parsed.num_rows
+        self._num_blank += parsed.num_blank
+        self._tally.merge(parsed.bad)
+        for field, num in parsed.ignored_fields.items():
+            count_ignored(self._ignored, field, num)
+        batch = self._of_one_kind(parsed.batch, source)
+        keep = bytes(map(self._seen.add, keys_of(batch)))
+        self._num_duplicates += keep.count(0)
+        for split, rows in part(batch, keep):
+            self._writers[split].write(rows)
         if self._seen.num > self._options.max_examples:
             limit = self._options.max_examples
             raise DataError(f"{name}: more than {limit} examples, which is max_examples; split the source")
 
-    def _keep(self, row: Row, source: int, line: int) -> None:
-        codes, contents, num_prompt, num_chosen = row
-        kind = Kind.PREFERENCE if len(codes) > num_prompt + num_chosen else Kind.SUPERVISED
-        if kind is not self._kind:
-            self._settle_kind(kind)
-        example_id = identity(codes, contents, num_prompt, num_chosen)
-        if not self._seen.add(int(example_id[:16], 16)):
-            self._num_duplicates += 1
-            return
-        group = group_of(codes[:num_prompt], contents)
-        options = self._options
-        split = split_of(group, options.heldout_share, options.validation_share)
-        quality = score(contents[num_prompt - 1], contents[num_prompt + num_chosen - 1])
-        self._writers[split].add(example_id, group, row, quality, source, line)
+    def _of_one_kind(self, batch: Any, source: int) -> Any:
+        """The rows of the dataset's kind, which its first valid row decides; the others are bad."""
+        from tunesmith.data.columns import part_by_kind
 
-    def _settle_kind(self, kind: Kind) -> None:
-        """The first valid row decides what the dataset is."""
-        if self._kind is None:
-            self._kind = kind
-            return
-        problem = f"is a {kind} row in a dataset of {self._kind} rows"
-        raise BadRow(Reason.MIXED_KIND, "", problem, "prepare the two kinds as two datasets")
-
-    def _too_long(self, line: LongLine) -> BadRow:
-        limit = self._options.max_line_bytes
-        return BadRow(Reason.TOO_LONG, "", f"has {line.num_bytes} bytes, more than {limit}", "split or remove the line")
+        if batch.num_rows and self._kind is None:
+            self._kind = Kind.PREFERENCE if batch.column("rejected")[0].is_valid else Kind.SUPERVISED
+        ours, foreign_lines = part_by_kind(batch, self._kind)
+        for line in foreign_lines:
+            other = Kind.SUPERVISED if self._kind is Kind.PREFERENCE else Kind.PREFERENCE
+            problem = f"is a {other} row in a dataset of {self._kind} rows"
+            bad = BadRow(Reason.MIXED_KIND, "", problem, "prepare the two kinds as two datasets")
+            self._tally.add(source, line, bad)
+        return ours
 
     def finish(self, files: Sequence[SourceFile]) -> DatasetReport:
         """Write what is left; the report, or a refusal."""
-        self._tally.refuse_too_many(self.num_rows, self._options.max_bad_share)
+        self._tally.refuse_too_many(self.num_rows, self._options.max_bad_share, [file.name for file in files])
         for writer in self._writers.values():
             writer.finish()
         digests = {split: writer.digest for split, writer in self._writers.items()}
@@ -159,11 +170,11 @@ class _Intake:
             num_blank=self._num_blank,
             num_duplicates=self._num_duplicates,
             drops=self._tally.drops(),
-            ignored_fields=dict(sorted(self._parser.ignored_fields.items())),
+            ignored_fields=dict(sorted(self._ignored.items())),
             warnings=self._warnings(counts),
             sources=tuple(files),
             options=self._options,
-            lengths=_buckets([writer.lengths for writer in self._writers.values()]),
+            lengths=_buckets(sum((writer.lengths for writer in self._writers.values()), Counter())),
             mean_score=round(sum(writer.total_score for writer in self._writers.values()) / num_examples, 4),
         )
 
@@ -176,8 +187,8 @@ class _Intake:
             found.append("no example fell into validation; training cannot tell its best step")
         if self._tally.num_bad:
             found.append(f"{self._tally.num_bad} bad lines were left out")
-        if self._parser.ignored_fields:
-            found.append(f"fields that nobody reads: {', '.join(sorted(self._parser.ignored_fields)[:10])}")
+        if self._ignored:
+            found.append(f"fields that nobody reads: {', '.join(sorted(self._ignored)[:10])}")
         return tuple(found)
 
 
@@ -199,6 +210,5 @@ def _refuse_empty_splits(counts: dict[Split, int], options: PrepareOptions) -> N
             )
 
 
-def _buckets(lengths: Sequence[Sequence[int]]) -> tuple[LengthBucket, ...]:
-    totals = [sum(column) for column in zip(*lengths, strict=True)]
-    return tuple(LengthBucket(below=1 << bits, num=num) for bits, num in enumerate(totals) if num)
+def _buckets(lengths: Counter[int]) -> tuple[LengthBucket, ...]:
+    return tuple(LengthBucket(below=1 << bits, num=num) for bits, num in sorted(lengths.items()))

@@ -31,33 +31,29 @@ _FOREIGN = (  # how files that are not JSONL in UTF-8 begin; the longer beginnin
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive lines without their ends."""
+    """Consecutive lines of one source."""
 
+    source: int
+    """Which source, counted from 0."""
     first_line: int
     offset: int
     """Where the first line begins in the file."""
-    lines: list[bytes]
-    ends_open: bool
-    """The last line is the end of the file and no newline follows it."""
-
-    def offset_of(self, index: int) -> int:
-        """Where a line begins in the file."""
-        return self.offset + sum(len(line) + 1 for line in self.lines[:index])
-
-
-@dataclass(frozen=True, slots=True)
-class LongLine:
-    """A line that is longer than allowed; its content was never held."""
-
-    line: int
-    num_bytes: int
+    text: bytes
+    """The lines, without the end of the last one."""
+    end: int
+    """How much of the file has been read with this block."""
+    ends_open: bool = False
+    """No newline follows the last line: it is the end of the file."""
+    num_skipped: int = 0
+    """Not 0: the block stands for one line of so many bytes, too many to hold, and its text is empty."""
 
 
 class LineReader:
     """One regular file, open; iterating yields its lines once, after which hash and counts are known."""
 
-    def __init__(self, path: Path, max_line_bytes: int) -> None:
+    def __init__(self, path: Path, source: int, max_line_bytes: int) -> None:
         self.name = path.name
+        self._source = source
         self._handle, before = _open_regular(path)
         self.num_bytes = before.st_size
         self.num_lines = 0
@@ -79,39 +75,38 @@ class LineReader:
             name=self.name, sha256=self._hash.hexdigest(), num_bytes=self.bytes_done, num_lines=self.num_lines
         )
 
-    def blocks(self) -> Iterator[Block | LongLine]:
+    def blocks(self) -> Iterator[Block]:
         """Every line of the file, in order; blank ones included."""
-        carry = b""
-        num_skipped = 0  # bytes so far of a line that is too long
+        carry = b""  # the beginning of a line whose end is in a later chunk
+        num_open = 0  # its length so far; past the limit, nothing of it is held
         for chunk in self._chunks():
-            rest = chunk
-            if num_skipped:
-                end = chunk.find(b"\n")
-                if end < 0:
-                    num_skipped += len(chunk)
-                    continue
-                yield self._long(num_skipped + end)
-                num_skipped, rest = 0, chunk[end + 1 :]
-            lines = (carry + rest).split(b"\n")
-            carry = lines.pop()
-            begin = self.bytes_done - len(carry) - sum(map(len, lines)) - len(lines)
-            if lines and len(lines[0]) > self._max_line:
-                begin += len(lines[0]) + 1
-                yield self._long(len(lines.pop(0)))
-            if lines:
-                self.num_lines += len(lines)
-                yield Block(self.num_lines - len(lines) + 1, begin, lines, ends_open=False)
-            if len(carry) > self._max_line:
-                num_skipped, carry = len(carry), b""
-        if num_skipped:
-            yield self._long(num_skipped)
-        elif carry:
-            self.num_lines += 1
-            yield Block(self.num_lines, self.bytes_done - len(carry), [carry], ends_open=True)
+            end = chunk.find(b"\n")
+            if end < 0:
+                num_open += len(chunk)
+                carry = carry + chunk if num_open <= self._max_line else b""
+                continue
+            begin = 0
+            if num_open + end > self._max_line:
+                yield self._skipped(num_open + end)
+                begin, carry = end + 1, b""
+            last = chunk.rfind(b"\n")
+            if begin <= last:
+                yield self._block(carry + chunk[begin:last], self.bytes_done - len(chunk) + begin - len(carry))
+            carry = chunk[last + 1 :]
+            num_open = len(carry)
+        if num_open > self._max_line:
+            yield self._skipped(num_open)
+        elif num_open:
+            yield self._block(carry, self.bytes_done - len(carry), ends_open=True)
 
-    def _long(self, num_bytes: int) -> LongLine:
+    def _block(self, text: bytes, offset: int, *, ends_open: bool = False) -> Block:
+        first_line = self.num_lines + 1
+        self.num_lines += text.count(b"\n") + 1
+        return Block(self._source, first_line, offset, text, self.bytes_done, ends_open)
+
+    def _skipped(self, num_bytes: int) -> Block:
         self.num_lines += 1
-        return LongLine(self.num_lines, num_bytes)
+        return Block(self._source, self.num_lines, 0, b"", self.bytes_done, num_skipped=num_bytes)
 
     def _chunks(self) -> Iterator[bytes]:
         """The file's bytes, hashed on the way, without a byte-order mark; refuses what is not JSONL in UTF-8."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
-from tunesmith.data.conversations import BadRow, MessageChecker, named
+from tunesmith.data.conversations import BadRow, MessageChecker, count_ignored, named
 from tunesmith.data.syntax import explain
 from tunesmith.domain.dataset import Reason
 from tunesmith.errors import show
@@ -22,6 +23,8 @@ _FORMS = "messages, or prompt and completion, or prompt, chosen and rejected"
 _KNOWN = ("messages", "prompt", "completion", "chosen", "rejected")
 _READ_KEYS = frozenset({*_KNOWN, "role", "content", "weight"})
 _QUOTED_KEYS = {key: f'"{key}"'.encode() for key in _READ_KEYS}
+_ESCAPED_KEY = re.compile(rb"\\u00[67]")  # a letter of a key may hide behind an escape
+_MESSAGES_FORM: tuple[str, ...] = ("messages",)
 _OTHER_NAMES = {  # what other tools call our fields
     "conversations": "messages",
     "conversation": "messages",
@@ -34,20 +37,8 @@ _OTHER_NAMES = {  # what other tools call our fields
 }
 
 
-class Row(NamedTuple):
-    """A valid row: the letters of its roles, its texts in the same order, and how many belong to prompt and answer.
-
-    What remains behind prompt and chosen is the rejected answer; a supervised row has none.
-    """
-
-    codes: str
-    contents: list[str]
-    num_prompt: int
-    num_chosen: int
-
-    @property
-    def is_preference(self) -> bool:
-        return len(self.codes) > self.num_prompt + self.num_chosen
+Row = tuple[str, list[str]]
+"""A valid row: the shape of the example (`domain.dataset.Shape`) and its texts in order. A bare tuple, for speed."""
 
 
 class RowParser:
@@ -73,56 +64,64 @@ class RowParser:
             raise BadRow(Reason.NOT_OBJECT, "", problem, "write one JSON object per line, without an array around them")
         checker = self._checker
         checker.num_weights = 0
+        contents: list[str] = []
         if "messages" in fields and "completion" not in fields and "chosen" not in fields and "rejected" not in fields:
-            form: tuple[str, ...] = ("messages",)
-            row, num_messages = self._conversation(fields["messages"])
+            form = _MESSAGES_FORM
+            shape = checker.check(fields["messages"], "messages", "", contents)
+            if shape[-1] != "a":
+                raise _no_answer("messages", shape)
+            num_objects = len(contents)
         else:
             form = _form_of(fields)
-            row, num_messages = self._pair(fields, form)
+            shape = self._pair(fields, form, contents)
+            num_objects = len(contents) - sum(type(fields[name]) is str for name in form)
         if len(fields) > len(form):
             for name in fields.keys() - set(form):
-                checker.ignore(name)
+                count_ignored(checker.ignored, name)
+        # Two quotes for each key and text we know of: then there is nothing else in the line, no key twice either.
+        if line.count(b'"') != 2 * (len(form) + 3 * num_objects + len(contents)):
+            self._refuse_duplicates(line, form, num_objects)
+        if b"\\" in line and b"\\u0000" in line and any("\0" in content for content in contents):
+            raise BadRow(Reason.NUL, "", "a text holds the NUL character", "remove \\u0000 from the line")
+        return shape, contents
+
+    def _refuse_duplicates(self, line: bytes, form: tuple[str, ...], num_objects: int) -> None:
+        """orjson keeps the last of two equal keys without a word: look closely where counting finds too many."""
         if (
-            line.count(b'"role"') != num_messages
-            or line.count(b'"content"') != num_messages
-            or any(line.count(_QUOTED_KEYS[key]) != 1 for key in form)
-            or (checker.num_weights and line.count(b'"weight"') != checker.num_weights)
-            or b"\\u00" in line
+            line.count(b'"role"') == num_objects == line.count(b'"content"')
+            and all(line.count(_QUOTED_KEYS[key]) == 1 for key in form)
+            and (not self._checker.num_weights or line.count(b'"weight"') == self._checker.num_weights)
+            and not (b"\\u00" in line and _ESCAPED_KEY.search(line))
         ):
-            _look_closer(line, row.contents)
-        return row
+            return
+        try:
+            json.loads(line, object_pairs_hook=_refuse_duplicate_keys)
+        except RecursionError:
+            raise BadRow(Reason.NOT_JSON, "", "is nested too deeply", "flatten it, or remove the line") from None
 
-    def _conversation(self, messages: Any) -> tuple[Row, int]:
-        contents: list[str] = []
-        codes = self._checker.check(messages, "messages", "", contents)
-        if codes[-1] != "a":
-            raise _no_answer("messages", codes)
-        num_prompt = codes.find("a")
-        return Row(codes, contents, num_prompt, len(codes) - num_prompt), len(codes)
-
-    def _pair(self, fields: dict[str, Any], form: tuple[str, ...]) -> tuple[Row, int]:
-        contents: list[str] = []
+    def _pair(self, fields: dict[str, Any], form: tuple[str, ...], contents: list[str]) -> str:
+        """The shape of a prompt with one answer, or with a better and a worse one."""
         prompt = self._part(fields["prompt"], "prompt", "", contents)
         if prompt[-1] not in "ut":
             fix = "end the prompt with what the user asks; the answer belongs into the other field"
             raise BadRow(Reason.ROLE_ORDER, "prompt", "does not end with a user or tool message", fix)
-        codes = prompt
+        answers = []
         for name in form[1:]:
-            answer = self._part(fields[name], name, prompt, contents)
-            if answer[-1] != "a":
-                raise _no_answer(name, answer)
-            codes += answer[len(prompt) :]
-            if name in {"completion", "chosen"}:
-                num_chosen = len(codes) - len(prompt)
-        row = Row(codes, contents, len(prompt), num_chosen)
-        middle = len(prompt) + num_chosen
-        if row.is_preference and (codes[len(prompt) : middle], contents[len(prompt) : middle]) == (
-            codes[middle:],
-            contents[middle:],
-        ):
+            whole = self._part(fields[name], name, prompt, contents)
+            if whole[-1] != "a":
+                raise _no_answer(name, whole)
+            answers.append(whole[len(prompt) :])
+        if len(answers) == 1:
+            return prompt + answers[0]
+        chosen, rejected = answers
+        if "c" in chosen or "c" in rejected:
+            fix = "remove weight: the answers of a pair are compared as a whole"
+            raise BadRow(Reason.BAD_WEIGHT, "chosen" if "c" in chosen else "rejected", "has an answer of weight 0", fix)
+        middle = len(prompt) + len(chosen)
+        if chosen == rejected and contents[len(prompt) : middle] == contents[middle:]:
             fix = "give two different answers, or use the prompt and completion form"
             raise BadRow(Reason.SAME_ANSWERS, "rejected", "is the same as chosen", fix)
-        return row, len(codes) - sum(type(fields[name]) is str for name in form)
+        return f"{prompt}{chosen}|{rejected}"
 
     def _part(self, value: Any, field: str, codes: str, contents: list[str]) -> str:
         """A text, or a list of messages, that continues a conversation."""
@@ -170,17 +169,7 @@ def _no_answer(field: str, codes: str) -> BadRow:
     return BadRow(Reason.NO_ANSWER, field, "does not end with an assistant message", fix)
 
 
-def _look_closer(line: bytes, contents: list[str]) -> None:
-    """The slow look at a line that a count or an escape made suspicious: duplicate keys, NUL characters."""
-    try:
-        json.loads(line, object_pairs_hook=_refuse_duplicates)
-    except RecursionError:
-        raise BadRow(Reason.NOT_JSON, "", "is nested too deeply", "flatten it, or remove the line") from None
-    if any("\0" in content for content in contents):
-        raise BadRow(Reason.NUL, "", "a text holds the NUL character", "remove \\u0000 from the line")
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
+def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> None:
     keys = [key for key, _ in pairs if key in _READ_KEYS]
     if len(set(keys)) != len(keys):
         twice = Counter(keys).most_common(1)[0][0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 _WORD = re.compile(r"\w")
 _TAIL = 24  # characters at the end of an answer that are looked for in the rest of it
@@ -12,33 +11,29 @@ _LONG = 8_000  # characters; longer answers rarely fit a context and score less
 _QUOTED = 20  # a shorter question inside an answer is no echo: "yes", a name, a date
 
 
-class Components(NamedTuple):
-    substance: float
-    """0.5 when the answer holds no letter or digit at all."""
-    echo: float
-    """0 when the answer is the question again, 0.5 when it quotes the whole of it."""
-    repetition: float
-    """1 minus the share of the answer that repeats its own end, for answers caught in a loop."""
-    length: float
-    """Falls below 1 for answers longer than 8,000 characters."""
+def components(question: str, answer: str) -> tuple[float, float, float, float]:
+    """What each rule says about the answer to a question:
 
-
-def components(question: str, answer: str) -> Components:
-    """What each rule says about the answer to a question."""
-    substance = 1.0 if _WORD.search(answer) else 0.5
+    substance   0.5 when the answer holds no letter or digit at all
+    echo        0 when the answer is the question again, 0.5 when it quotes the whole of it
+    repetition  1 minus the share of the answer that repeats its own end, for answers caught in a loop
+    length      falls below 1 for answers longer than 8,000 characters
+    """
+    size = len(answer)
+    substance = 1.0 if answer[:1].isalnum() or _WORD.search(answer) else 0.5
     echo = 1.0
     if question in answer:
         echo = 0.0 if len(answer.strip()) == len(question.strip()) else 0.5 if len(question) >= _QUOTED else 1.0
     repetition = 1.0
-    size = len(answer)
     if size >= _LOOPS * _TAIL:
         copies = answer.count(answer[-_TAIL:])
         if copies >= _LOOPS:
             repetition = max(0.0, 1.0 - copies * _TAIL / size)
-    return Components(substance, echo, repetition, 1.0 if size <= _LONG else _LONG / size)
+    return substance, echo, repetition, 1.0 if size <= _LONG else _LONG / size
 
 
 def score(question: str, answer: str) -> float:
     """The product of the components, to four decimals."""
     substance, echo, repetition, length = components(question, answer)
-    return round(substance * echo * repetition * length, 4)
+    product = substance * echo * repetition * length
+    return product if product == 1.0 else round(product, 4)

@@ -38,8 +38,17 @@ class Message(TypedDict):
 
 
 ROLE_OF_CODE = {"s": ("system", 0), "u": ("user", 0), "t": ("tool", 0), "c": ("assistant", 0), "a": ("assistant", 1)}
-"""Role and weight by one letter, so that the shape of a conversation is a short text such as "sua"."""
-CODE_OF_ROLE = {role: code for code, role in ROLE_OF_CODE.items()}
+"""Role and weight of a message by one letter.
+
+The letters of an example's messages are its *shape*: "sua" is a system message, a question and the answer to learn;
+"ua|a" is a question, a better and a worse answer. The first "a" ends the prompt.
+"""
+_CODE_OF_ROLE = {role: code for code, role in ROLE_OF_CODE.items()}
+
+
+def codes_of(messages: Sequence[Message]) -> str:
+    """The letters of these messages."""
+    return "".join([_CODE_OF_ROLE[message["role"], message["weight"]] for message in messages])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +76,15 @@ class Example:
         return Kind.SUPERVISED if self.rejected is None else Kind.PREFERENCE
 
 
-def identity(codes: str, contents: Sequence[str], num_prompt: int, num_chosen: int) -> str:
+def identity(shape: str, contents: Sequence[str]) -> str:
     """The id of an example: sha256 of its content. NUL parts the texts, because no content may hold one."""
-    text = "\0".join((f"1:{num_prompt}:{num_chosen}:{codes}", *contents))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256("\0".join((shape, *contents)).encode()).hexdigest()
+
+
+def identity_of(messages: Sequence[Message], rejected: Sequence[Message] | None) -> str:
+    """The id of these messages."""
+    shape = codes_of(messages) + (f"|{codes_of(rejected)}" if rejected is not None else "")
+    return identity(shape, [message["content"] for message in (*messages, *(rejected or ()))])
 
 
 class SplitDigest:
@@ -124,16 +138,17 @@ class Reason(StrEnum):
 class BadLine(Section):
     """One line that cannot be used, and what to do about it. Never holds the line's content."""
 
-    source: str
+    source: int
+    """Which source, counted from 0."""
     line: int
     field: str
+    """Empty: the whole line."""
     reason: Reason
     problem: str
     fix: str
 
     def __str__(self) -> str:
-        place = f"{self.source} line {self.line}" + (f", {self.field}" if self.field else "")
-        return f"{place}: {self.problem} ({self.reason}); {self.fix}"
+        return f"line {self.line}: {self.field + ' ' if self.field else ''}{self.problem}; {self.fix}"
 
 
 class Drops(Section):

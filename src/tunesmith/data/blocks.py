@@ -1,0 +1,96 @@
+"""Turns a block of lines into columns: validated, scored, each row with its split. Pure, so any process can do it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tunesmith.data.columns import ParsedRow, batch_from_bytes, batch_to_bytes, to_batch
+from tunesmith.data.conversations import BadRow
+from tunesmith.data.readers import Block
+from tunesmith.data.rows import Row, RowParser
+from tunesmith.data.scoring import score
+from tunesmith.data.splitting import group_of, split_of
+from tunesmith.data.tally import Tally
+from tunesmith.domain.dataset import PrepareOptions, Reason, Split, identity
+
+_PLACES = {split: place for place, split in enumerate(Split)}
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedBlock:
+    """What a block held."""
+
+    end: int
+    """How much of the source has been read with this block."""
+    num_rows: int
+    """Its lines, without the blank ones."""
+    num_blank: int
+    bad: Tally
+    ignored_fields: dict[str, int]
+    batch: Any
+    """The valid rows, as an Arrow record batch."""
+
+    def to_bytes(self) -> bytes:
+        """The block for another process."""
+        facts = {
+            "end": self.end,
+            "num_rows": self.num_rows,
+            "num_blank": self.num_blank,
+            "bad": self.bad.to_json(),
+            "ignored_fields": self.ignored_fields,
+        }
+        return batch_to_bytes(self.batch, json.dumps(facts).encode())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ParsedBlock:
+        batch, text = batch_from_bytes(data)
+        facts = json.loads(text)
+        return cls(**{**facts, "bad": Tally.from_json(facts["bad"])}, batch=batch)
+
+
+class BlockParser:
+    """Parses blocks, one after the other; nothing of one block matters for the next."""
+
+    def __init__(self, options: PrepareOptions) -> None:
+        self._options = options
+
+    def parse(self, block: Block) -> ParsedBlock:
+        """Every line of a block."""
+        tally, parser = Tally(), RowParser()
+        rows: list[ParsedRow] = []
+        if block.num_skipped:
+            tally.add(block.source, block.first_line, self._too_long(block.num_skipped))
+            return ParsedBlock(block.end, 1, 0, tally, {}, to_batch(rows, block.source))
+        num_blank = 0
+        lines = block.text.split(b"\n")
+        open_index = len(lines) - 1 if block.ends_open else -1
+        for index, line in enumerate(lines):
+            try:
+                row = parser.parse(line, ends_open=index == open_index)
+            except BadRow as bad:
+                if bad.at_byte is not None:
+                    place = block.offset + sum(len(before) + 1 for before in lines[:index]) + bad.at_byte
+                    bad.problem += f" at byte {place} of the file"
+                tally.add(block.source, block.first_line + index, bad)
+                continue
+            if row is None:
+                num_blank += 1
+            else:
+                rows.append(self._judged(row, block.first_line + index))
+        ignored = dict(parser.ignored_fields)
+        return ParsedBlock(block.end, len(lines) - num_blank, num_blank, tally, ignored, to_batch(rows, block.source))
+
+    def _judged(self, row: Row, line: int) -> ParsedRow:
+        """A row with its id, group, split and score."""
+        shape, contents = row
+        num_prompt, end = shape.find("a"), shape.find("|")
+        group = group_of(shape[:num_prompt], contents)
+        split = split_of(group, self._options.heldout_share, self._options.validation_share)
+        quality = score(contents[num_prompt - 1], contents[end - 1 if end > 0 else -1])
+        return identity(shape, contents), group, _PLACES[split], quality, line, shape, contents
+
+    def _too_long(self, num_bytes: int) -> BadRow:
+        problem = f"has {num_bytes} bytes, more than {self._options.max_line_bytes}"
+        return BadRow(Reason.TOO_LONG, "", problem, "split or remove the line")

@@ -1,0 +1,111 @@
+"""Parses blocks in child processes; results come in the order of the blocks, whatever the number of processes.
+
+Started as `python -m tunesmith.data.parse_pool OPTIONS` it is such a child: it answers each block on stdin with a
+parsed block on stdout, and ends when stdin ends. So no child outlives its parent, however that ends.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import struct
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import IO, TYPE_CHECKING
+
+from tunesmith.data.readers import Block
+from tunesmith.domain.dataset import PrepareOptions
+from tunesmith.errors import TunesmithError
+
+if TYPE_CHECKING:
+    from tunesmith.data.blocks import ParsedBlock
+
+_BLOCK = struct.Struct("<iqqqBqQ")  # source, first_line, offset, end, ends_open, num_skipped, bytes of text
+_SIZE = struct.Struct("<Q")
+
+
+class ParsePool:
+    """Child processes that parse. Each has a thread here that waits for it; the parent does the rest of the work."""
+
+    def __init__(self, options: PrepareOptions, num_processes: int) -> None:
+        argv = [sys.executable, "-P", "-m", "tunesmith.data.parse_pool", options.model_dump_json()]
+        self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="parse")
+        self._children: list[subprocess.Popen[bytes]] = []
+        for _ in range(num_processes):
+            child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._children.append(child)
+            self._idle.put(child)
+
+    def __enter__(self) -> ParsePool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for child in self._children:
+            child.kill()  # it holds nothing; a thread that waits for it wakes up
+        self._threads.shutdown(cancel_futures=True)
+        for child in self._children:
+            child.communicate()
+
+    def parse(self, blocks: Iterable[Block]) -> Iterator[ParsedBlock]:
+        """Each block parsed, in order; two for each process are under way, so memory is bounded."""
+        pending: deque[Future[ParsedBlock]] = deque()
+        for block in blocks:
+            pending.append(self._threads.submit(self._ask, block))
+            if len(pending) > 2 * len(self._children):
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+    def _ask(self, block: Block) -> ParsedBlock:
+        from tunesmith.data.blocks import ParsedBlock
+
+        child = self._idle.get()
+        try:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            _write_block(child.stdin, block)
+            return ParsedBlock.from_bytes(_read(child.stdout, _SIZE.unpack(_read(child.stdout, _SIZE.size))[0]))
+        except (OSError, EOFError):
+            raise TunesmithError("a process that parses the data has ended; is memory short? try again") from None
+        finally:
+            self._idle.put(child)
+
+
+def _write_block(sink: IO[bytes], block: Block) -> None:
+    head = (block.source, block.first_line, block.offset, block.end, block.ends_open, block.num_skipped)
+    sink.write(_BLOCK.pack(*head, len(block.text)))
+    sink.write(block.text)
+    sink.flush()
+
+
+def _read(source: IO[bytes], size: int) -> bytes:
+    data = source.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data
+
+
+def _answer(options: PrepareOptions, source: IO[bytes], sink: IO[bytes]) -> None:
+    from tunesmith.data.blocks import BlockParser
+
+    parser = BlockParser(options)
+    while head := source.read(_BLOCK.size):
+        number, first_line, offset, end, ends_open, num_skipped, size = _BLOCK.unpack(head)
+        block = Block(number, first_line, offset, _read(source, size), end, bool(ends_open), num_skipped)
+        data = parser.parse(block).to_bytes()
+        sink.write(_SIZE.pack(len(data)))
+        sink.write(data)
+        sink.flush()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, who ends this process
+    try:
+        _answer(PrepareOptions.model_validate_json(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer)
+    except (BrokenPipeError, EOFError):
+        sys.exit(1)  # the parent is gone
