@@ -190,7 +190,8 @@ def test_trainer_stop_ends_with_the_best_so_far(world: World, name: str) -> None
     running = world.launch(spec)
     wait_for_step(running, 3)
     running.send("rq-stop", RequestKind.STOP)
-    assert judged(world, spec, running) is AttemptState.STOPPED
+    assert judged(world, spec, running) is AttemptState.SUCCEEDED
+    assert json.loads((world.folder(spec) / "result.json").read_bytes())["status"] == "stopped"
     assert [event.request_id for event in all_events(running) if isinstance(event, Ack)] == ["rq-stop"]
     verify_folder(world.folder(spec) / "artifact")
 

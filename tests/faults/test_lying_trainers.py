@@ -15,6 +15,7 @@ from tunesmith.domain.spec import AdapterRef, Subject, TrainSpec
 from tunesmith.domain.task import AttemptState, ErrorClass
 from tunesmith.errors import ProgramError
 from tunesmith.programs.judge import Judgement, judge_evaluate, judge_train, read_scores
+from tunesmith.programs.launch import tail_of_log
 from tunesmith.trainers.sim_options import Script
 
 
@@ -92,6 +93,15 @@ def test_sim_script_that_never_ends_is_killed_with_all_it_started(world: World, 
     assert strays(spec.attempt.attempt_id) == []
     judgement = judge_train(spec, world.folder(spec), code, killed_for=ErrorClass.STALLED)
     assert (judgement.outcome, judgement.error_class) == (AttemptState.FAILED, ErrorClass.STALLED)
+
+
+def test_sim_that_hangs_shows_where_when_asked(world: World) -> None:
+    spec = world.train_spec(options={"script": "stall", "at_step": 1})
+    running = world.launch(spec)
+    wait_until(lambda: (world.folder(spec) / "events.jsonl").exists() and is_training(world.folder(spec)))
+    running.dump_stacks()
+    wait_until(lambda: "in _stall" in tail_of_log(world.folder(spec)))
+    assert running.poll() is None
 
 
 @pytest.mark.parametrize("script", ["garbage_events", "huge_line", "step_backwards", "escape_path"])

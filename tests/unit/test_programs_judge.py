@@ -252,7 +252,7 @@ def test_judge_interrupted_result_needs_its_exit_code(trained: TrainSpec, copy: 
 
 def test_judge_stopped_result_is_held_to_what_a_success_is(trained: TrainSpec, copy: Path) -> None:
     change(copy, status="stopped")
-    assert judge_train(trained, copy, 0).outcome is AttemptState.STOPPED
+    assert judge_train(trained, copy, 0).outcome is AttemptState.SUCCEEDED
     change(copy, status="stopped", artifact=None)
     assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, "artifact")
 

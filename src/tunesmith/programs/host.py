@@ -186,6 +186,7 @@ def host(main: Callable[[Program], Result], argv: Sequence[str] | None = None) -
     """Run `main` as a program: keepalive, TERM, events, result; returns the exit code. Never raises."""
     stdout = _take_stdout()
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the worker asks where it hangs
     try:
         spec_path, directory = _arguments(argv)
         spec = _read_spec(spec_path)

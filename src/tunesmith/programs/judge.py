@@ -111,10 +111,8 @@ def _judge(
 
 def _believed(result: Result) -> Judgement:
     match result.status:
-        case ResultStatus.SUCCEEDED:
+        case ResultStatus.SUCCEEDED | ResultStatus.STOPPED:  # stopped on request, with the best so far: goes on as well
             return Judgement(AttemptState.SUCCEEDED, None, None, result)
-        case ResultStatus.STOPPED:
-            return Judgement(AttemptState.STOPPED, None, None, result)
         case ResultStatus.INTERRUPTED:
             return Judgement(AttemptState.INTERRUPTED, None, _plain(result.error), result)
         case ResultStatus.FAILED:

@@ -131,6 +131,10 @@ class RunningProgram:
         """TERM to the program; does not wait."""
         self._tell(b"term\n")
 
+    def dump_stacks(self) -> None:
+        """Ask a program that hangs to write the stacks of its threads to its log; does not wait."""
+        self._tell(b"stacks\n")
+
     def kill_tree(self, grace_s: float) -> None:
         """TERM to the program, wait the grace, KILL everything below the shim, wait until it is gone."""
         self._tell(b"kill %.3f\n" % grace_s)

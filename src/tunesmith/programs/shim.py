@@ -8,7 +8,7 @@ The shim leads its own session and is a child subreaper: whatever the program fo
 session stays below it. It ends the tree when the lifeline closes (the worker died), when the worker says so, when the
 keepalive is too old, and when the program itself ends and leaves something behind. Then it reports the exit code.
 
-Lifeline, worker to shim:  ``term`` · ``kill GRACE_S``        Status, shim to worker:  ``started PID`` · ``exit CODE``
+Lifeline, worker to shim:  ``term`` · ``stacks`` · ``kill GRACE_S``    Status, shim to worker:  ``exit CODE``
 """
 
 from __future__ import annotations
@@ -193,7 +193,6 @@ class Shim:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         with contextlib.suppress(OSError):
             os.setpgid(self._program, self._program)
-        self._report(b"started %d\n" % self._program)
 
     def _listen(self, timeout_s: float) -> None:
         if self._deadline is not None:
@@ -201,7 +200,7 @@ class Shim:
         sources = [self._wakeup] + ([self._lifeline] if self._lifeline >= 0 else [])
         ready, _, _ = select.select(sources, [], [], timeout_s)
         if self._wakeup in ready and signal.SIGTERM in os.read(self._wakeup, 4096):
-            self._send_term()  # a service manager signals everyone; only the program knows what to do with it
+            self._send(signal.SIGTERM)  # a service manager signals everyone; only the program knows what to do with it
         if self._lifeline in ready:
             self._obey(os.read(self._lifeline, 4096))
 
@@ -211,19 +210,22 @@ class Shim:
             self._end_after(self._orphan_grace_s)
         for command in commands.splitlines():
             if command == b"term":
-                self._send_term()
+                self._send(signal.SIGTERM)
+            elif command == b"stacks":
+                self._send(signal.SIGUSR1)
             elif command.startswith(b"kill "):
                 self._end_after(float(command[5:]))
 
     def _end_after(self, grace_s: float) -> None:
-        self._send_term()
+        self._send(signal.SIGTERM)
         deadline = boot_now() + grace_s
         self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
 
-    def _send_term(self) -> None:
+    def _send(self, number: int) -> None:
+        """To the program itself, whose pid is ours to use until it was reaped."""
         if self._code is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(self._program, signal.SIGTERM)
+                os.kill(self._program, number)
 
     def _is_due(self) -> bool:
         return self._deadline is not None and boot_now() >= self._deadline
