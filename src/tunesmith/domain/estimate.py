@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tunesmith.domain.profile import ArchitectureLock, HardwareTier
+from tunesmith.domain.profile import ArchitectureLock, HardwareTier, Recipe
 from tunesmith.domain.run import RunState
 
 _CHARACTERS_PER_TOKEN = 3.5
@@ -27,7 +27,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast an earlier attempt of the same profile and trainer trained."""
+    """How fast an earlier attempt of the same profile trained: examples it saw over all epochs, and seconds."""
 
     num_examples: int
     train_s: float
@@ -37,18 +37,22 @@ def estimate_training(
     *,
     num_examples: int,
     num_characters: int,
-    epochs: float,
+    recipe: Recipe,
     lock: ArchitectureLock,
     tier: HardwareTier,
     earlier: Sequence[Pace],
 ) -> Estimate:
     """Seconds of training, from earlier runs where there are some, else from the size of model and data."""
+    tokens_each = num_characters / _CHARACTERS_PER_TOKEN / max(1, num_examples)
+    num_seen = num_examples * recipe.epochs
+    if recipe.max_steps is not None:
+        num_seen = min(num_seen, recipe.max_steps * max(1.0, recipe.batch_tokens / max(1.0, tokens_each)))
     paces = [pace.train_s / pace.num_examples for pace in earlier if pace.num_examples > 0 and pace.train_s > 0]
     if paces:
         basis = f"the pace of {len(paces)} earlier attempt{'s' if len(paces) > 1 else ''}"
-        return Estimate(median(paces) * num_examples * epochs, basis)
-    tokens = num_characters / _CHARACTERS_PER_TOKEN * epochs
-    return Estimate(4.0 * _num_parameters(lock) * tokens / _FLOPS[tier], f"model size on {tier}; no earlier run")
+        return Estimate(median(paces) * num_seen, basis)
+    operations = 4.0 * _num_parameters(lock) * tokens_each * num_seen
+    return Estimate(operations / _FLOPS[tier], f"model size on {tier}; no earlier run")
 
 
 def _num_parameters(lock: ArchitectureLock) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tunesmith.config.checks import CheckedProfile
 from tunesmith.config.workspace import Workspace
-from tunesmith.domain.dataset import DatasetReport, PrepareOptions, Split
+from tunesmith.domain.dataset import DatasetReport, PreparedDataset, PrepareOptions, Split
 from tunesmith.ids import new_id
 from tunesmith.store import datasets, profiles
 from tunesmith.store.database import Database
@@ -37,6 +37,25 @@ def prepare_dataset(
         max_bad_share=profile.data.max_bad_share,
     )
     prepared = prepare(sources, workspace.datasets_dir / dataset_id, options, on_progress=on_progress)
+    try:
+        known = _record(database, workspace, checked, dataset_id, prepared, actor)
+    except BaseException:
+        shutil.rmtree(prepared.path, ignore_errors=True)  # a dataset that no row knows would never be found again
+        raise
+    if known.id != dataset_id:
+        shutil.rmtree(prepared.path)
+    return known, prepared.report
+
+
+def _record(
+    database: Database,
+    workspace: Workspace,
+    checked: CheckedProfile,
+    dataset_id: str,
+    prepared: PreparedDataset,
+    actor: str,
+) -> Dataset:
+    profile = checked.profile
     cases = _heldout_cases(prepared.path, profile.data.heldout_cap)
     with database.write() as tx:
         profiles.lock(tx, profile.name, checked.lock, actor=actor)
@@ -53,9 +72,7 @@ def prepare_dataset(
                 actor=actor,
             )
             datasets.add_cases(tx, profile.name, dataset_id, cases)
-    if known.id != dataset_id:
-        shutil.rmtree(prepared.path)
-    return known, prepared.report
+    return known
 
 
 def _heldout_cases(folder: Path, cap: int) -> list[HeldoutCase]:

@@ -264,7 +264,7 @@ def estimate(database: Database, workspace: Workspace, spec: RunSpec) -> Estimat
     return estimate_training(
         num_examples=spec.dataset.num_train,
         num_characters=sum(bucket.below * bucket.num for bucket in report.lengths) * 3 // 4,
-        epochs=spec.recipe.epochs,
+        recipe=spec.recipe,
         lock=spec.base.lock,
         tier=HardwareTier(spec.hardware_tier),
         earlier=[Pace(num_examples, train_s) for num_examples, train_s in earlier],

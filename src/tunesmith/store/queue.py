@@ -28,7 +28,7 @@ def attempts_of_run(tx: Tx, run_id: str) -> list[Attempt]:
 
 
 def paces(tx: Tx, profile: str, limit: int = 20) -> list[tuple[int, float]]:
-    """(examples trained, seconds) of the newest succeeded training attempts of a profile."""
+    """(examples seen, over all epochs; seconds) of the newest succeeded training attempts of a profile."""
     query = (
         sa.select(attempts.c.result)
         .join(tasks, tasks.c.id == attempts.c.task_id)
@@ -37,7 +37,8 @@ def paces(tx: Tx, profile: str, limit: int = 20) -> list[tuple[int, float]]:
         .limit(limit)
     )
     results = [row["result"] or {} for row in tx.all(query)]
-    return [(r["num_trained_examples"], r["train_s"]) for r in results if r.get("num_trained_examples")]
+    seen = [(r.get("detail", {}).get("num_seen") or r.get("num_trained_examples"), r.get("train_s")) for r in results]
+    return [(num, train_s) for num, train_s in seen if num and train_s]
 
 
 def any_open(tx: Tx, kinds: Collection[TaskKind]) -> bool:

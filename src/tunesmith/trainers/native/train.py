@@ -194,7 +194,7 @@ def _result(program: Program, loop: Loop, ending: Ending, inputs: Inputs, data: 
         "num_dropped_examples": data.num_dropped,
         "train_s": loop.train_s,
         "metrics": _metrics(loop),
-        "detail": {"num_tokens": standing.num_tokens},
+        "detail": {"num_tokens": standing.num_tokens, "num_seen": standing.num_seen},
     }
     match ending:
         case Ending.PAUSE | Ending.CANCEL | Ending.TERMINATED:
