@@ -25,7 +25,7 @@ _SPLITS = tuple(Split)
 
 _MESSAGE = pa.struct(
     [
-        pa.field("role", pa.dictionary(pa.int8(), pa.string()), nullable=False),
+        pa.field("role", pa.string(), nullable=False),
         pa.field("content", pa.string(), nullable=False),
         pa.field("weight", pa.int8(), nullable=False),
     ]
@@ -89,7 +89,8 @@ def _message_columns(shapes: Sequence[str], contents: Sequence[list[str]]) -> tu
 
 def _message_lists(shapes: Sequence[str], contents: Sequence[list[str]], mask: Any = None) -> Any:
     letters = "".join(shapes).encode()
-    roles = pa.DictionaryArray.from_arrays(_numbers(pa.int8(), letters.translate(_ROLE_INDEX)), pa.array(_ROLES))
+    indices = _numbers(pa.int8(), letters.translate(_ROLE_INDEX))
+    roles = pa.DictionaryArray.from_arrays(indices, pa.array(_ROLES)).dictionary_decode()
     texts = pa.array(list(chain.from_iterable(contents)), pa.string(), size=len(letters))
     weights = _numbers(pa.int8(), letters.translate(_WEIGHT))
     messages = pa.StructArray.from_arrays([roles, texts, weights], fields=list(_MESSAGE))

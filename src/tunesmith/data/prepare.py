@@ -153,13 +153,14 @@ class _Intake:
 
     def finish(self, files: Sequence[SourceFile]) -> DatasetReport:
         """Write what is left; the report, or a refusal."""
-        self._tally.refuse_too_many(self.num_rows, self._options.max_bad_share, [file.name for file in files])
+        names = [file.name for file in files]
+        self._tally.refuse_too_many(self.num_rows, self._options.max_bad_share, names)
         for writer in self._writers.values():
             writer.finish()
         digests = {split: writer.digest for split, writer in self._writers.items()}
         counts = {split: digest.num for split, digest in digests.items()}
         if self._kind is None:
-            raise DataError(f"{_names(files)}: only blank lines; give files with one JSON object per line")
+            raise DataError(f"{names[0]}: only blank lines; give a file with one JSON object per line")
         _refuse_empty_splits(counts, self._options)
         num_examples = sum(counts.values())
         return DatasetReport(
@@ -169,7 +170,7 @@ class _Intake:
             num_lines=sum(file.num_lines for file in files),
             num_blank=self._num_blank,
             num_duplicates=self._num_duplicates,
-            drops=self._tally.drops(),
+            drops=self._tally.drops(names),
             ignored_fields=dict(sorted(self._ignored.items())),
             warnings=self._warnings(counts),
             sources=tuple(files),
@@ -192,21 +193,18 @@ class _Intake:
         return tuple(found)
 
 
-def _names(files: Sequence[SourceFile]) -> str:
-    return ", ".join(file.name for file in files[:3]) + (", …" if len(files) > 3 else "")
-
-
 def _refuse_empty_splits(counts: dict[Split, int], options: PrepareOptions) -> None:
     num = sum(counts.values())
     if num == 1:
         raise DataError("there is one example only, so nothing can be held out to judge it; add more examples")
-    for split, share in ((Split.HELDOUT, options.heldout_share), (Split.TRAIN, None)):
+    for split, what, fix in (
+        (Split.HELDOUT, "held out", f"raise heldout_share (now {options.heldout_share:g})"),
+        (Split.TRAIN, "left to train on", f"lower heldout_share (now {options.heldout_share:g})"),
+    ):
         if not counts[split]:
-            what = "held out" if split is Split.HELDOUT else "left to train on"
-            setting = f"raise heldout_share (now {share:g})" if share is not None else "lower heldout_share"
             raise DataError(
                 f"none of the {num} examples is {what}: the split goes by the hash of the prompt; "
-                f"add examples with different prompts, or {setting}"
+                f"add examples with different prompts, or {fix}"
             )
 
 

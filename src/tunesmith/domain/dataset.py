@@ -138,8 +138,8 @@ class Reason(StrEnum):
 class BadLine(Section):
     """One line that cannot be used, and what to do about it. Never holds the line's content."""
 
-    source: int
-    """Which source, counted from 0."""
+    source: str
+    """The name of the file."""
     line: int
     field: str
     """Empty: the whole line."""
@@ -148,7 +148,7 @@ class BadLine(Section):
     fix: str
 
     def __str__(self) -> str:
-        return f"line {self.line}: {self.field + ' ' if self.field else ''}{self.problem}; {self.fix}"
+        return f"{self.source} line {self.line}: {self.field + ' ' if self.field else ''}{self.problem}; {self.fix}"
 
 
 class Drops(Section):
