@@ -54,7 +54,9 @@ class NotFound(TunesmithError):
 
     @classmethod
     def named(cls, kind: str, name: str, known: Iterable[str] = (), hint: str = "") -> NotFound:
-        return cls(f"no {kind} {show(name)}{nearest(name, known)}{'; ' + hint if hint else ''}")
+        close = nearest(name, known)
+        joint = " " if close.endswith("?") else "; "
+        return cls(f"no {kind} {show(name)}{close}{joint + hint if hint else ''}")
 
 
 class ConfigError(TunesmithError):

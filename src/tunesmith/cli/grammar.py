@@ -55,7 +55,7 @@ def hoist_workspace(words: Sequence[str]) -> list[str]:
         if word == "--":
             return [*front, *rest, word, *left]
         if word == "--workspace":
-            front += [word, *(value for value in (next(left, None),) if value is not None)]
+            front += [word, next(left, "")]
         elif word.startswith("--workspace="):
             front.append(word)
         else:
@@ -71,7 +71,7 @@ def usage_message(error: Exception) -> str:
         flags = [name for param in context.command.params for name in param.opts if name.startswith("--")]
         return f"no option {show(flag)} for `{context.command_path}`{nearest(flag, [*flags, '--help'])}"
     message = " ".join(str(error.format_message()).split()) if hasattr(error, "format_message") else str(error)
-    message = message[:1].lower() + message[1:].rstrip(".")
+    message = message[:1].lower() + message[1:].rstrip(".").replace("Value error, ", "")
     return message if context is None else f"{message}; see `{context.command_path} --help`"
 
 

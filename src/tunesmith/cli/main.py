@@ -10,13 +10,13 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from tunesmith.cli import adapter, campaign, config, dataset, init, output, profile, run, system
 from tunesmith.cli.grammar import CallError, Nouns, hoist_workspace, usage_message
+from tunesmith.errors import UsageError
 
 app = typer.Typer(
     cls=Nouns,
@@ -44,13 +44,15 @@ app.add_typer(adapter.verbs, name="adapter")
 def root(
     ctx: typer.Context,
     workspace: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="DIR", help="The workspace; else TUNESMITH_WORKSPACE, else the nearest one from here upwards."
         ),
     ] = None,
 ) -> None:
     """Keeps a model that you own getting better from its own use, and never lets it get worse."""
+    if workspace == "":
+        raise UsageError("--workspace names no folder; write --workspace DIR")
     ctx.obj = workspace
 
 

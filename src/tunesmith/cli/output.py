@@ -47,19 +47,15 @@ class Column:
     align: Literal["left", "right"] = "left"
 
 
-Cell = "str | Text | None"
-
-
-@cache
 def stdout() -> Console:
     return _console(sys.stdout)
 
 
-@cache
 def stderr() -> Console:
     return _console(sys.stderr)
 
 
+@cache
 def _console(stream: IO[str]) -> Console:
     from rich.console import Console
 
@@ -243,9 +239,9 @@ def explain_error(error: Exception) -> tuple[str, str, int]:
         return error.code, error.message, error.exit_code
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename is not None else ""
-        return "os", f"{where}{error.strerror}; nothing more was done", 1
+        return "os", f"{where}{error.strerror}", 1
     if isinstance(error, MemoryError):
-        return "memory", "out of memory; nothing more was done", 1
+        return "memory", "out of memory", 1
     first = first_line(str(error))[:300]
     hint = f"this is a bug in tunesmith; run it again with {DEBUG_VARIABLE}=1 to see where"
     return "unexpected", f"unexpected {type(error).__name__}{': ' if first else ''}{first}; {hint}", 1

@@ -18,6 +18,7 @@ class Adapters:
         self._session = session
 
     def list(self, profile: str | None = None) -> list[AdapterView]:
+        profile = self._session.known_profile(profile)
         with self._session.database.read() as tx:
             return [self._view(adapter) for adapter in adapters.listing(tx, profile)]
 

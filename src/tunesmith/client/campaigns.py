@@ -42,6 +42,7 @@ class Campaigns:
             )
 
     def list(self, profile: str | None = None) -> list[Campaign]:
+        profile = self._session.known_profile(profile)
         with self._session.database.read() as tx:
             return campaigns.listing(tx, profile)
 

@@ -43,6 +43,7 @@ class Datasets:
         )
 
     def list(self, profile: str | None = None) -> list[Dataset]:
+        profile = self._session.known_profile(profile)
         with self._session.database.read() as tx:
             return datasets.listing(tx, profile)
 

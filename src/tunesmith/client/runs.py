@@ -94,6 +94,7 @@ class Runs:
         if not 1 <= limit <= _MAX_LISTED:
             raise UsageError(f"limit must be between 1 and {_MAX_LISTED}")
         states = None if state is None else frozenset({_state(state)})
+        profile = self._session.known_profile(profile)
         with self._session.database.read() as tx:
             return [_view(tx, run) for run in runs.listing(tx, profile=profile, states=states, limit=limit)]
 

@@ -9,9 +9,10 @@ from functools import cached_property
 
 from tunesmith.config.resolve import resolve_settings
 from tunesmith.config.workspace import Workspace
-from tunesmith.errors import StoreError
+from tunesmith.errors import NotFound, StoreError
 from tunesmith.files import sha256_text, write_atomic
 from tunesmith.settings import Settings
+from tunesmith.store import profiles
 from tunesmith.store.database import Database
 from tunesmith.store.schema import open_store
 
@@ -40,9 +41,11 @@ class Session:
 
     def _open(self) -> Database:
         marker = self.workspace.data_dir / "store.json"
-        name = sha256_text(self.store_url)
+        name = sha256_text(self.settings.store.url or "the workspace's own")  # a moved workspace keeps its own store
         try:
             known = json.loads(marker.read_text()) if marker.exists() else []
+            if not isinstance(known, list):
+                raise ValueError("it holds no list; restore a backup")
             self.workspace.data_dir.mkdir(exist_ok=True)
             database = open_store(self.store_url, create=name not in known)
             if name not in known:
@@ -50,6 +53,16 @@ class Session:
         except (OSError, ValueError) as error:
             raise StoreError(f"{marker} cannot be read or written: {error}") from error
         return database
+
+    def known_profile(self, name: str | None) -> str | None:
+        """The name again; refuses one that neither a file nor the store knows, where a filter would find nothing."""
+        if name is None:
+            return None
+        files = [path.stem for path in self.workspace.profiles_dir.glob("*.yaml")]
+        with self.database.read() as tx:
+            if name not in files and profiles.lock_of(tx, name) is None:
+                raise NotFound.named("profile", name, files)
+        return name
 
     def close(self) -> None:
         if self._database is not None:

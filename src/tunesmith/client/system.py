@@ -35,6 +35,8 @@ class InboxItem:
     since: datetime
     reason: str
     what_to_do: str
+    log: str = ""
+    """Parked tasks: how the last attempt ended, with the last words of its program."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class System:
         """Everything that waits for a person."""
         with self._session.database.read() as tx:
             held = runs.listing(tx, states=frozenset({RunState.HELD}), limit=1000)
-            parked = queue.parked(tx)
+            parked = [(task, queue.last_attempt(tx, task.id)) for task in queue.parked(tx)]
         items = [
             InboxItem(
                 "held run", run.id, run.profile, run.moved_at, run.reason,
@@ -86,9 +88,9 @@ class System:
         items += [
             InboxItem(
                 f"parked {task.kind} task", task.run_id or task.id, task.profile or "", task.created_at, task.reason,
-                "read `run logs`, repair, then `run retry`",
+                "read `run logs`, repair, then `run retry`", last.error or "",
             )
-            for task in parked
+            for task, last in parked
         ]  # fmt: skip
         return sorted(items, key=lambda item: item.since)
 

@@ -125,7 +125,7 @@ def find(tx: Tx, text: str) -> Run:
 def find_one(tx: Tx, table: sa.Table, prefix: str, text: str) -> sa.RowMapping:
     """A row by id or by an unambiguous beginning of its id, as people type them."""
     if not is_id(text):
-        raise UsageError(f"{show(text)} is not a {prefix} id; ids look like {prefix}-4t9kq2m7x1bz")
+        raise UsageError(f"{show(text)} is no {table.name.removesuffix('s')} id; they look like {prefix}-4t9kq2m7x1bz")
     rows = tx.all(sa.select(table).where(table.c.id.startswith(text, autoescape=True)).order_by(table.c.id).limit(3))
     exact = [row for row in rows if row["id"] == text]
     if exact or len(rows) == 1:

@@ -26,7 +26,7 @@ def open_store(url: str, *, create: bool = False) -> Database:
         _check_file(database, create=create)
         version = _version(database)
         if version is None and not create:
-            raise StoreCorrupt(f"the store {database.where} is empty, but this workspace had one; restore a backup")
+            raise _emptied(database)
         if version is not None and version not in REVISIONS:
             raise StoreTooNew(
                 f"the store {database.where} has schema {version}, newer than this tunesmith knows ({HEAD}); "
@@ -48,6 +48,12 @@ def _check_file(database: Database, *, create: bool) -> None:
         raise StoreError(f"the folder of the store {path} does not exist; run `tunesmith init` first")
     if not path.exists() and not create:
         raise StoreError(f"the store {path} is missing, but this workspace had one; restore a backup")
+    if path.exists() and path.stat().st_size == 0 and not create:
+        raise _emptied(database)  # before a connection turns it into a valid empty database
+
+
+def _emptied(database: Database) -> StoreCorrupt:
+    return StoreCorrupt(f"the store {database.where} is empty, but this workspace had one; restore a backup")
 
 
 def _version(database: Database) -> str | None:
