@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tunesmith.programs.shim import KEEPALIVE_EXIT
+
 SPEC = "spec.json"
 EVENTS = "events.jsonl"
 STATUS = "status.json"
@@ -18,7 +20,7 @@ EXIT_FAILED = 1
 EXIT_BAD_CALL = 2  # no spec to work from, so no result either
 EXIT_NO_RESULT = 74  # the result could not be written
 EXIT_INTERRUPTED = 75
-EXIT_KEEPALIVE_LOST = 76
+EXIT_KEEPALIVE_LOST = KEEPALIVE_EXIT
 
 MAX_LINE = 1 << 20
 MAX_RESULT = 1 << 20
