@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tunesmith.domain.live_checks import Finding, broken_numbers
-from tunesmith.domain.program import Ack, Event, Metrics, Phase, PhaseEvent, Started
+from tunesmith.domain.program import Ack, Event, Metrics, Phase, PhaseEvent
 from tunesmith.domain.request import RequestKind, strongest
 from tunesmith.domain.spec import EvaluateSpec, TrainSpec
 from tunesmith.domain.task import STOPPED_BY_ESTOP, ErrorClass
@@ -21,6 +18,7 @@ from tunesmith.store import requests, switches, tasks
 from tunesmith.store.database import Tx
 
 _LOOK_S = 0.05
+_STACKS_S = 0.2  # for a hanging program to write its stacks, before it is ended
 _ASK_S = 0.5
 _BUDGET_MARGIN_S = 30.0
 
@@ -51,7 +49,6 @@ class Supervisor:
         self.asked = 0.0
         self.passed_on: set[str] = set()
         self.kill_at: float | None = None
-        self.pid: int | None = None
 
     def run(self, argv: Sequence[str], spec: TrainSpec | EvaluateSpec) -> ProgramEnd:
         context = self.context
@@ -87,8 +84,9 @@ class Supervisor:
         if self.end.killed_for is ErrorClass.PROTOCOL:
             return
         try:
-            for event in program.events():
-                self._take(program, event)
+            while events := program.events():  # a flood comes in portions
+                for event in events:
+                    self._take(program, event)
         except ProgramError as error:
             self._kill(program, ErrorClass.PROTOCOL, str(error))
 
@@ -96,8 +94,6 @@ class Supervisor:
         self.moved = time.monotonic()
         self.context.pulse.progress()
         match event:
-            case Started(pid=pid):
-                self.pid = pid
             case PhaseEvent(phase=phase):
                 self.phase = phase
             case Metrics() if self.end.finding is None and (finding := broken_numbers(event)) is not None:
@@ -145,18 +141,12 @@ class Supervisor:
         if self.wall_s is not None and now - self.started > self.wall_s + _BUDGET_MARGIN_S:
             self._kill(program, ErrorClass.BUDGET, f"still running {_BUDGET_MARGIN_S:.0f} s after its time budget")
         elif now - self.moved > deadline:
-            self._dump_stacks()
-            self._kill(program, ErrorClass.STALLED, f"no progress for {deadline:.0f} s in phase {self.phase}")
+            program.dump_stacks()
+            time.sleep(_STACKS_S)
+            self._kill(program, ErrorClass.STALLED, f"no progress for {deadline:g} s in phase {self.phase}")
         elif self.kill_at is not None and now > self.kill_at:
             self.kill_at = None
             program.kill_tree(0.0)
-
-    def _dump_stacks(self) -> None:
-        """A Python program writes its stacks to stderr on this signal, so that a hang leaves a trace."""
-        if self.pid is not None:
-            with contextlib.suppress(OSError):
-                os.kill(self.pid, signal.SIGUSR1)
-            time.sleep(_LOOK_S)
 
     def _kill(self, program: RunningProgram, error: ErrorClass, why: str) -> None:
         self.end.killed_for, self.end.why = error, why
