@@ -237,6 +237,9 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], 
         return str(server.get_uri(database=name))
 
     yield make
+    postmaster = int((folder / "data" / "postmaster.pid").read_text().split()[0])
+    os.kill(postmaster, signal.SIGQUIT)  # at once: nobody needs what it would still write
+    wait_for(lambda: not Path(f"/proc/{postmaster}").exists())
     server.cleanup()
 
 

@@ -51,6 +51,13 @@ def parked(tx: Tx) -> list[Task]:
     return [task_of(row) for row in tx.all(sa.select(tasks).where(tasks.c.state == "parked").order_by(tasks.c.seq))]
 
 
+def last_attempt(tx: Tx, task_id: str) -> Attempt:
+    """The newest attempt of a task that was tried at least once."""
+    row = tx.first(sa.select(attempts).where(attempts.c.task_id == task_id).order_by(attempts.c.number.desc()).limit(1))
+    assert row is not None, task_id
+    return attempt_of(row)
+
+
 def num_waiting_before(tx: Tx, task: Task, limit: int = 1000) -> int:
     """How many waiting tasks a worker would take before this one, counted up to a limit."""
     mine = sa.select(tasks.c.seq).where(tasks.c.id == task.id).scalar_subquery()

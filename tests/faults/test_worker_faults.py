@@ -1,0 +1,395 @@
+"""Workers that die, freeze, are told to end, or lose their database; and runs that take workers down with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from builders import DRILL_WORKER, PROFILE, states_of, wait_for
+from story_builders import Fleet, MakeFleet, end_of_programs, programs_below
+from tunesmith.client import Client
+from tunesmith.client.views import AttemptView
+from tunesmith.errors import StoreError
+from tunesmith.store import queue, tasks
+from tunesmith.store.fence import Lease
+
+LONG = {"steps": 60, "step_s": 0.03}
+OFTEN = {"checkpoints": {"every_steps": 5}, "validation": {"every_steps": 20}}
+
+
+def one_deployment(fleet: Fleet, run_id: str) -> None:
+    """Exactly one adapter came of the run, it went live once, and it is what is served."""
+    rows = fleet.rows()
+    [adapter] = rows["adapters"]
+    assert (adapter["run_id"], adapter["state"]) == (run_id, "live")
+    flips = [event for event in rows["events"] if (event["entity"], event["action"]) == ("deployment", "wanted")]
+    assert len(flips) == 1
+    assert fleet.served() == adapter["digest"]
+    assert len(fleet.adapter_folders()) == 1
+    assert fleet.strays() == []
+
+
+def counts(fleet: Fleet, run_id: str) -> list[tuple[str, int, int, int]]:
+    """What each task of a run was charged: (kind, crashes, errors, shrinks)."""
+    with fleet.database.read() as tx:
+        of_run = queue.of_run(tx, run_id)
+    return [(t.kind.value, t.counts.num_crashes, t.counts.num_errors, t.counts.num_shrinks) for t in of_run]
+
+
+def test_worker_killed_in_training_another_finishes(make_fleet: MakeFleet, store: str | None) -> None:
+    fleet = make_fleet(store=store, options=LONG, profile=OFTEN)
+    run_id = fleet.submit()
+    doomed = fleet.start()
+    fleet.wait_for_step(run_id, 12)
+    fleet.start()
+    wait_for(lambda: len(fleet.client.system.workers()) == 2)
+    doomed.kill()
+    killed_at = time.time()
+    fleet.wait(run_id, "deployed")
+    first, second = fleet.attempts(run_id)
+    assert (first.outcome, second.outcome) == ("lost", "succeeded")
+    assert first.worker_id != second.worker_id
+    within_s = DRILL_WORKER["lease_s"] + DRILL_WORKER["sweep_s"] + 1.0  # and a second of backoff
+    assert second.started_at.timestamp() - killed_at < within_s + 2.0
+    resumed = fleet.spec(run_id, second)["resume"]
+    assert resumed["step"] >= 10
+    assert fleet.steps(run_id, second)[0] == resumed["step"] + 1
+    assert counts(fleet, run_id)[0] == ("train", 1, 0, 0)
+    one_deployment(fleet, run_id)
+
+
+def test_worker_killed_with_a_clinging_trainer_leaves_no_stray(make_fleet: MakeFleet) -> None:
+    """The trainer ignores TERM, forks, and forks again into a session of its own."""
+    fleet = make_fleet(options={"script": "cling", "fail_attempts": 1, "at_step": 2})
+    run_id = fleet.submit()
+    doomed = fleet.start()
+    first = fleet.wait_for_step(run_id, 1)
+    wait_for(lambda: len(fleet.strays()) >= 4)  # the shim, the trainer, a child, a grandchild
+    doomed.kill()
+    fleet.start()
+    gone_at = end_of_programs(fleet, first.id)
+    fleet.wait(run_id, "deployed")
+    assert fleet.attempts(run_id)[1].started_at.timestamp() >= gone_at - 0.5
+    one_deployment(fleet, run_id)
+
+
+def test_worker_killed_in_evaluation_another_finishes(make_fleet: MakeFleet) -> None:
+    """Whatever the worker is killed at: kill the first as soon as its evaluator runs."""
+    fleet = make_fleet()
+    run_id = fleet.submit(lines=2000)
+    doomed = fleet.start()
+    wait_for(lambda: fleet.state(run_id) == "evaluating" and fleet.attempts(run_id, "evaluate") != [])
+    doomed.kill()
+    fleet.start()
+    fleet.wait(run_id, "deployed")
+    assert [attempt.outcome for attempt in fleet.attempts(run_id)] == ["succeeded"]
+    one_deployment(fleet, run_id)
+
+
+def frozen(process: subprocess.Popen[bytes]) -> None:
+    os.kill(process.pid, signal.SIGSTOP)
+
+
+def test_frozen_worker_that_wakes_changes_nothing(make_fleet: MakeFleet, store: str | None) -> None:
+    fleet = make_fleet(store=store, options=LONG, profile=OFTEN)
+    run_id = fleet.submit()
+    sleeper = fleet.start()
+    first = fleet.wait_for_step(run_id, 12)
+    frozen(sleeper)
+    fleet.start()
+    gone_at = end_of_programs(fleet, first.id)
+    second = wait_for(lambda: next(iter(fleet.attempts(run_id)[1:]), None))
+    assert gone_at < second.started_at.timestamp(), "two trainers overlapped"
+    said = (fleet.folder(run_id, first) / "stderr.log").read_text()
+    assert "no longer renews the keepalive" in said, "its trainer did not end itself"
+    fleet.wait(run_id, "deployed")
+    before = fleet.rows("workers")
+    os.kill(sleeper.pid, signal.SIGCONT)
+    wait_for(lambda: "lease_lost" in fleet.log(0).read_text(), 10, "for the sleeper to notice")
+    time.sleep(3 * DRILL_WORKER["heartbeat_s"])  # nothing must happen, so there is no event to wait for
+    assert fleet.rows("workers") == before
+    assert sleeper.poll() is None, "it should go on with other work"
+    one_deployment(fleet, run_id)
+
+
+def test_frozen_transaction_delays_the_next_worker_by_seconds_only(
+    make_fleet: MakeFleet, postgres: Callable[[], str]
+) -> None:
+    """A worker that freezes inside a transaction keeps its rows locked: the database must not wait for it for long."""
+    fleet = make_fleet(store=postgres(), options=LONG, profile=OFTEN)
+    run_id = fleet.submit()
+    doomed = fleet.start()
+    fleet.wait_for_step(run_id, 12)
+    doomed.kill()
+    [leased] = [row for row in fleet.rows()["tasks"] if row["state"] == "leased"]
+    with pytest.raises(StoreError), fleet.database.write() as tx:
+        tasks.guard(tx, Lease(leased["id"], "", leased["lease_token"]))
+        other = Client(fleet.root)
+        fleet.start()
+        wait_for(lambda: len(other.runs.show(run_id).attempts) == 2, 20, "for another worker to take over")
+        other.close()
+    fleet.wait(run_id, "deployed")
+
+
+def test_frozen_worker_and_trainer_are_ended_before_another_trains(make_fleet: MakeFleet) -> None:
+    """As when a whole container is frozen: the trainer cannot end itself, so the next worker does it."""
+    fleet = make_fleet(options=LONG, profile=OFTEN)
+    run_id = fleet.submit()
+    sleeper = fleet.start()
+    first = fleet.wait_for_step(run_id, 12)
+    frozen(sleeper)
+    for pid, _ in programs_below(fleet.client.workspace.runs_dir):
+        os.kill(pid, signal.SIGSTOP)
+    steps = fleet.steps(run_id, first)
+    fleet.start()
+    fleet.wait(run_id, "deployed")
+    os.kill(sleeper.pid, signal.SIGCONT)
+    wait_for(lambda: "lease_lost" in fleet.log(0).read_text(), 10, "for the sleeper to notice")
+    assert fleet.steps(run_id, first) == steps, "the frozen trainer went on"
+    one_deployment(fleet, run_id)
+
+
+def test_healthy_worker_keeps_a_run_of_many_leases(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(
+        options={"steps": 60, "step_s": 0.1}, settings={"worker": {"lease_s": 0.6, "heartbeat_s": 0.15, "sweep_s": 0.1}}
+    )
+    run_id = fleet.submit()
+    fleet.start()
+    fleet.start()
+    fleet.wait(run_id, "deployed")
+    [attempt] = fleet.attempts(run_id)
+    assert attempt.ended_at is not None
+    assert (attempt.ended_at - attempt.started_at).total_seconds() > 10 * 0.6
+    assert counts(fleet, run_id)[0] == ("train", 0, 0, 0)
+
+
+def race(fleet: Fleet, num_runs: int) -> float:
+    """Two workers and `num_runs` runs; how long they took."""
+    ids = [fleet.submit(lines=30) for _ in range(num_runs)]
+    begun = time.monotonic()
+    workers = [fleet.start(until_idle=True) for _ in range(2)]
+    assert [worker.wait(60 + num_runs) for worker in workers] == [0, 0], fleet.logs()[-3000:]
+    took_s = time.monotonic() - begun
+    rows = fleet.rows()
+    assert {row["id"]: row["state"] for row in rows["runs"]} == dict.fromkeys(ids, "completed")
+    trained = [row for row in rows["adapters"]]
+    assert sorted(row["run_id"] for row in trained) == sorted(ids)
+    assert sorted(row["version"] for row in trained) == list(range(1, num_runs + 1))
+    assert len(rows["tasks"]) == len(rows["attempts"]) == 2 * num_runs
+    assert {row["state"] for row in rows["attempts"]} == {"succeeded"}
+    by_worker = {row["worker_id"] for row in rows["attempts"]}
+    assert len(by_worker) == 2, "one of them did nothing"
+    assert fleet.strays() == []
+    return took_s
+
+
+QUICK = {
+    "options": {"steps": 1, "step_s": 0.0},
+    "profile": {"deploy": {"when": "never"}, "gate": {"min_n": 2}, "data": {"heldout_share": 0.3}},
+    "settings": {"worker": {"lease_s": 10.0, "heartbeat_s": 2.0}},
+}
+
+
+def test_two_workers_race_each_run_is_done_once(make_fleet: MakeFleet, store: str | None) -> None:
+    took_s = race(make_fleet(store=store, **QUICK), 12)
+    assert took_s < 60
+
+
+@pytest.mark.soak
+def test_two_workers_race_for_200_runs(make_fleet: MakeFleet, store: str | None) -> None:
+    took_s = race(make_fleet(store=store, **QUICK), 200)
+    print(f"200 runs by two workers in {took_s:.1f} s")  # noqa: T201
+    assert took_s < 300
+
+
+def test_poison_runs_are_parked_and_others_go_on(make_fleet: MakeFleet, store: str | None) -> None:
+    fleet = make_fleet(store=store, profile={"deploy": {"when": "never"}})
+    scripts = ("finish", "crash", "finish", "kill_self", "oom_exit", "finish", "raise")
+    ids = [fleet.submit(f"trainer.options.script={script}") for script in scripts]
+    recovers = fleet.submit("trainer.options.script=oom_exit", "trainer.options.oom_once=true")
+    workers = [fleet.start(until_idle=True) for _ in range(2)]
+    assert [worker.wait(60) for worker in workers] == [0, 0], fleet.logs()[-3000:]
+
+    states = dict(zip(scripts, [fleet.state(run_id) for run_id in ids], strict=True))
+    assert states == {"finish": "completed", **dict.fromkeys(("crash", "kill_self", "oom_exit", "raise"), "failed")}
+    outcomes = {script: fleet.attempts(run_id) for script, run_id in zip(scripts, ids, strict=True)}
+    assert [attempt.error_class for attempt in outcomes["crash"]] == ["crash"] * 3
+    assert [attempt.error_class for attempt in outcomes["kill_self"]] == ["crash"] * 3
+    assert [attempt.error_class for attempt in outcomes["oom_exit"]] == ["oom"] * 2
+    assert [attempt.error_class for attempt in outcomes["raise"]] == ["bug"]
+    inbox = {item.id: item for item in fleet.client.system.inbox()}
+    assert set(inbox) == {ids[1], ids[3]}
+    assert inbox[ids[1]].kind == "parked train task"
+    assert "parked after 3 crashes" in inbox[ids[1]].reason
+    assert "SIGSEGV" in inbox[ids[1]].log
+    assert "Segmentation fault" in inbox[ids[1]].log, "the program's last words are not there"
+
+    assert fleet.state(recovers) == "completed"
+    first, second = fleet.attempts(recovers)
+    assert (first.error_class, second.outcome) == ("oom", "succeeded")
+    divisors = [fleet.spec(recovers, attempt)["micro_batch_divisor"] for attempt in (first, second)]
+    assert divisors == [1, 2]
+    assert fleet.strays() == []
+
+
+def test_term_in_training_checkpoints_and_another_resumes(make_fleet: MakeFleet, store: str | None) -> None:
+    fleet = make_fleet(store=store, options=LONG, profile={"checkpoints": {"every_steps": 1000}})
+    run_id = fleet.submit()
+    first_worker = fleet.start()
+    fleet.wait_for_step(run_id, 10)
+    first_worker.terminate()
+    assert first_worker.wait(10) == 0, fleet.logs()
+    assert fleet.state(run_id) == "queued"
+    assert fleet.strays() == []
+    assert fleet.client.system.workers() == []
+    [first] = fleet.attempts(run_id)
+    assert first.outcome == "interrupted"
+    last_step = fleet.steps(run_id, first)[-1]
+    fleet.work()
+    assert fleet.state(run_id) == "deployed"
+    second = fleet.attempts(run_id)[1]
+    assert fleet.spec(run_id, second)["resume"]["step"] == last_step >= 10
+    assert fleet.steps(run_id, second) == list(range(last_step + 1, 61))
+    assert counts(fleet, run_id)[0] == ("train", 0, 0, 0)
+    one_deployment(fleet, run_id)
+
+
+def test_term_with_a_trainer_that_ignores_it_is_not_a_crash(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(
+        options={"script": "ignore_term", "at_step": 8, "fail_attempts": 1, **LONG}, profile=OFTEN,
+        settings={"worker": {"grace_s": 0.3}},
+    )  # fmt: skip
+    run_id = fleet.submit()
+    worker = fleet.start()
+    fleet.wait_for_step(run_id, 12)
+    worker.terminate()
+    assert worker.wait(10) == 0, fleet.logs()
+    [first] = fleet.attempts(run_id)
+    assert (fleet.state(run_id), first.outcome) == ("queued", "interrupted")
+    assert fleet.strays() == []
+    fleet.work()
+    assert fleet.spec(run_id, fleet.attempts(run_id)[1])["resume"]["step"] >= 10
+    assert counts(fleet, run_id)[0] == ("train", 0, 0, 0)
+    assert fleet.state(run_id) == "deployed"
+
+
+def test_second_term_ends_the_worker_now(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(
+        options={"script": "cling", "at_step": 2, "fail_attempts": 1}, settings={"worker": {"grace_s": 30.0}}
+    )
+    run_id = fleet.submit()
+    worker = fleet.start()
+    first = fleet.wait_for_step(run_id, 1)
+    worker.terminate()
+    time.sleep(0.2)
+    assert worker.poll() is None, "it should be waiting for its trainer"
+    worker.terminate()
+    assert worker.wait(2) == 128 + signal.SIGTERM
+    end_of_programs(fleet, first.id)
+    fleet.work()
+    assert fleet.state(run_id) == "deployed"
+
+
+def test_idle_worker_ends_on_term(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(settings={"worker": {"poll_s": 5.0}})
+    worker = fleet.start()
+    wait_for(lambda: len(fleet.client.system.workers()) == 1)
+    worker.terminate()
+    assert worker.wait(3) == 0
+    assert fleet.client.system.workers() == []
+
+
+def test_stalled_trainer_is_ended_retried_and_parked(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(
+        options={"script": "stall", "at_step": 3},
+        settings={"worker": {"phase_deadlines_s": {"train": 0.8}, "grace_s": 0.2}},
+    )
+    run_id = fleet.submit()
+    other = fleet.submit("trainer.options.script=finish")
+    fleet.work()
+    attempts = fleet.attempts(run_id)
+    assert [attempt.error_class for attempt in attempts] == ["stalled"] * 3
+    assert "no progress" in (attempts[0].error or "")
+    assert "time.sleep" in (attempts[0].error or "") or "_stall" in (attempts[0].error or ""), "no stacks were dumped"
+    run = fleet.client.runs.get(run_id)
+    assert run.state == "failed"
+    assert "parked after 3 crashes" in run.reason
+    [item] = fleet.client.system.inbox()
+    assert item.id == run_id
+    assert fleet.state(other) == "deployed"
+    assert fleet.strays() == []
+
+
+def test_frozen_trainer_is_noticed_by_its_missing_progress(make_fleet: MakeFleet) -> None:
+    """The worker beats all the time, but a beat without progress is worth nothing."""
+    fleet = make_fleet(
+        options=LONG, profile=OFTEN, settings={"worker": {"phase_deadlines_s": {"train": 1.0}, "grace_s": 0.2}}
+    )
+    run_id = fleet.submit()
+    fleet.start()
+    first = fleet.wait_for_step(run_id, 12)
+    for pid, _ in programs_below(fleet.client.workspace.runs_dir):
+        if os.readlink(f"/proc/{pid}/exe") and b"trainers.main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            _stop_only_the_program(pid)
+    fleet.wait(run_id, "deployed")
+    first, second = fleet.attempts(run_id)
+    assert (first.error_class, second.outcome) == ("stalled", "succeeded")
+    assert fleet.spec(run_id, second)["resume"]["step"] >= 10
+
+
+def _stop_only_the_program(pid: int) -> None:
+    """Not its shim, whose arguments hold the same words."""
+    if b"shim.py" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        os.kill(pid, signal.SIGSTOP)
+
+
+def test_database_that_drops_its_connections_does_not_end_a_run(
+    make_fleet: MakeFleet, postgres: Callable[[], str]
+) -> None:
+    fleet = make_fleet(store=postgres(), options=LONG, profile=OFTEN)
+    run_id = fleet.submit()
+    worker = fleet.start()
+    for step in (5, 15, 25, 35):
+        fleet.wait_for_step(run_id, step)
+        _drop_connections(fleet)
+    fleet.wait(run_id, "deployed")
+    assert worker.poll() is None, fleet.logs()
+    [attempt] = fleet.attempts(run_id)
+    assert attempt.outcome == "succeeded"
+    one_deployment(fleet, run_id)
+
+
+def _drop_connections(fleet: Fleet) -> None:
+    with fleet.database.write() as tx:
+        query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"  # noqa: E501
+        tx.conn.execute(sa.text(query))
+
+
+def test_database_away_for_longer_than_a_beat_does_not_end_a_run(make_fleet: MakeFleet) -> None:
+    """SQLite: another process holds the write lock for more than a heartbeat, but less than a lease."""
+    fleet = make_fleet(options=LONG, profile=OFTEN)
+    run_id = fleet.submit()
+    fleet.start()
+    fleet.wait_for_step(run_id, 12)
+    with fleet.database.write():
+        time.sleep(2.5 * DRILL_WORKER["heartbeat_s"])
+    fleet.wait(run_id, "deployed")
+    assert [attempt.outcome for attempt in fleet.attempts(run_id)] == ["succeeded"]
+
+
+def test_attempts_of_a_finished_run_are_all_ended(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(options={"script": "crash", "fail_attempts": 1})
+    run_id = fleet.submit()
+    fleet.work()
+    assert states_of(fleet.client, run_id)[:4] == ["queued", "training", "queued", "training"]
+    assert fleet.state(run_id) == "deployed"
+    every: list[AttemptView] = list(fleet.client.runs.show(run_id).attempts)
+    assert all(attempt.ended_at is not None for attempt in every)
+    assert fleet.client.adapters.live(PROFILE) is not None
