@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -56,8 +57,12 @@ class Postgres:
         self._server.start()
 
     def close(self) -> None:
+        pid = self._server.get_pid()
         with suppress(OSError):
-            os.kill(self._server.get_pid(), signal.SIGQUIT)  # nothing in it is worth an orderly end
+            os.kill(pid, signal.SIGQUIT)  # nothing in it is worth an orderly end
+            while True:
+                os.kill(pid, 0)
+                time.sleep(0.01)
         self._server.cleanup()
 
     def _ask(self, statement: str) -> Any:

@@ -35,7 +35,7 @@ def wish(tx: Tx, run_id: str, kind: RequestKind, *, actor: str) -> Answer:
     run = runs.find(tx, run_id)
     if run.state not in ALLOWED_IN[kind]:
         raise Refused(f"run {run.id} cannot be asked to {kind}: {_instead(run)}")
-    task = tasks.open_of_run(tx, run.id)
+    task = tasks.open_of_run(tx, run.id, lock=True)
     if task is not None and task.state is TaskState.LEASED:
         if kind is RequestKind.SKIP:
             raise Refused(f"run {run.id} was just claimed by a worker; use `run cancel`")

@@ -223,7 +223,7 @@ def roll_back(tx: Tx, profile: str, *, actor: str, reason: str, to: adapters.Ada
 
 def _end_watch(tx: Tx, run: Run, actor: str, reason: str) -> None:
     """A watched adapter was rolled back by a person; if a worker is looking right now, its look will end the run."""
-    task = tasks.open_of_run(tx, run.id)
+    task = tasks.open_of_run(tx, run.id, lock=True)
     if task is not None and task.state is TaskState.LEASED:
         return
     if task is not None:

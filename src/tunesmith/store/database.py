@@ -6,7 +6,7 @@ import importlib
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -21,9 +21,13 @@ from tunesmith import clock
 from tunesmith.errors import MissingExtra, StoreCorrupt, StoreError, UsageError
 
 _BUSY_S = 60.0
+_IDLE_S = 5.0
 _NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse.sshfs", "glusterfs"})
+_WRITES = "tunesmith_writes"
 _CORRUPT = ("malformed", "not a database", "disk image", "corrupt")
 _DATABASE_CLOCK = "database"
+BOOT_SECONDS = "tunesmith_boot_seconds"
+"""Lease time as a function inside SQLite; PostgreSQL has its own clock."""
 
 
 @dataclass
@@ -66,24 +70,26 @@ class Database:
     def __init__(self, engine: sa.Engine, where: str) -> None:
         self.engine = engine
         self.where = where
+        self._writer = engine.execution_options(**{_WRITES: True})
+        self._reader = engine.execution_options(**{_WRITES: False})
+        if engine.dialect.name == "postgresql":
+            self._reader = self._reader.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
-    @contextmanager
-    def write(self) -> Iterator[Tx]:
+    def write(self) -> AbstractContextManager[Tx]:
         """All of it or nothing; on SQLite the lock is taken at BEGIN, so nothing fails half-way for being busy."""
-        with self._transaction(writing=True) as tx:
-            yield tx
+        return self._transaction(self._writer)
 
-    @contextmanager
-    def read(self) -> Iterator[Tx]:
+    def read(self) -> AbstractContextManager[Tx]:
         """A consistent view; writes nothing."""
-        with self._transaction(writing=False) as tx:
-            yield tx
+        return self._transaction(self._reader)
 
     @contextmanager
-    def _transaction(self, *, writing: bool) -> Iterator[Tx]:
+    def _transaction(self, engine: sa.Engine) -> Iterator[Tx]:
         try:
-            with self.engine.connect().execution_options(tunesmith_write=writing) as conn, conn.begin():
+            with engine.begin() as conn:
                 yield Tx(conn, clock.utc_now())
+        except exc.IntegrityError:
+            raise  # the caller knows what it means
         except exc.DBAPIError as error:
             raise _translated(error, self.where) from error
 
@@ -147,13 +153,18 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute("PRAGMA foreign_keys = ON")
         cursor.close()
+        connection.create_function(BOOT_SECONDS, 0, _boot_seconds)
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
-        writing = connection.get_execution_options().get("tunesmith_write", True)
+        writing = connection.get_execution_options().get(_WRITES, True)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
 
     return engine
+
+
+def _boot_seconds() -> float:
+    return clock.boot_seconds()
 
 
 def _switch_journal(cursor: Any, journal: str) -> None:
@@ -199,16 +210,15 @@ def _postgres_engine(url: sa.URL) -> sa.Engine:
     def _configure(connection: Any, record: Any) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SET synchronous_commit = on")
-            cursor.execute("SET idle_in_transaction_session_timeout = '60s'")
+            # a worker that freezes inside a transaction must not keep others from taking over its task
+            cursor.execute(f"SET idle_in_transaction_session_timeout = '{_IDLE_S:g}s'")
         connection.commit()
 
     return engine
 
 
 def _translated(error: exc.DBAPIError, where: str) -> Exception:
-    """What a user can act on; integrity errors are left to the caller, who knows what they mean."""
-    if isinstance(error, exc.IntegrityError):
-        return error
+    """What a user can act on."""
     text = str(error.orig)
     first_line = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     if any(word in text for word in _CORRUPT):
@@ -216,7 +226,7 @@ def _translated(error: exc.DBAPIError, where: str) -> Exception:
             f"the store {where} is damaged ({first_line}); nothing was changed. Restore a backup, or copy the file "
             "away and recover it with sqlite3's .recover"
         )
-    if isinstance(error, exc.OperationalError | exc.InterfaceError):
+    if isinstance(error, exc.OperationalError | exc.InterfaceError | exc.InternalError):
         hint = "is the disk full or read-only?" if os.path.isabs(where) else "is the server running?"
         return StoreError(f"the store {where} cannot be used: {first_line}; {hint}")
     return error

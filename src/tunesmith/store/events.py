@@ -9,7 +9,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from tunesmith.store.database import Tx
+from tunesmith.store.prepared import Prepared, insert_into
 from tunesmith.store.tables import events
+
+_RECORD = Prepared(insert_into(events, "entity entity_id action actor old_state new_state reason detail at"))
 
 
 @dataclass(frozen=True)
@@ -38,18 +41,17 @@ def record(
     detail: dict[str, Any] | None = None,
 ) -> None:
     """Write one event; `moved` is (old state, new state) where the change moved one."""
-    tx.run(
-        events.insert().values(
-            entity=entity,
-            entity_id=entity_id,
-            action=action,
-            actor=actor,
-            old_state=moved[0],
-            new_state=moved[1],
-            reason=reason,
-            detail=detail or {},
-            at=tx.now,
-        )
+    _RECORD.run(
+        tx,
+        entity=entity,
+        entity_id=entity_id,
+        action=action,
+        actor=actor,
+        old_state=moved[0],
+        new_state=moved[1],
+        reason=reason,
+        detail=detail or {},
+        at=tx.now,
     )
 
 

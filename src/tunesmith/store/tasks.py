@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from tunesmith.domain.run import Priority
 from tunesmith.domain.task import (
     ATTEMPT,
-    STOPPED_BY_ESTOP,
     TASK,
     AttemptState,
     Counts,
@@ -24,7 +23,8 @@ from tunesmith.domain.task import (
 )
 from tunesmith.errors import InvalidTransition, LeaseLost, NotFound
 from tunesmith.ids import new_id, new_token
-from tunesmith.store import events, switches
+from tunesmith.store import events
+from tunesmith.store import task_statements as sql
 from tunesmith.store.database import Tx
 from tunesmith.store.fence import Lease
 from tunesmith.store.tables import attempts, tasks
@@ -88,24 +88,23 @@ def add(
 ) -> str:
     """Open a task; it waits until a worker claims it."""
     task_id = new_id("task")
-    tx.run(
-        tasks.insert().values(
-            id=task_id,
-            kind=kind,
-            run_id=run_id,
-            profile=profile,
-            state=TaskState.WAITING,
-            reason="",
-            priority=priority,
-            payload=payload or {},
-            available_clock=tx.lease_clock if delay_s else None,
-            available_at=tx.lease_now + delay_s if delay_s else None,
-            num_attempts=0,
-            num_crashes=0,
-            num_errors=0,
-            num_shrinks=0,
-            created_at=tx.now,
-        )
+    sql.ADD.run(
+        tx,
+        id=task_id,
+        kind=kind,
+        run_id=run_id,
+        profile=profile,
+        state=TaskState.WAITING,
+        reason="",
+        priority=priority,
+        payload=payload or {},
+        available_clock=tx.lease_clock if delay_s else None,
+        available_at=tx.lease_now + delay_s if delay_s else None,
+        num_attempts=0,
+        num_crashes=0,
+        num_errors=0,
+        num_shrinks=0,
+        created_at=tx.now,
     )
     events.record(tx, "task", task_id, "opened", actor=actor, moved=(None, TaskState.WAITING), detail={"kind": kind})
     return task_id
@@ -113,71 +112,56 @@ def add(
 
 def claim(tx: Tx, worker_id: str, kinds: Collection[TaskKind], lease_s: float) -> Claim | None:
     """Lease the first task by priority, then age. Flat as the table grows: the partial index holds only what waits."""
-    allowed = set(kinds) - STOPPED_BY_ESTOP if switches.is_on(tx, switches.ESTOP) else set(kinds)
-    if not allowed:
+    if not kinds:
         return None
-    query = (
-        sa.select(tasks)
-        .where(
-            sa.text("state = 'waiting'"),  # a literal: a bound parameter would hide the partial index from the planner
-            tasks.c.kind.in_(sorted(allowed)),
-            sa.or_(tasks.c.available_at.is_(None), _due(tx)),
-        )
-        .order_by(tasks.c.priority, tasks.c.seq)
-        .limit(1)
+    token, attempt_id = new_token(), new_id("att")
+    row = sql.claim_first(frozenset(kinds)).first(
+        tx, token=token, worker=worker_id, clock=tx.lease_clock, lease_s=lease_s
     )
-    row = tx.first(query.with_for_update(skip_locked=True) if tx.is_postgres else query)
-    return None if row is None else _lease(tx, row, worker_id, lease_s)
-
-
-def _due(tx: Tx) -> sa.ColumnElement[bool]:
-    return sa.or_(tasks.c.available_clock != tx.lease_clock, tasks.c.available_at <= tx.lease_now)
-
-
-def _lease(tx: Tx, row: sa.RowMapping, worker_id: str, lease_s: float) -> Claim:
-    lease = Lease(row["id"], new_id("att"), new_token())
-    number = row["num_attempts"] + 1
-    TASK.check(row["id"], TaskState(row["state"]), TaskState.LEASED)
-    tx.run(
-        tasks.update()
-        .where(tasks.c.id == row["id"], tasks.c.state == TaskState.WAITING)
-        .values(
-            state=TaskState.LEASED,
-            lease_token=lease.token,
-            lease_clock=tx.lease_clock,
-            lease_until=tx.lease_now + lease_s,
-            worker_id=worker_id,
-            num_attempts=number,
-            available_clock=None,
-            available_at=None,
-        )
+    if row is None:
+        return None
+    task = task_of(row)
+    attempt = Attempt(
+        id=attempt_id,
+        task_id=task.id,
+        number=task.num_attempts,
+        state=AttemptState.OPEN,
+        token=new_token(),
+        error_class=None,
+        error=None,
+        worker_id=worker_id,
+        process=None,
+        started_at=tx.now,
+        ended_at=None,
+        result=None,
     )
-    tx.run(
-        attempts.insert().values(
-            id=lease.attempt_id,
-            task_id=row["id"],
-            number=number,
-            state=AttemptState.OPEN,
-            token=new_token(),
-            worker_id=worker_id,
-            started_at=tx.now,
-        )
+    sql.START.run(
+        tx,
+        id=attempt_id,
+        task_id=task.id,
+        number=attempt.number,
+        state=attempt.state,
+        token=attempt.token,
+        worker_id=worker_id,
+        started_at=tx.now,
     )
     moved = (TaskState.WAITING, TaskState.LEASED)
-    events.record(tx, "task", row["id"], "claimed", actor=worker_id, moved=moved, detail={"attempt": lease.attempt_id})
-    return Claim(get(tx, row["id"]), get_attempt(tx, lease.attempt_id), lease)
+    events.record(tx, "task", task.id, "claimed", actor=worker_id, moved=moved, detail={"attempt": attempt_id})
+    return Claim(task, attempt, Lease(task.id, attempt_id, token))
 
 
 def renew(tx: Tx, lease: Lease, lease_s: float) -> None:
     """Prolong a lease that is still ours."""
-    moved = tx.run(_held(lease).values(lease_clock=tx.lease_clock, lease_until=tx.lease_now + lease_s))
+    moved = sql.RENEW.run(tx, task_id=lease.task_id, token=lease.token, clock=tx.lease_clock, lease_s=lease_s)
     _require(moved, lease)
 
 
-def guard(tx: Tx, lease: Lease) -> None:
+def guard(tx: Tx, lease: Lease) -> Counts:
     """Raise unless the lease is still ours; on PostgreSQL also keep it so until the transaction ends."""
-    query = sa.select(tasks.c.id).where(*_holder(lease))
-    _require(0 if tx.first(query.with_for_update()) is None else 1, lease)
+    row = sql.HOLD.first(tx, task_id=lease.task_id, token=lease.token)
+    _require(0 if row is None else 1, lease)
+    assert row is not None
+    return Counts(**row)
 
 
 def note_process(tx: Tx, lease: Lease, process: str) -> None:
@@ -197,64 +181,60 @@ def end_attempt(
     result: dict[str, Any] | None = None,
 ) -> RetryDecision:
     """End our attempt and move its task by the retry table; the caller moves the run in the same transaction."""
-    guard(tx, lease)
-    row = _row(tx, lease.task_id)
-    decision = after_attempt(outcome, error_class, _counts(row))
+    decision = after_attempt(outcome, error_class, guard(tx, lease))
     _close_attempt(tx, lease.attempt_id, outcome, actor, error_class, error, result)
-    move(tx, lease.task_id, decision.state, actor=actor, reason=decision.reason, lease=lease, decision=decision)
+    _release(tx, lease, decision, actor)
     return decision
 
 
 def end_by(tx: Tx, lease: Lease, outcome: AttemptState, state: TaskState, *, actor: str, reason: str) -> None:
     """End our attempt and put the task where the caller says: a request, not the retry table, decided."""
-    guard(tx, lease)
+    counts = guard(tx, lease)
     _close_attempt(tx, lease.attempt_id, outcome, actor, None, reason, None)
-    move(tx, lease.task_id, state, actor=actor, reason=reason, lease=lease)
+    _release(tx, lease, RetryDecision(state, counts, 0.0, reason), actor)
 
 
 def again_later(
     tx: Tx, lease: Lease, delay_s: float, *, actor: str, reason: str, payload: dict[str, Any] | None = None
 ) -> None:
-    """The attempt did its look and the task has more to come: wait, at no cost."""
+    """The attempt did its look and the task has more to come: wait, at no cost, earlier failures forgiven."""
     guard(tx, lease)
-    if payload is not None:
-        tx.run(_held(lease).values(payload=payload))
     _close_attempt(tx, lease.attempt_id, AttemptState.SUCCEEDED, actor, None, None, None)
-    counts = _counts(_row(tx, lease.task_id))
-    decision = RetryDecision(TaskState.WAITING, counts, delay_s, reason)
-    move(tx, lease.task_id, TaskState.WAITING, actor=actor, reason=reason, lease=lease, decision=decision)
+    _release(tx, lease, RetryDecision(TaskState.WAITING, Counts(), delay_s, reason), actor, payload)
 
 
-def move(
-    tx: Tx,
-    task_id: str,
-    new: TaskState,
-    *,
-    actor: str,
-    reason: str,
-    lease: Lease | None = None,
-    decision: RetryDecision | None = None,
-) -> None:
-    """The one setter of a task's state. With a lease it must be ours; without one nobody may hold the task."""
-    old = TaskState(_row(tx, task_id)["state"])
-    TASK.check(task_id, old, new)
-    values: dict[str, Any] = {
-        "state": new, "reason": reason, "lease_token": None, "lease_clock": None, "lease_until": None,
-    }  # fmt: skip
-    if decision is not None:
-        counts = decision.counts
-        values |= {
-            "num_crashes": counts.num_crashes, "num_errors": counts.num_errors, "num_shrinks": counts.num_shrinks,
-        }  # fmt: skip
-        if decision.delay_s:
-            values |= {"available_clock": tx.lease_clock, "available_at": tx.lease_now + decision.delay_s}
-    statement = _held(lease) if lease else tasks.update().where(tasks.c.id == task_id, tasks.c.state == old)
-    moved = tx.run(statement.values(**values))
+def move(tx: Tx, task_id: str, new: TaskState, *, actor: str, reason: str, lease: Lease | None = None) -> None:
+    """Move a task's state. With a lease it must be ours; without one nobody may hold the task."""
     if lease is not None:
-        _require(moved, lease)
-    elif moved != 1:
-        raise InvalidTransition(f"task {task_id} moved on meanwhile; look again")
+        _release(tx, lease, RetryDecision(new, guard(tx, lease), 0.0, reason), actor)
+        return
+    old = get(tx, task_id).state
+    TASK.check(task_id, old, new)
+    where = (tasks.c.id == task_id, tasks.c.state == old, tasks.c.lease_token.is_(None))
+    if tx.run(tasks.update().where(*where).values(state=new, reason=reason)) != 1:
+        raise InvalidTransition(f"task {task_id} is leased or moved on meanwhile; look again")
     events.record(tx, "task", task_id, "moved", actor=actor, moved=(old, new), reason=reason)
+
+
+def _release(tx: Tx, lease: Lease, decision: RetryDecision, actor: str, payload: dict[str, Any] | None = None) -> None:
+    """Give a lease up and put its task where the decision says."""
+    TASK.check(lease.task_id, TaskState.LEASED, decision.state)
+    moved = sql.RELEASE.run(
+        tx,
+        task_id=lease.task_id,
+        token=lease.token,
+        new_state=decision.state,
+        why=decision.reason,
+        new_num_crashes=decision.counts.num_crashes,
+        new_num_errors=decision.counts.num_errors,
+        new_num_shrinks=decision.counts.num_shrinks,
+        new_available_clock=tx.lease_clock if decision.delay_s else None,
+        new_available_at=tx.lease_now + decision.delay_s if decision.delay_s else None,
+        new_payload=payload,
+    )
+    _require(moved, lease)
+    change = (TaskState.LEASED, decision.state)
+    events.record(tx, "task", lease.task_id, "moved", actor=actor, moved=change, reason=decision.reason)
 
 
 def expired(tx: Tx, limit: int = 20) -> list[Claim]:
@@ -277,7 +257,10 @@ def open_attempt(tx: Tx, task_id: str) -> Attempt:
 
 
 def get(tx: Tx, task_id: str) -> Task:
-    return task_of(_row(tx, task_id))
+    row = tx.first(sa.select(tasks).where(tasks.c.id == task_id))
+    if row is None:
+        raise NotFound.named("task", task_id)
+    return task_of(row)
 
 
 def get_attempt(tx: Tx, attempt_id: str) -> Attempt:
@@ -287,10 +270,13 @@ def get_attempt(tx: Tx, attempt_id: str) -> Attempt:
     return attempt_of(row)
 
 
-def open_of_run(tx: Tx, run_id: str) -> Task | None:
-    """The task of a run that waits or is leased; at most one."""
+def open_of_run(tx: Tx, run_id: str, *, lock: bool = False) -> Task | None:
+    """The task of a run that waits or is leased; at most one. With `lock` it stays so until the transaction ends."""
     query = sa.select(tasks).where(tasks.c.run_id == run_id, sa.text("state IN ('waiting', 'leased')"))
-    row = tx.first(query.with_for_update() if tx.is_postgres else query)
+    row = tx.first(query.with_for_update() if lock else query)
+    if row is None and lock:
+        # on PostgreSQL we may have waited for a task that ended meanwhile, and its successor came after our snapshot
+        row = tx.first(query.with_for_update())
     return None if row is None else task_of(row)
 
 
@@ -304,25 +290,21 @@ def _close_attempt(
     result: dict[str, Any] | None,
 ) -> None:
     """The one setter of an attempt's state: open → an outcome, once."""
-    ATTEMPT.check(attempt_id, get_attempt(tx, attempt_id).state, outcome)
-    moved = tx.run(
-        attempts.update()
-        .where(attempts.c.id == attempt_id, attempts.c.state == AttemptState.OPEN)
-        .values(state=outcome, error_class=error_class, error=error, result=result, ended_at=tx.now)
+    ATTEMPT.check(attempt_id, AttemptState.OPEN, outcome)
+    moved = sql.CLOSE.run(
+        tx,
+        attempt_id=attempt_id,
+        new_state=outcome,
+        new_error_class=error_class,
+        new_error=error,
+        new_result=result,
+        new_ended_at=tx.now,
     )
     if moved != 1:
-        raise InvalidTransition(f"attempt {attempt_id} has ended already")
+        ATTEMPT.check(attempt_id, get_attempt(tx, attempt_id).state, outcome)
     detail = {"error_class": error_class} if error_class else {}
     moved_to = (AttemptState.OPEN, outcome)
     events.record(tx, "attempt", attempt_id, "ended", actor=actor, moved=moved_to, reason=error or "", detail=detail)
-
-
-def _holder(lease: Lease) -> tuple[sa.ColumnElement[bool], ...]:
-    return tasks.c.id == lease.task_id, tasks.c.state == "leased", tasks.c.lease_token == lease.token
-
-
-def _held(lease: Lease) -> sa.Update:
-    return tasks.update().where(*_holder(lease))
 
 
 def _require(moved: int, lease: Lease) -> None:
@@ -330,18 +312,7 @@ def _require(moved: int, lease: Lease) -> None:
         raise LeaseLost(f"task {lease.task_id} is no longer leased to attempt {lease.attempt_id}; nothing was changed")
 
 
-def _row(tx: Tx, task_id: str) -> sa.RowMapping:
-    row = tx.first(sa.select(tasks).where(tasks.c.id == task_id))
-    if row is None:
-        raise NotFound.named("task", task_id)
-    return row
-
-
-def _counts(row: sa.RowMapping) -> Counts:
-    return Counts(row["num_crashes"], row["num_errors"], row["num_shrinks"])
-
-
-def task_of(row: sa.RowMapping) -> Task:
+def task_of(row: Mapping[Any, Any]) -> Task:
     return Task(
         id=row["id"],
         kind=TaskKind(row["kind"]),
@@ -352,7 +323,7 @@ def task_of(row: sa.RowMapping) -> Task:
         priority=row["priority"],
         payload=row["payload"],
         num_attempts=row["num_attempts"],
-        counts=_counts(row),
+        counts=Counts(row["num_crashes"], row["num_errors"], row["num_shrinks"]),
         worker_id=row["worker_id"],
         created_at=row["created_at"],
     )
