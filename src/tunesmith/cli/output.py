@@ -213,7 +213,8 @@ def prepare_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the process
+            nowhere = os.open(os.devnull, os.O_WRONLY)  # open for as long as the process lives
+            setattr(sys, name, open(nowhere, "w", closefd=False))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 

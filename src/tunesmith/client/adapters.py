@@ -28,6 +28,7 @@ class Adapters:
 
     def live(self, profile: str) -> AdapterView | None:
         """What is live for a profile; None means the bare base."""
+        self._session.known_profile(profile)
         with self._session.database.read() as tx:
             live = adapters.live(tx, profile)
             return None if live is None else self._view(live)
@@ -65,6 +66,7 @@ class Adapters:
 
     def rollback(self, profile: str, *, to: str | None = None, reason: str = "") -> str | None:
         """Put the version before the live one (or `to`) in its place; returns what is live now, None for the base."""
+        self._session.known_profile(profile)
         with self._session.database.write() as tx:
             target = None if to is None else adapters.find(tx, to)
             if target is not None and target.profile != profile:

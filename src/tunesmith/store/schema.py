@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 
 from tunesmith.errors import StoreCorrupt, StoreError, StoreTooNew
-from tunesmith.store.database import Database, connect
+from tunesmith.store.database import Database, connect, sqlite_module
 
 REVISIONS = ("0001",)
 HEAD = REVISIONS[-1]
@@ -50,6 +52,23 @@ def _check_file(database: Database, *, create: bool) -> None:
         raise StoreError(f"the store {path} is missing, but this workspace had one; restore a backup")
     if path.exists() and path.stat().st_size == 0 and not create:
         raise _emptied(database)  # before a connection turns it into a valid empty database
+    if path.exists() and _is_foreign(path):
+        raise _foreign(database)
+
+
+def _is_foreign(path: Path) -> bool:
+    """Looked at without a trace: opening a store switches its journal, and another program's file is not ours."""
+    module = sqlite_module()
+    try:
+        with closing(module.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as connection:
+            names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    except module.Error:
+        return False  # damaged or unreadable, which the ordinary way says better
+    return bool(names) and "alembic_version" not in names
+
+
+def _foreign(database: Database) -> StoreError:
+    return StoreError(f"{database.where} holds another program's tables; give tunesmith a database of its own")
 
 
 def _emptied(database: Database) -> StoreCorrupt:
@@ -60,9 +79,7 @@ def _version(database: Database) -> str | None:
     with database.read() as tx:
         if not sa.inspect(tx.conn).has_table("alembic_version"):
             if sa.inspect(tx.conn).get_table_names():
-                raise StoreError(
-                    f"{database.where} holds another program's tables; give tunesmith a database of its own"
-                )
+                raise _foreign(database)
             return None
         row = tx.first(sa.text("SELECT version_num FROM alembic_version"))
     if row is None:
