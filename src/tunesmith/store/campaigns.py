@@ -109,7 +109,7 @@ def find(tx: Tx, text: str) -> Campaign:
 
 def listing(tx: Tx, profile: str | None = None) -> list[Campaign]:
     """Newest first."""
-    query = sa.select(campaigns).order_by(campaigns.c.created_at.desc())
+    query = sa.select(campaigns).order_by(campaigns.c.seq.desc())
     if profile is not None:
         query = query.where(campaigns.c.profile == profile)
     return [_campaign(row) for row in tx.all(query)]
@@ -141,5 +141,5 @@ def _decode(raw: dict[str, Any]) -> Counters:
 
 
 def _campaign(row: sa.RowMapping) -> Campaign:
-    fields: dict[str, Any] = dict(row)
+    fields: dict[str, Any] = {name: value for name, value in row.items() if name != "seq"}
     return Campaign(**{**fields, "state": CampaignState(row["state"]), "counters": _decode(row["counters"])})

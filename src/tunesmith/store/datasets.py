@@ -64,25 +64,25 @@ def get(tx: Tx, dataset_id: str) -> Dataset:
     row = tx.first(sa.select(datasets).where(datasets.c.id == dataset_id))
     if row is None:
         raise NotFound.named("dataset", dataset_id, hint="`tunesmith dataset list` shows them")
-    return Dataset(**row)
+    return _dataset(row)
 
 
 def find(tx: Tx, text: str) -> Dataset:
-    return Dataset(**find_one(tx, datasets, "ds", text))
+    return _dataset(find_one(tx, datasets, "ds", text))
 
 
 def same_content(tx: Tx, profile: str, fingerprint: str) -> Dataset | None:
     """A dataset of this profile that holds exactly these examples."""
     query = sa.select(datasets).where(datasets.c.profile == profile, datasets.c.fingerprint == fingerprint)
     row = tx.first(query)
-    return None if row is None else Dataset(**row)
+    return None if row is None else _dataset(row)
 
 
 def listing(tx: Tx, profile: str | None = None, limit: int = 100) -> list[Dataset]:
-    query = sa.select(datasets).order_by(datasets.c.created_at.desc()).limit(limit)
+    query = sa.select(datasets).order_by(datasets.c.seq.desc()).limit(limit)
     if profile is not None:
         query = query.where(datasets.c.profile == profile)
-    return [Dataset(**row) for row in tx.all(query)]
+    return [_dataset(row) for row in tx.all(query)]
 
 
 def add_cases(tx: Tx, profile: str, dataset_id: str, cases: Sequence[HeldoutCase]) -> None:
@@ -115,3 +115,7 @@ def pool(tx: Tx, profile: str, dataset_id: str, limit: int) -> list[HeldoutCase]
             by_prompt[case.id] = case
     cases = list(by_prompt.values())
     return cases if len(cases) <= limit else [cases[index * len(cases) // limit] for index in range(limit)]
+
+
+def _dataset(row: sa.RowMapping) -> Dataset:
+    return Dataset(**{name: value for name, value in row.items() if name != "seq"})

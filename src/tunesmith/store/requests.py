@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -53,7 +54,7 @@ def unanswered(tx: Tx, run_id: str) -> list[Request]:
     query = (
         sa.select(requests)
         .where(requests.c.run_id == run_id, requests.c.acknowledged_at.is_(None), requests.c.expires_at > tx.now)
-        .order_by(requests.c.created_at)
+        .order_by(requests.c.seq)
     )
     return [_request(row) for row in tx.all(query)]
 
@@ -84,9 +85,10 @@ def get(tx: Tx, request_id: str) -> Request:
 
 
 def of_run(tx: Tx, run_id: str) -> list[Request]:
-    query = sa.select(requests).where(requests.c.run_id == run_id).order_by(requests.c.created_at)
+    query = sa.select(requests).where(requests.c.run_id == run_id).order_by(requests.c.seq)
     return [_request(row) for row in tx.all(query)]
 
 
 def _request(row: sa.RowMapping) -> Request:
-    return Request(**{**row, "kind": RequestKind(row["kind"])})
+    fields: dict[str, Any] = {name: value for name, value in row.items() if name != "seq"}
+    return Request(**{**fields, "kind": RequestKind(row["kind"])})

@@ -72,7 +72,8 @@ profiles = sa.Table(
 campaigns = sa.Table(
     "campaigns",
     metadata,
-    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("seq", Sequence, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
     _ref("profiles.name"),
     sa.Column("state", sa.Text, nullable=False),
     sa.Column("overrides", sa.JSON, nullable=False),
@@ -89,7 +90,8 @@ campaigns = sa.Table(
 datasets = sa.Table(
     "datasets",
     metadata,
-    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("seq", Sequence, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
     _ref("profiles.name"),
     sa.Column("path", sa.Text, nullable=False),  # relative to the workspace's data folder
     sa.Column("fingerprint", sa.Text, nullable=False),
@@ -205,7 +207,8 @@ attempts = sa.Table(
 requests = sa.Table(
     "requests",
     metadata,
-    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("seq", Sequence, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
     _ref("runs.id"),
     sa.Column("kind", sa.Text, nullable=False),
     sa.Column("actor", sa.Text, nullable=False),

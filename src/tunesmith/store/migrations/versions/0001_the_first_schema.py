@@ -55,6 +55,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "campaigns",
+        sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("profile", sa.Text(), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
@@ -68,7 +69,8 @@ def upgrade() -> None:
         sa.CheckConstraint("state IN ('active', 'paused', 'archived')", name=op.f("ck_campaigns_state")),
         sa.ForeignKeyConstraint(["parent_id"], ["campaigns.id"], name=op.f("fk_campaigns_parent_id")),
         sa.ForeignKeyConstraint(["profile"], ["profiles.name"], name=op.f("fk_campaigns_profile")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_campaigns")),
+        sa.PrimaryKeyConstraint("seq", name=op.f("pk_campaigns")),
+        sa.UniqueConstraint("id", name=op.f("uq_campaigns_id")),
     )
     op.create_index(
         "uq_campaigns_active",
@@ -80,6 +82,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "datasets",
+        sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("profile", sa.Text(), nullable=False),
         sa.Column("path", sa.Text(), nullable=False),
@@ -89,7 +92,8 @@ def upgrade() -> None:
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("reserved_until", sa.BigInteger(), nullable=True),
         sa.ForeignKeyConstraint(["profile"], ["profiles.name"], name=op.f("fk_datasets_profile")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_datasets")),
+        sa.PrimaryKeyConstraint("seq", name=op.f("pk_datasets")),
+        sa.UniqueConstraint("id", name=op.f("uq_datasets_id")),
     )
     op.create_index("ix_datasets_fingerprint", "datasets", ["profile", "fingerprint"], unique=False)
     op.create_table(
@@ -190,6 +194,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "requests",
+        sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("run_id", sa.Text(), nullable=False),
         sa.Column("kind", sa.Text(), nullable=False),
@@ -200,7 +205,8 @@ def upgrade() -> None:
         sa.Column("answer", sa.Text(), nullable=True),
         sa.CheckConstraint("kind IN ('pause', 'stop', 'cancel', 'skip', 'checkpoint')", name=op.f("ck_requests_kind")),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_requests_run_id")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_requests")),
+        sa.PrimaryKeyConstraint("seq", name=op.f("pk_requests")),
+        sa.UniqueConstraint("id", name=op.f("uq_requests_id")),
     )
     op.create_index(
         "uq_requests_open",
