@@ -12,7 +12,8 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
 
 def new_id(prefix: str) -> str:
     """A fresh id such as ``run-4t9kq2m7x1bz``: 60 random bits, so two never meet."""
-    return f"{prefix}-{''.join(secrets.choice(_ALPHABET) for _ in range(12))}"
+    bits = secrets.randbits(60)
+    return f"{prefix}-{''.join([_ALPHABET[bits >> shift & 31] for shift in range(0, 60, 5)])}"
 
 
 def new_token() -> str:

@@ -137,7 +137,7 @@ class Worker:
         if boot_seconds() - self._swept >= self.timing.sweep_s:
             self.sweep()
             self._swept = boot_seconds()
-        with self.database.write() as tx:
+        with self.database.write(durable=False) as tx:
             claim = tasks.claim(tx, self.id, self.kinds, self.timing.lease_s)
             if claim is not None:
                 lifecycle.begin(tx, claim, actor=self.id)
@@ -234,7 +234,7 @@ class Heart(threading.Thread):
                     return
 
     def _beat(self) -> None:
-        with self.database.write() as tx:
+        with self.database.write(durable=False) as tx:
             tasks.renew(tx, self.claim.lease, self.timing.lease_s)
             workers.seen(tx, self.worker_id, max(self.timing.lease_s, 3 * self.timing.sweep_s))
         program = self.pulse.program

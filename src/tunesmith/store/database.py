@@ -6,7 +6,7 @@ import importlib
 import os
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -23,7 +23,8 @@ from tunesmith.errors import MissingExtra, StoreCorrupt, StoreError, UsageError
 _BUSY_S = 60.0
 _IDLE_S = 5.0
 _NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse.sshfs", "glusterfs"})
-_WRITES = "tunesmith_writes"
+_TRUSTED_S = 0.1  # a connection used a moment ago needs no ping
+_JOURNAL, _DURABLE, _USED_AT = "journal", "durable", "used_at"  # what we remember about a connection
 _CORRUPT = ("malformed", "not a database", "disk image", "corrupt")
 _DATABASE_CLOCK = "database"
 BOOT_SECONDS = "tunesmith_boot_seconds"
@@ -37,7 +38,7 @@ class Tx:
     conn: sa.Connection
     now: datetime
 
-    @property
+    @cached_property
     def is_postgres(self) -> bool:
         return self.conn.dialect.name == "postgresql"
 
@@ -63,6 +64,27 @@ class Tx:
         """Execute a write and say how many rows it touched."""
         return int(self.conn.execute(statement).rowcount)
 
+    def execute(self, text: str, parameters: Any = ()) -> Any:
+        """Hand finished SQL to the driver and return its cursor; errors look as they do everywhere else."""
+        try:
+            return self._cursor.execute(text, parameters)
+        except self._driver.Error as error:
+            dialect = self.conn.dialect
+            is_lost = dialect.is_disconnect(error, self.conn.connection.dbapi_connection, self._cursor)
+            if is_lost:
+                self.conn.invalidate(error)
+            raise exc.DBAPIError.instance(
+                text, None, error, self._driver.Error, connection_invalidated=is_lost, dialect=dialect
+            ) from error
+
+    @cached_property
+    def _cursor(self) -> Any:
+        return self.conn.connection.cursor()
+
+    @property
+    def _driver(self) -> Any:
+        return self.conn.dialect.loaded_dbapi
+
 
 class Database:
     """Opened once per process. Every writing transaction takes the write lock at its start."""
@@ -70,24 +92,45 @@ class Database:
     def __init__(self, engine: sa.Engine, where: str) -> None:
         self.engine = engine
         self.where = where
-        self._writer = engine.execution_options(**{_WRITES: True})
-        self._reader = engine.execution_options(**{_WRITES: False})
-        if engine.dialect.name == "postgresql":
-            self._reader = self._reader.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-
-    def write(self) -> AbstractContextManager[Tx]:
-        """All of it or nothing; on SQLite the lock is taken at BEGIN, so nothing fails half-way for being busy."""
-        return self._transaction(self._writer)
-
-    def read(self) -> AbstractContextManager[Tx]:
-        """A consistent view; writes nothing."""
-        return self._transaction(self._reader)
+        self._is_sqlite = engine.dialect.name == "sqlite"
+        self._reader = engine
+        if not self._is_sqlite:
+            self._reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
     @contextmanager
-    def _transaction(self, engine: sa.Engine) -> Iterator[Tx]:
+    def write(self, *, durable: bool = True) -> Iterator[Tx]:
+        """All of it or nothing; on SQLite the lock is taken at BEGIN, so nothing fails half-way for being busy.
+
+        `durable=False` is for leases: SQLite then leaves it to the next durable commit to reach the disk. Nothing is
+        lost with a process, and with the machine's power every lease is lost anyway.
+        """
+        with self._errors(), self.engine.connect() as conn, conn.begin():
+            tx = Tx(conn, clock.utc_now())
+            if self._is_sqlite:
+                self._synchronise(tx, durable)
+                tx.execute("BEGIN IMMEDIATE")
+                tx.now = clock.utc_now()  # we may have waited for the lock
+            yield tx
+
+    @contextmanager
+    def read(self) -> Iterator[Tx]:
+        """A consistent view; writes nothing."""
+        with self._errors(), self._reader.connect() as conn, conn.begin():
+            tx = Tx(conn, clock.utc_now())
+            if self._is_sqlite:
+                tx.execute("BEGIN")
+            yield tx
+
+    def _synchronise(self, tx: Tx, durable: bool) -> None:
+        known = tx.conn.connection.info
+        if known[_JOURNAL] == "WAL" and known.get(_DURABLE, True) != durable:
+            tx.execute("PRAGMA synchronous = FULL" if durable else "PRAGMA synchronous = NORMAL")
+            known[_DURABLE] = durable
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
         try:
-            with engine.begin() as conn:
-                yield Tx(conn, clock.utc_now())
+            yield
         except exc.IntegrityError:
             raise  # the caller knows what it means
         except exc.DBAPIError as error:
@@ -154,11 +197,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         cursor.execute("PRAGMA foreign_keys = ON")
         cursor.close()
         connection.create_function(BOOT_SECONDS, 0, _boot_seconds)
-
-    @sa.event.listens_for(engine, "begin")
-    def _begin(connection: sa.Connection) -> None:
-        writing = connection.get_execution_options().get(_WRITES, True)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+        record.info[_JOURNAL] = journal
 
     return engine
 
@@ -204,7 +243,7 @@ def _postgres_engine(url: sa.URL) -> sa.Engine:
         import psycopg  # noqa: F401
     except ImportError:
         raise MissingExtra.named("postgres", "a PostgreSQL store") from None
-    engine = sa.create_engine(url, pool_size=4, max_overflow=64, pool_pre_ping=True)
+    engine = sa.create_engine(url, pool_size=4, max_overflow=64)
 
     @sa.event.listens_for(engine, "connect")
     def _configure(connection: Any, record: Any) -> None:
@@ -213,6 +252,20 @@ def _postgres_engine(url: sa.URL) -> sa.Engine:
             # a worker that freezes inside a transaction must not keep others from taking over its task
             cursor.execute(f"SET idle_in_transaction_session_timeout = '{_IDLE_S:g}s'")
         connection.commit()
+
+    @sa.event.listens_for(engine, "checkin")
+    def _put_away(connection: Any, record: Any) -> None:
+        record.info[_USED_AT] = time.monotonic()
+
+    @sa.event.listens_for(engine, "checkout")
+    def _is_alive(connection: Any, record: Any, proxy: Any) -> None:
+        """The server may have been restarted while a connection lay in the pool; a fresh one is taken then."""
+        if time.monotonic() - record.info.get(_USED_AT, 0.0) < _TRUSTED_S:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise exc.DisconnectionError from error
 
     return engine
 

@@ -42,15 +42,15 @@ class Prepared:
     def run(self, tx: Tx, **values: Any) -> int:
         """Execute a write and say how many rows it touched."""
         form = self._form(tx)
-        return int(tx.conn.exec_driver_sql(form.text, form.parameters(values)).rowcount)
+        return int(tx.execute(form.text, form.parameters(values)).rowcount)
 
     def first(self, tx: Tx, **values: Any) -> dict[str, Any] | None:
         """The first row, by column."""
         form = self._form(tx)
-        row = tx.conn.exec_driver_sql(form.text, form.parameters(values)).first()
-        if row is None:
+        rows = tx.execute(form.text, form.parameters(values)).fetchall()
+        if not rows:
             return None
-        pairs = zip(form.columns, row, strict=True)
+        pairs = zip(form.columns, rows[0], strict=True)
         return {name: value if convert is None else convert(value) for (name, convert), value in pairs}
 
     def _form(self, tx: Tx) -> _Form:
