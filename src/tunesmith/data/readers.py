@@ -109,18 +109,20 @@ class LineReader:
         return Block(self._source, self.num_lines, 0, b"", self.bytes_done, num_skipped=num_bytes)
 
     def _chunks(self) -> Iterator[bytes]:
-        """The file's bytes, hashed on the way, without a byte-order mark; refuses what is not JSONL in UTF-8."""
-        while chunk := os.read(self._handle, self._chunk):
-            self._hash.update(chunk)
-            if not self.bytes_done:
-                _refuse_foreign(self.name, chunk)
-                self.bytes_done = len(chunk)
-                yield chunk.removeprefix(_UTF8_BOM)
-                continue
-            self.bytes_done += len(chunk)
-            yield chunk
-        if not self.bytes_done:
+        """The file's bytes, hashed on the way, without a byte-order mark; refuses what is not JSONL in UTF-8.
+
+        Reads no further than the file went when it was opened: one that grows quicker than it is read would never end.
+        """
+        if not self.num_bytes:
             raise DataError(f"{self.name} is empty; give a file with one JSON object per line")
+        while chunk := os.read(self._handle, min(self._chunk, self.num_bytes - self.bytes_done)):
+            self._hash.update(chunk)
+            is_first = not self.bytes_done
+            self.bytes_done += len(chunk)
+            if is_first:
+                _refuse_foreign(self.name, chunk)
+                chunk = chunk.removeprefix(_UTF8_BOM)
+            yield chunk
         after = os.fstat(self._handle)
         if (after.st_size, after.st_mtime_ns) != self._before or self.bytes_done != self.num_bytes:
             raise DataError(f"{self.name} changed while it was read; prepare it again when nothing writes to it")

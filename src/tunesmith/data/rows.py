@@ -52,7 +52,7 @@ class RowParser:
         return self._checker.ignored
 
     def parse(self, line: bytes, *, ends_open: bool = False) -> Row | None:
-        """The row of a line, None if it is blank; raises BadRow."""
+        """The row of a line, None if it is blank; raises BadRow. `ends_open`: no newline follows the line."""
         try:
             fields = orjson.loads(line)
         except orjson.JSONDecodeError as error:
@@ -62,12 +62,27 @@ class RowParser:
         if type(fields) is not dict:
             problem = f"the line is {named(fields)}, not an object"
             raise BadRow(Reason.NOT_OBJECT, "", problem, "write one JSON object per line, without an array around them")
-        checker = self._checker
-        checker.num_weights = 0
+        self._checker.num_weights = 0
+        try:
+            shape, contents, form, num_objects = self._read(fields)
+        except BadRow:
+            _refuse_duplicates(line)  # the better explanation, if it is one
+            raise
+        # Two quotes for each key and text we know of: then there is nothing else in the line, no key twice either.
+        if line.count(b'"') != 2 * (len(form) + 3 * num_objects + len(contents)) and self._may_repeat(
+            line, form, num_objects
+        ):
+            _refuse_duplicates(line)
+        if b"\\" in line and b"\\u0000" in line and any("\0" in content for content in contents):
+            raise BadRow(Reason.NUL, "", "a text holds the NUL character", "remove \\u0000 from the line")
+        return shape, contents
+
+    def _read(self, fields: dict[str, Any]) -> tuple[str, list[str], tuple[str, ...], int]:
+        """Shape and texts of a row, the fields they were read from, and how many objects held messages."""
         contents: list[str] = []
         if "messages" in fields and "completion" not in fields and "chosen" not in fields and "rejected" not in fields:
             form = _MESSAGES_FORM
-            shape = checker.check(fields["messages"], "messages", "", contents)
+            shape = self._checker.check(fields["messages"], "messages", "", contents)
             if shape[-1] != "a":
                 raise _no_answer("messages", shape)
             num_objects = len(contents)
@@ -77,27 +92,18 @@ class RowParser:
             num_objects = len(contents) - sum(type(fields[name]) is str for name in form)
         if len(fields) > len(form):
             for name in fields.keys() - set(form):
-                count_ignored(checker.ignored, name)
-        # Two quotes for each key and text we know of: then there is nothing else in the line, no key twice either.
-        if line.count(b'"') != 2 * (len(form) + 3 * num_objects + len(contents)):
-            self._refuse_duplicates(line, form, num_objects)
-        if b"\\" in line and b"\\u0000" in line and any("\0" in content for content in contents):
-            raise BadRow(Reason.NUL, "", "a text holds the NUL character", "remove \\u0000 from the line")
-        return shape, contents
+                count_ignored(self._checker.ignored, name)
+        return shape, contents, form, num_objects
 
-    def _refuse_duplicates(self, line: bytes, form: tuple[str, ...], num_objects: int) -> None:
-        """orjson keeps the last of two equal keys without a word: look closely where counting finds too many."""
-        if (
-            line.count(b'"role"') == num_objects == line.count(b'"content"')
-            and all(line.count(_QUOTED_KEYS[key]) == 1 for key in form)
-            and (not self._checker.num_weights or line.count(b'"weight"') == self._checker.num_weights)
-            and not (b"\\u00" in line and _ESCAPED_KEY.search(line))
-        ):
-            return
-        try:
-            json.loads(line, object_pairs_hook=_refuse_duplicate_keys)
-        except RecursionError:
-            raise BadRow(Reason.NOT_JSON, "", "is nested too deeply", "flatten it, or remove the line") from None
+    def _may_repeat(self, line: bytes, form: tuple[str, ...], num_objects: int) -> bool:
+        """Whether a key that we read may be in an object twice: orjson keeps the last one without a word."""
+        num_weights = self._checker.num_weights
+        return (
+            not line.count(b'"role"') == num_objects == line.count(b'"content"')
+            or any(line.count(_QUOTED_KEYS[key]) != 1 for key in form)
+            or (num_weights > 0 and line.count(b'"weight"') != num_weights)
+            or (b"\\u00" in line and _ESCAPED_KEY.search(line) is not None)
+        )
 
     def _pair(self, fields: dict[str, Any], form: tuple[str, ...], contents: list[str]) -> str:
         """The shape of a prompt with one answer, or with a better and a worse one."""
@@ -167,6 +173,14 @@ def _no_answer(field: str, codes: str) -> BadRow:
         return BadRow(Reason.NO_ANSWER, field, "the last answer has weight 0, so there is nothing to learn", fix)
     fix = "end with an assistant message, or remove the line"
     return BadRow(Reason.NO_ANSWER, field, "does not end with an assistant message", fix)
+
+
+def _refuse_duplicates(line: bytes) -> None:
+    """The slow and sure look for keys that are in an object twice."""
+    try:
+        json.loads(line, object_pairs_hook=_refuse_duplicate_keys)
+    except RecursionError:
+        raise BadRow(Reason.NOT_JSON, "", "is nested too deeply", "flatten it, or remove the line") from None
 
 
 def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> None:

@@ -1,0 +1,51 @@
+"""Builders of rows and JSONL files for the tests of dataset preparation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tunesmith.data.prepare import prepare
+from tunesmith.domain.dataset import PreparedDataset, PrepareOptions, Split
+
+# Prompts whose split is known, so that a small file always has something to train on and something held out.
+HALF = PrepareOptions(heldout_share=0.4, validation_share=0.2, max_bad_share=0.5)
+
+
+def a_chat(number: int = 0, **changes: Any) -> dict[str, Any]:
+    """A valid row in `messages` form; each number is another prompt."""
+    messages = [
+        {"role": "user", "content": f"What is {number} plus one?"},
+        {"role": "assistant", "content": f"It is {number + 1}."},
+    ]
+    return {"messages": messages, **changes}
+
+
+def a_pair(number: int = 0) -> dict[str, Any]:
+    return {"prompt": f"What is {number} plus one?", "chosen": f"{number + 1}", "rejected": "I do not know."}
+
+
+def chats(num: int) -> list[dict[str, Any]]:
+    return [a_chat(number) for number in range(num)]
+
+
+def encoded(*rows: Any) -> bytes:
+    """Rows as JSONL; a row may already be bytes."""
+    lines = [row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode() for row in rows]
+    return b"".join(line + b"\n" for line in lines)
+
+
+def a_file(folder: Path, content: bytes, name: str = "rows.jsonl") -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+def prepared(folder: Path, content: bytes, options: PrepareOptions = HALF, name: str = "ds-1") -> PreparedDataset:
+    """The dataset of one file with that content."""
+    return prepare([a_file(folder, content)], folder / "datasets" / name, options)
+
+
+def num_examples(dataset: PreparedDataset) -> int:
+    return sum(dataset.counts[split] for split in Split)
