@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tunesmith.domain.dataset import ROLE_OF_CODE, Example, Kind, Message, Split, SplitDigest, identity_of
+from tunesmith.domain.dataset import ROLE_OF_CODE, Example, Kind, Message, Split, SplitDigest, codes_of, identity
 from tunesmith.errors import DataError
 
 _ROLES = ("system", "user", "assistant", "tool")
@@ -36,7 +36,7 @@ SCHEMA = pa.schema(
         pa.field("id", pa.string(), nullable=False),
         pa.field("group", pa.string(), nullable=False),
         pa.field("messages", _MESSAGES, nullable=False),  # the prompt and, after it, the answer to learn
-        pa.field("num_prompt", pa.int32(), nullable=False),
+        pa.field("num_prompt", pa.int32(), nullable=False),  # follows from the weights; for other tools
         pa.field("rejected", _MESSAGES),
         pa.field("num_chars", pa.int32(), nullable=False),
         pa.field("score", pa.float64(), nullable=False),
@@ -201,12 +201,16 @@ def read_examples(path: Path) -> Iterator[Example]:
 
 
 def _examples(batch: Any, path: Path) -> Iterator[Example]:
-    names = ("id", "group", "num_prompt", "score", "source", "line")
+    names = ("id", "group", "score", "source", "line")
     columns = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
     lists = zip(_read_lists(batch.column("messages")), _read_lists(batch.column("rejected")), strict=True)
-    for (messages, rejected), (example_id, group, num_prompt, score, source, line) in zip(lists, columns, strict=True):
-        if messages is None or not 0 < num_prompt < len(messages) or example_id != identity_of(messages, rejected):
+    for (messages, rejected), (example_id, group, score, source, line) in zip(lists, columns, strict=True):
+        codes = codes_of(messages or ())
+        shape = codes if rejected is None else f"{codes}|{codes_of(rejected)}"
+        texts = [message["content"] for message in (*(messages or ()), *(rejected or ()))]
+        if messages is None or example_id != identity(shape, texts):
             raise DataError(f"{path}: example {example_id[:12]}… is not what its id says; prepare the dataset again")
+        num_prompt = codes.find("a")
         yield Example(example_id, messages[:num_prompt], messages[num_prompt:], rejected, group, score, source, line)
 
 

@@ -41,9 +41,10 @@ def _explain_text(text: str, error: JSONDecodeError, ends_open: bool) -> BadRow:
     except RecursionError:
         return BadRow(Reason.NOT_JSON, "", "is nested too deeply", "flatten it, or remove the line")
     except ValueError:
-        if ends_open and text.lstrip().startswith("{"):
+        has_other_ends = "\r" in text.rstrip()
+        if ends_open and not has_other_ends and text.lstrip().startswith("{"):
             return _cut_off()
-        fix = "write one JSON object per line" + ("; end lines with LF" if "\r" in text.rstrip() else "")
+        fix = "write one JSON object per line" + ("; end lines with LF" if has_other_ends else "")
         return BadRow(Reason.NOT_JSON, "", f"is not JSON at character {error.pos + 1}", fix)
     if _HALF_PAIR.search(text):
         fix = "write characters beyond U+FFFF as a pair of escapes, or as UTF-8"

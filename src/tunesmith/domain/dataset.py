@@ -47,8 +47,8 @@ _CODE_OF_ROLE = {role: code for code, role in ROLE_OF_CODE.items()}
 
 
 def codes_of(messages: Sequence[Message]) -> str:
-    """The letters of these messages."""
-    return "".join([_CODE_OF_ROLE[message["role"], message["weight"]] for message in messages])
+    """The letters of these messages; "?" for what no example may hold."""
+    return "".join([_CODE_OF_ROLE.get((message["role"], message["weight"]), "?") for message in messages])
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +79,6 @@ class Example:
 def identity(shape: str, contents: Sequence[str]) -> str:
     """The id of an example: sha256 of its content. NUL parts the texts, because no content may hold one."""
     return hashlib.sha256("\0".join((shape, *contents)).encode()).hexdigest()
-
-
-def identity_of(messages: Sequence[Message], rejected: Sequence[Message] | None) -> str:
-    """The id of these messages."""
-    shape = codes_of(messages) + (f"|{codes_of(rejected)}" if rejected is not None else "")
-    return identity(shape, [message["content"] for message in (*messages, *(rejected or ()))])
 
 
 class SplitDigest:
