@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -107,7 +108,10 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a published folder; names that leave it, and links, are refused."""
     path = folder / MANIFEST
     try:
-        if path.stat().st_size > _MAX_MANIFEST:
+        about = path.lstat()
+        if not stat.S_ISREG(about.st_mode):  # a pipe would keep us waiting, a link lead us elsewhere
+            raise DataError(f"{path}: not a plain file")
+        if about.st_size > _MAX_MANIFEST:
             raise DataError(f"{path}: larger than any manifest tunesmith writes")
         raw = json.loads(path.read_bytes())
         files, meta = raw["files"], raw.get("meta", {})

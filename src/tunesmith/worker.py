@@ -129,8 +129,16 @@ class Worker:
             return lifecycle.end_of_error(error)
 
     def _settle(self, claim: Claim, end: StageEnd) -> None:
-        with self.database.write() as tx:
-            lifecycle.settle(tx, claim, end, actor=self.id)
+        """Record the end of an attempt; an end that cannot be recorded is one that failed, never a worker that dies."""
+        try:
+            with self.database.write() as tx:
+                lifecycle.settle(tx, claim, end, actor=self.id)
+        except (LeaseLost, StoreError):
+            raise
+        except Exception as error:
+            log.exception("settle_failed", task=claim.task.id, run=claim.task.run_id)
+            with self.database.write() as tx:
+                lifecycle.settle(tx, claim, lifecycle.end_of_error(error), actor=self.id)
 
     def _next(self) -> Claim | None:
         """Sweep if it is time, then claim."""

@@ -108,6 +108,7 @@ RETRY_TABLE: dict[ErrorClass, RetryRule] = {
 MAX_CRASHES = 3
 MAX_ERRORS = 3
 MAX_SHRINKS = 1
+UNASKED_DELAY_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -130,14 +131,18 @@ class RetryDecision:
 
 
 def after_attempt(outcome: AttemptState, error: ErrorClass | None, counts: Counts) -> RetryDecision:
-    """The retry table. Requests, preemption, disk full and e-stop (`interrupted`) are free."""
+    """The retry table. Requests, preemption, disk full and e-stop (`interrupted`) are free.
+
+    One that came by itself carries an error class: it waits a while, or a full disk would keep a worker spinning.
+    """
     match outcome:
         case A.SUCCEEDED | A.STOPPED:
             return RetryDecision(T.DONE, counts, 0.0, outcome.value)
         case A.CANCELLED:
             return RetryDecision(T.CANCELLED, counts, 0.0, "cancelled")
         case A.INTERRUPTED:
-            return RetryDecision(T.WAITING, counts, 0.0, "interrupted; resumes from its last checkpoint")
+            delay_s = 0.0 if error is None else UNASKED_DELAY_S
+            return RetryDecision(T.WAITING, counts, delay_s, "interrupted; resumes from its last checkpoint")
         case A.LOST:
             return _crashed(counts, "the worker's lease ran out")
         case A.FAILED:

@@ -53,6 +53,8 @@ def evaluate(context: StageContext) -> StageEnd:
     if end.interrupted is not None:
         return StageEnd(AttemptState.INTERRUPTED, error=end.interrupted)
     judgement = judge_evaluate(spec, context.attempt_dir, end.exit_code)
+    if judgement.outcome is AttemptState.INTERRUPTED:
+        return StageEnd(AttemptState.INTERRUPTED, error_class=ErrorClass.TRANSIENT, error=judgement.error)
     if judgement.outcome is not AttemptState.SUCCEEDED or judgement.result is None:
         error = with_log(context, judgement.error or "")
         return StageEnd(judgement.outcome, error_class=judgement.error_class, error=error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -76,11 +77,13 @@ def _conclude(context: StageContext, spec: TrainSpec, end: ProgramEnd) -> StageE
 
 
 def _not_succeeded(context: StageContext, judgement: Judgement, end: ProgramEnd) -> StageEnd:
-    decided_by = end.decided_by if judgement.outcome is AttemptState.INTERRUPTED else None
+    is_interrupted = judgement.outcome is AttemptState.INTERRUPTED
+    decided_by = end.decided_by if is_interrupted else None
+    nobody_asked = is_interrupted and end.interrupted is None and decided_by is None
     error = judgement.error or end.interrupted or ""
     return StageEnd(
         judgement.outcome,
-        error_class=judgement.error_class,
+        error_class=ErrorClass.TRANSIENT if nobody_asked else judgement.error_class,
         error=with_log(context, error) if judgement.outcome is AttemptState.FAILED else error,
         decided_by=decided_by,
         result=_brief(judgement.result) if judgement.result is not None else {},
@@ -90,18 +93,22 @@ def _not_succeeded(context: StageContext, judgement: Judgement, end: ProgramEnd)
 def with_log(context: StageContext, error: str) -> str:
     """An error with the last words of the program, so that a parked task can be understood from the inbox."""
     tail = tail_of_log(context.attempt_dir, 2048).strip()
-    return f"{error}\n{tail}" if tail else error
+    shown = "".join(char if char.isprintable() or char in "\n\t" else "�" for char in tail)  # no database takes NUL
+    return f"{error}\n{shown}" if shown else error
 
 
 def _brief(result: Result) -> dict[str, object]:
     """The part of a result worth keeping in the store."""
     kept = {"status", "num_steps", "best_step", "num_trained_tokens", "num_trained_examples", "train_s", "metrics"}
-    return result.model_dump(mode="json", include=kept | {"num_dropped_examples", "detail"})
+    text = result.model_dump_json(include=kept | {"num_dropped_examples", "detail"})
+    brief: dict[str, object] = json.loads(text, parse_constant=str)  # PostgreSQL's JSON knows no NaN
+    return brief
 
 
 def _publish(context: StageContext, result: Result) -> Trained:
     """Copy the verified artefact to the workspace's adapters, named by content; doing it twice is doing it once."""
     assert result.artifact is not None
+    context.pulse.check()
     source = context.attempt_dir / result.artifact.path
     final = context.workspace.adapters_dir / result.artifact.digest[:32]
     if not final.exists():
