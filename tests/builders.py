@@ -197,6 +197,11 @@ def work_until_idle(client: Client, *words: str, timeout_s: float = 60.0) -> End
     return cli("worker", "--until-idle", *words, cwd=client.workspace.root, timeout_s=timeout_s)
 
 
+def work_here(client: Client) -> int:
+    """The same in this process, where starting one more is not what is tested; how many tasks it did."""
+    return client.system.worker().run(until_idle=True)
+
+
 def wait_for(condition: Callable[[], T | None], timeout_s: float = 30.0, what: str = "") -> T:
     """The first value of `condition` that is neither None nor False."""
     deadline = time.monotonic() + timeout_s
