@@ -73,13 +73,20 @@ def prepare(
                 done += reader.num_bytes
                 files.append(reader.described())
         report = intake.finish(files)
+        _publish(staged, out_dir, report)
+    return PreparedDataset(out_dir, report.fingerprint, report.counts, report)
+
+
+def _publish(staged: Path, out_dir: Path, report: DatasetReport) -> None:
+    for is_last in (False, True):  # a second look, in case somebody published the same content in between
         try:
             publish_folder(staged, out_dir, report.model_dump(mode="json"))
+            return
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
-            raise Conflict(f"{out_dir.name} already holds something else; prepare this under a new id") from None
-    return PreparedDataset(out_dir, report.fingerprint, report.counts, report)
+            if is_last:
+                raise Conflict(f"{out_dir.name} already holds something else; prepare this under a new id") from None
 
 
 @contextmanager
