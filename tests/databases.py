@@ -133,3 +133,11 @@ def postgres_store(postgres: Postgres) -> Iterator[str]:
     postgres.create(name, template="template_of_tests")
     yield name
     postgres.drop(name)
+
+
+@pytest.fixture
+def postgres_database(postgres: Postgres, postgres_store: str) -> Iterator[Database]:
+    """An open store on PostgreSQL alone."""
+    opened = open_store(postgres.url(postgres_store))
+    yield opened
+    opened.close()

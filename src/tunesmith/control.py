@@ -32,15 +32,18 @@ class Answer:
 
 def wish(tx: Tx, run_id: str, kind: RequestKind, *, actor: str) -> Answer:
     """Cancel, stop, pause, skip, or ask for a checkpoint."""
-    run = runs.find(tx, run_id)
+    found = runs.find(tx, run_id)
+    task = tasks.open_of_run(tx, found.id, lock=True)
+    run = runs.get(tx, found.id)  # as it is while we hold its task: a worker may have moved it just before
     if run.state not in ALLOWED_IN[kind]:
         raise Refused(f"run {run.id} cannot be asked to {kind}: {_instead(run)}")
-    task = tasks.open_of_run(tx, run.id, lock=True)
     if task is not None and task.state is TaskState.LEASED:
         if kind is RequestKind.SKIP:
             raise Refused(f"run {run.id} was just claimed by a worker; use `run cancel`")
         request = requests.add(tx, run.id, kind, actor=actor)
         return Answer(run.id, run.state, request.id, f"asked its worker to {kind}")
+    if kind not in (RequestKind.SKIP, RequestKind.CANCEL):
+        raise Refused(f"run {run.id} has no worker that could {kind} it; look again with `run show`")
     end = RunState.SKIPPED if kind is RequestKind.SKIP else RunState.CANCELLED
     reason = f"{end} by {actor}"
     if task is not None:

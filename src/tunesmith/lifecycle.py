@@ -40,7 +40,7 @@ from tunesmith.store import (
 )
 from tunesmith.store.database import Tx
 from tunesmith.store.runs import Run
-from tunesmith.store.tasks import Claim
+from tunesmith.store.tasks import Claim, Task
 
 _WATCH_OPEN_RETRY_S = 5.0
 
@@ -74,12 +74,13 @@ def settle(tx: Tx, claim: Claim, end: StageEnd, *, actor: str) -> None:
 
 
 def _after_train(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:
-    wish = strongest([request.kind for request in requests.unanswered(tx, run.id)])
+    wishes = [request.kind for request in requests.unanswered(tx, run.id)]
+    wish = strongest(wishes if end.decided_by is None else [*wishes, end.decided_by])
     resumable = end.outcome in (AttemptState.INTERRUPTED, AttemptState.LOST)
     if end.decided_by is RequestKind.CANCEL or (resumable and wish is RequestKind.CANCEL):
         _cancel(tx, claim, run, actor)
         return
-    if resumable and RequestKind.PAUSE in (end.decided_by, wish):
+    if resumable and wish is RequestKind.PAUSE:
         tasks.end_by(tx, claim.lease, end.outcome, TaskState.CANCELLED, actor=actor, reason="paused")
         runs.move(tx, run.id, RunState.PAUSED, actor=actor, reason="paused on request")
         requests.acknowledge_all(tx, run.id, actor=actor, answer="paused")
@@ -87,6 +88,8 @@ def _after_train(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> N
     decision = _end_attempt(tx, claim, end, actor)
     if decision.state is TaskState.WAITING:
         runs.move(tx, run.id, RunState.QUEUED, actor=actor, reason=decision.reason)
+        if wish is RequestKind.STOP:  # still wanted: the next attempt stops with a result
+            requests.add(tx, run.id, RequestKind.STOP, actor=actor)
         return
     match end.fact:
         case Trained() as made:
@@ -210,20 +213,24 @@ def finish(tx: Tx, run: Run, state: RunState, *, actor: str, reason: str) -> Non
 
 def roll_back(tx: Tx, profile: str, *, actor: str, reason: str, to: adapters.Adapter | None = None) -> str | None:
     """Move the pointer back in one step and open the task that brings the targets along; returns what is live now."""
+    seen = adapters.live(tx, profile)
+    watched = runs.watching(tx, profile)
+    looking = None if watched is None else tasks.open_of_run(tx, watched.id, lock=True)
+    deployments.lock(tx, profile)
     live = adapters.live(tx, profile)
+    if seen is not None and (live is None or live.id != seen.id):
+        raise deployments.LiveMoved(f"what is live for {profile} changed a moment ago; look again")
     now_live = deployments.roll_back(tx, profile, actor=actor, reason=reason, to=to)
     tasks.add(tx, TaskKind.ROLLBACK, actor=actor, profile=profile, priority=0)
     assert live is not None
     experiences.give_back(tx, live.id, actor=actor, reason=f"{live.name} was rolled back")
-    watched = runs.watching(tx, profile)
     if watched is not None and watched.id == live.run_id:
-        _end_watch(tx, watched, actor, reason)
+        _end_watch(tx, watched, looking, actor, reason)
     return now_live
 
 
-def _end_watch(tx: Tx, run: Run, actor: str, reason: str) -> None:
+def _end_watch(tx: Tx, run: Run, task: Task | None, actor: str, reason: str) -> None:
     """A watched adapter was rolled back by a person; if a worker is looking right now, its look will end the run."""
-    task = tasks.open_of_run(tx, run.id, lock=True)
     if task is not None and task.state is TaskState.LEASED:
         return
     if task is not None:
@@ -232,7 +239,8 @@ def _end_watch(tx: Tx, run: Run, actor: str, reason: str) -> None:
 
 
 def _take_back(tx: Tx, run: Run, actor: str, reason: str = "it could not be deployed") -> None:
-    """Undo the flip of this run, if it happened."""
+    """Undo the flip of this run, if it happened and nobody has undone it."""
+    deployments.lock(tx, run.profile)
     adapter = adapters.of_run(tx, run.id)
     live = adapters.live(tx, run.profile)
     if adapter is not None and live is not None and live.id == adapter.id:

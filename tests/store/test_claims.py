@@ -155,19 +155,13 @@ def test_claims_race_over_200_tasks_and_each_is_claimed_once(database: Database)
         assert {tasks.get(tx, task_id).state for task_id in ids} == {TaskState.DONE}
 
 
-def test_claim_on_postgres_skips_what_another_is_just_taking(postgres_store: str, postgres: object) -> None:
+def test_claim_on_postgres_skips_what_another_is_just_taking(postgres_database: Database) -> None:
     """Nobody waits behind a claim that is not committed yet."""
-    from databases import Postgres
-    from tunesmith.store.schema import open_store
-
-    assert isinstance(postgres, Postgres)
-    database = open_store(postgres.url(postgres_store))
-    with database.write() as tx:
+    with postgres_database.write() as tx:
         first, second = a_task(tx), a_task(tx)
-    with database.write() as one, database.write() as two:
+    with postgres_database.write() as one, postgres_database.write() as two:
         claims = [tasks.claim(tx, WORKER, ALL_KINDS, 30.0) for tx in (one, two)]
         assert [claim.task.id for claim in claims if claim is not None] == [first, second]
-    database.close()
 
 
 def test_lease_of_a_task_that_was_cancelled_meanwhile_is_gone(database: Database) -> None:

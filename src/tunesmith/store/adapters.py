@@ -107,6 +107,13 @@ def live(tx: Tx, profile: str) -> Adapter | None:
     return None if row is None else _adapter(row)
 
 
+def newest_superseded(tx: Tx, profile: str) -> str | None:
+    """The last version that was live before and could be again."""
+    mine = (adapters.c.profile == profile, adapters.c.state == AdapterState.SUPERSEDED)
+    row = tx.first(sa.select(adapters.c.id).where(*mine).order_by(adapters.c.version.desc()).limit(1))
+    return None if row is None else str(row["id"])
+
+
 def listing(tx: Tx, profile: str | None = None, limit: int = 100) -> list[Adapter]:
     query = sa.select(adapters).order_by(adapters.c.profile, adapters.c.version.desc()).limit(limit)
     if profile is not None:

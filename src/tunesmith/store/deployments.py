@@ -51,7 +51,7 @@ def flip(
     tx: Tx, adapter: adapters.Adapter, *, baseline: str, targets: list[dict[str, Any]], actor: str, reason: str
 ) -> None:
     """Make an adapter live by compare-and-swap: only if what is live is still the verdict's baseline."""
-    _lock(tx, adapter.profile)
+    lock(tx, adapter.profile)
     live = adapters.live(tx, adapter.profile)
     if live_digest(tx, adapter.profile) != baseline:
         raise LiveMoved(f"what is live for {adapter.profile} changed since the verdict")
@@ -66,11 +66,13 @@ def flip(
 
 def roll_back(tx: Tx, profile: str, *, actor: str, reason: str, to: adapters.Adapter | None = None) -> str | None:
     """Take the live adapter out and put the one before it (or `to`, or the bare base) in its place, in one step."""
-    _lock(tx, profile)
+    lock(tx, profile)
     live = adapters.live(tx, profile)
     if live is None:
         raise Refused(f"profile {profile} has no live adapter; there is nothing to roll back")
     deployment = get(tx, profile)
+    if to is not None and to.profile != profile:
+        raise Refused(f"adapter {to.name} is not of profile {profile}; nothing was rolled back")
     if to is not None and to.state is not AdapterState.SUPERSEDED:
         raise Refused(f"adapter {to.name} is {to.state}; only one that was live before can be rolled back to")
     target_id = to.id if to is not None else _usable_previous(tx, deployment)
@@ -89,12 +91,11 @@ def _usable_previous(tx: Tx, deployment: Deployment | None) -> str | None:
         previous = adapters.get(tx, deployment.previous_adapter_id)
         if previous.state is AdapterState.SUPERSEDED:
             return previous.id
-    earlier = [a for a in adapters.listing(tx, deployment.profile) if a.state is AdapterState.SUPERSEDED]
-    return earlier[0].id if earlier else None
+    return adapters.newest_superseded(tx, deployment.profile)
 
 
-def _lock(tx: Tx, profile: str) -> None:
-    """Flips of one profile happen one after the other."""
+def lock(tx: Tx, profile: str) -> None:
+    """Flips of one profile happen one after the other. Whoever needs a task's row too takes that one first."""
     if tx.is_postgres:
         tx.first(sa.select(profiles.c.name).where(profiles.c.name == profile).with_for_update())
 

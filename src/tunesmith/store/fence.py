@@ -23,6 +23,11 @@ def holds(lease: Lease) -> sa.ColumnElement[bool]:
     return sa.exists().where(tasks.c.id == lease.task_id, tasks.c.state == "leased", tasks.c.lease_token == lease.token)
 
 
+def nothing_open(run_id: str) -> sa.ColumnElement[bool]:
+    """True in SQL while no task of this run waits or is leased."""
+    return ~sa.exists().where(tasks.c.run_id == run_id, sa.text("tasks.state IN ('waiting', 'leased')"))
+
+
 def nobody_holds(run_id: str) -> sa.ColumnElement[bool]:
     """True in SQL while no worker has leased a task of this run."""
     return ~sa.exists().where(tasks.c.run_id == run_id, tasks.c.state == "leased")

@@ -30,9 +30,11 @@ class Request:
 
 
 def add(tx: Tx, run_id: str, kind: RequestKind, *, actor: str) -> Request:
-    """Note a wish; the same wish twice is one request."""
-    for request in unanswered(tx, run_id):
-        if request.kind == kind:
+    """Note a wish; the same wish twice is one request. Wishes that expired are closed on the way."""
+    for request in _open(tx, run_id):
+        if request.expires_at <= tx.now:
+            acknowledge(tx, request.id, actor=actor, answer="expired")
+        elif request.kind == kind:
             return request
     request_id = new_id("req")
     tx.run(
@@ -50,13 +52,13 @@ def add(tx: Tx, run_id: str, kind: RequestKind, *, actor: str) -> Request:
 
 
 def unanswered(tx: Tx, run_id: str) -> list[Request]:
-    """Open wishes on a run, oldest first; expired ones are closed on the way by `expire`."""
-    query = (
-        sa.select(requests)
-        .where(requests.c.run_id == run_id, requests.c.acknowledged_at.is_(None), requests.c.expires_at > tx.now)
-        .order_by(requests.c.seq)
-    )
-    return [_request(row) for row in tx.all(query)]
+    """Wishes on a run that still hold, oldest first."""
+    return [request for request in _open(tx, run_id) if request.expires_at > tx.now]
+
+
+def _open(tx: Tx, run_id: str) -> list[Request]:
+    mine = (requests.c.run_id == run_id, requests.c.acknowledged_at.is_(None))
+    return [_request(row) for row in tx.all(sa.select(requests).where(*mine).order_by(requests.c.seq))]
 
 
 def acknowledge(tx: Tx, request_id: str, *, actor: str, answer: str) -> None:
@@ -73,9 +75,8 @@ def acknowledge(tx: Tx, request_id: str, *, actor: str, answer: str) -> None:
 
 def acknowledge_all(tx: Tx, run_id: str, *, actor: str, answer: str) -> None:
     """Close every open request of a run: its attempt has ended, or nobody works on it any more."""
-    query = sa.select(requests.c.id).where(requests.c.run_id == run_id, requests.c.acknowledged_at.is_(None))
-    for row in tx.all(query):
-        acknowledge(tx, row["id"], actor=actor, answer=answer)
+    for request in _open(tx, run_id):
+        acknowledge(tx, request.id, actor=actor, answer=answer)
 
 
 def get(tx: Tx, request_id: str) -> Request:

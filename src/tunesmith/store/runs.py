@@ -15,7 +15,7 @@ from tunesmith.errors import Conflict, NotFound, Refused, UsageError, show
 from tunesmith.ids import is_id
 from tunesmith.store import events
 from tunesmith.store.database import Tx
-from tunesmith.store.fence import Lease, holds, nobody_holds
+from tunesmith.store.fence import Lease, holds, nobody_holds, nothing_open
 from tunesmith.store.tables import runs
 
 
@@ -93,11 +93,14 @@ def by_key(tx: Tx, idempotency_key: str, body_hash: str) -> Run | None:
 def move(tx: Tx, run_id: str, new: RunState, *, actor: str, reason: str, lease: Lease | None = None) -> RunState:
     """The one setter of a run's state: table, guard, event. Returns the old state.
 
-    With a lease it must still hold; without one, nobody may hold a task of this run.
+    With a lease it must still hold; without one, nobody may hold a task of this run. A run ends after its task.
     """
-    old = get(tx, run_id).state
+    old = _state(tx, run_id)
     RUN.check(run_id, old, new)
-    allowed = holds(lease) if lease is not None else nobody_holds(run_id)
+    if lease is not None:
+        allowed = holds(lease)
+    else:
+        allowed = nothing_open(run_id) if new in RUN.finished else nobody_holds(run_id)
     finished_at = tx.now if new in RUN.finished else None
     moved = tx.run(
         runs.update()
@@ -108,6 +111,13 @@ def move(tx: Tx, run_id: str, new: RunState, *, actor: str, reason: str, lease: 
         raise Refused(f"run {run_id} is being worked on or moved on meanwhile; look again")
     events.record(tx, "run", run_id, "moved", actor=actor, moved=(old, new), reason=reason)
     return old
+
+
+def _state(tx: Tx, run_id: str) -> RunState:
+    row = tx.first(sa.select(runs.c.state).where(runs.c.id == run_id))
+    if row is None:
+        raise NotFound.named("run", run_id, hint="`tunesmith run list` shows them")
+    return RunState(row["state"])
 
 
 def get(tx: Tx, run_id: str) -> Run:
