@@ -25,7 +25,7 @@ from tunesmith.domain.run import RUN
 from tunesmith.files import verify_folder
 from tunesmith.programs.process_identity import MARKER
 from tunesmith.programs.shim import all_processes
-from tunesmith.store import experiences, tables
+from tunesmith.store import datasets, experiences, tables
 from tunesmith.store.database import Database
 
 Rows = dict[str, list[dict[str, Any]]]
@@ -160,7 +160,8 @@ class Fleet:
         """An experience that the dataset has reserved; its id."""
         with self.database.write() as tx:
             messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
-            experience_id = experiences.add(tx, PROFILE, key, messages, actor="user:test")
+            profile = datasets.get(tx, dataset_id).profile
+            experience_id = experiences.add(tx, profile, key, messages, actor="user:test")
             experiences.reserve(tx, [experience_id], dataset_id, actor="user:test")
         return experience_id
 
@@ -195,6 +196,17 @@ def programs_below(runs_dir: Path) -> Iterator[tuple[int, str]]:
         marks = [entry.partition(b"=")[2].decode() for entry in environ if entry.startswith(f"{MARKER}=".encode())]
         if marks and process.state not in "ZX" and where.startswith(str(runs_dir)):
             yield process.pid, marks[0]
+
+
+def freeze_program(fleet: Fleet) -> None:
+    """Stop the one trainer or evaluator that runs, not its shim."""
+    runs_dir = fleet.client.workspace.runs_dir
+
+    def running() -> int | None:
+        pids = [pid for pid, _ in programs_below(runs_dir)]
+        return next((pid for pid in pids if b"shim.py" not in Path(f"/proc/{pid}/cmdline").read_bytes()), None)
+
+    os.kill(wait_for(running), signal.SIGSTOP)
 
 
 def end_of_programs(fleet: Fleet, attempt_id: str, timeout_s: float = 20.0) -> float:

@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import make_url, text
 
 from builders import DRILL_WORKER, PROFILE, states_of, wait_for
 from databases import Postgres
-from story_builders import Fleet, MakeFleet, end_of_programs, programs_below
+from story_builders import Fleet, MakeFleet, end_of_programs, freeze_program, programs_below
 from tunesmith.client.views import AttemptView
 from tunesmith.errors import StoreError
 from tunesmith.store import queue, tasks
@@ -331,20 +330,12 @@ def test_frozen_trainer_is_noticed_by_its_missing_progress(make_fleet: MakeFleet
     )
     run_id = fleet.submit()
     fleet.start()
-    first = fleet.wait_for_step(run_id, 12)
-    for pid, _ in programs_below(fleet.client.workspace.runs_dir):
-        if os.readlink(f"/proc/{pid}/exe") and b"trainers.main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            _stop_only_the_program(pid)
+    fleet.wait_for_step(run_id, 12)
+    freeze_program(fleet)
     fleet.wait(run_id, "deployed")
     first, second = fleet.attempts(run_id)
     assert (first.error_class, second.outcome) == ("stalled", "succeeded")
     assert fleet.spec(run_id, second)["resume"]["step"] >= 10
-
-
-def _stop_only_the_program(pid: int) -> None:
-    """Not its shim, whose arguments hold the same words."""
-    if b"shim.py" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-        os.kill(pid, signal.SIGSTOP)
 
 
 def test_database_that_drops_its_connections_does_not_end_a_run(
@@ -373,6 +364,20 @@ def test_database_away_for_longer_than_a_beat_does_not_end_a_run(make_fleet: Mak
         time.sleep(2.5 * DRILL_WORKER["heartbeat_s"])
     fleet.wait(run_id, "deployed")
     assert [attempt.outcome for attempt in fleet.attempts(run_id)] == ["succeeded"]
+
+
+def test_end_that_the_store_refuses_fails_the_run_and_the_worker_lives(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
+    with fleet.database.write() as tx:
+        trigger = "CREATE TRIGGER no_adapters BEFORE INSERT ON adapters BEGIN SELECT RAISE(ABORT, 'no room'); END"
+        tx.conn.execute(text(trigger))
+    run_id = fleet.submit()
+    worker = fleet.start()
+    fleet.wait(run_id, "failed")
+    assert "no room" in fleet.client.runs.get(run_id).reason
+    [attempt] = fleet.attempts(run_id)
+    assert (attempt.outcome, attempt.error_class) == ("failed", "bug")
+    assert worker.poll() is None
 
 
 def test_attempts_of_a_finished_run_are_all_ended(make_fleet: MakeFleet) -> None:

@@ -106,10 +106,12 @@ class Supervisor:
         self.on_event(event)
 
     def _acknowledge(self, tx: Tx, request_id: str, answer: str) -> None:
-        """Only a request of our own run; what a program says about others is not believed."""
+        """Only a checkpoint of our own run. Other wishes are answered when they came true, as the attempt is settled:
+        a program that acknowledged and then died has not done what was asked."""
         tasks.guard(tx, self.context.claim.lease)
-        if any(request.id == request_id for request in requests.unanswered(tx, self.context.run_id)):
-            requests.acknowledge(tx, request_id, actor=self.context.worker_id, answer=answer)
+        for request in requests.unanswered(tx, self.context.run_id):
+            if request.id == request_id and request.kind is RequestKind.CHECKPOINT:
+                requests.acknowledge(tx, request_id, actor=self.context.worker_id, answer=answer)
 
     def _pass_on_wishes(self, program: RunningProgram) -> None:
         """Requests and the e-stop, from the database to the program."""
