@@ -227,7 +227,7 @@ def test_held_adapter_waits_in_the_inbox_for_a_person(client: Client, tell: Tell
     work_here(client)
     item = tell("inbox", "--json").json[0]
     assert (item["id"], item["kind"]) == (held, "held run")
-    assert "adapter approve" in tell("inbox").out
+    assert "adapter approve support@v1" in tell("inbox").out
     assert tell("adapter", "evaluate", "support@v1").last_line == held
     work_here(client)
     assert tell("adapter", "approve", "support@v1").last_line == held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -87,8 +88,11 @@ def live(ctx: typer.Context, profile: Profile, json: Json = False) -> None:
     )
     if deployment.targets:
         heading("Targets")
-        rows = [(t["target"], t["observed"] or "the bare base", t["synced_at"], t["error"]) for t in deployment.targets]
-        columns = [Column("TARGET", "fold"), Column("SERVES", "fold"), Column("SEEN", "cut"), Column("ERROR", "fold")]
+        rows = [
+            (t["target"], t["observed"] or "the bare base", _age(t["synced_at"]), t["error"])
+            for t in deployment.targets
+        ]
+        columns = [Column("TARGET", "fold"), Column("SERVES", "fold"), Column("SINCE"), Column("ERROR", "fold")]
         show_table(columns, rows, indent=2)
 
 
@@ -149,6 +153,10 @@ def revoke(
 def _answer(answer: AnswerView) -> None:
     say(f"{answer.id} is {answer.state}: {first_line(answer.message)}")
     print_id(answer.id)
+
+
+def _age(instant: str | None) -> str:
+    return "" if instant is None else age(datetime.fromisoformat(instant))
 
 
 def _metrics(metrics: dict[str, float]) -> str:

@@ -40,6 +40,8 @@ def demo(
 
     Trains, judges and deploys an adapter, and writes a report. Needs no GPU.
     """
+    from rich.console import Console
+
     from tunesmith.demo.story import run_demo
 
-    return run_demo(folder, quick=quick, console=output.stdout())
+    return run_demo(folder, quick=quick, console=Console(highlight=False, emoji=False))

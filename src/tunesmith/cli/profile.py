@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 import typer
 
 from tunesmith.cli.grammar import Json, Profile, Set, a_noun, open_client
-from tunesmith.cli.output import Column, coloured, first_line, print_id, print_json, say, show_fields, show_table
+from tunesmith.cli.output import (
+    Column,
+    coloured,
+    first_line,
+    print_id,
+    print_json,
+    say,
+    several,
+    show_fields,
+    show_table,
+)
 
 if TYPE_CHECKING:
     from tunesmith.domain.profile import ArchitectureLock
@@ -90,6 +100,6 @@ def lock(ctx: typer.Context, name: Profile) -> None:
 
 def _facts(architecture: ArchitectureLock) -> str:
     return (
-        f"{architecture.architecture} · {architecture.num_layers} layers of {architecture.hidden_size} · "
+        f"{architecture.architecture} · {several(architecture.num_layers, 'layer')} of {architecture.hidden_size} · "
         f"vocabulary {architecture.vocab_size} · context {architecture.context}"
     )

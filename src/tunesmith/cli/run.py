@@ -219,8 +219,8 @@ def retry(
 
 def _submitted(client: Client, made: SubmittedView, *, follow: bool) -> int:
     if made.is_new:
-        estimate = f"about {duration(made.estimate_s)} of training ({made.estimate_basis})"
-        say(f"queued on dataset {made.dataset_id}; {estimate}")
+        guess = "under a second" if made.estimate_s < 1 else f"about {duration(made.estimate_s)}"
+        say(f"queued on dataset {made.dataset_id}; {guess} of training ({made.estimate_basis})")
     else:
         say("this key was used before: this is the run it made then")
     if follow:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40
+_KEY_WIDTH = 24  # attempt and step
+_NUMBER_WIDTH = 10  # -1.234e+10
 
 
 def show_run(detail: RunDetail) -> None:
@@ -120,17 +122,32 @@ def _verdict(evaluation: EvaluationView) -> None:
 
 
 def show_metrics(points: Sequence[dict[str, Any]], num_rows: int) -> None:
-    """A curve of the loss, and some of the points, always with the first and the last."""
+    """A curve of the loss, and some of the points, always with the first and the last; --json has every value."""
     steps = [point for point in points if point["type"] == "metrics"]
     losses = [float(point["loss"]) for point in steps if "loss" in point]
     if losses:
         say(f"{several(len(steps), 'step')}, loss {number(losses[0])} {sparkline(losses)} {number(losses[-1])}")
-    names = list(dict.fromkeys(name for point in points for name in point if name not in ("attempt", "type", "step")))
-    last = len(points) - 1
-    kept = points if len(points) <= num_rows else [points[i * last // (num_rows - 1)] for i in range(num_rows)]
-    columns = [Column("STEP", align="right"), Column("WHAT"), *(Column(name.upper(), align="right") for name in names)]
-    rows = [(p["step"], p["type"], *(number(p.get(name)) for name in names)) for p in kept]
+    merged: dict[tuple[str, int], dict[str, Any]] = {}
+    for point in points:  # a step and its validation are one row
+        values = {name: value for name, value in point.items() if name not in ("attempt", "type", "step")}
+        merged.setdefault((point["attempt"], point["step"]), {}).update(values)
+    keys, last = list(merged), len(merged) - 1
+    kept = keys if len(keys) <= num_rows else [keys[i * last // (num_rows - 1)] for i in range(num_rows)]
+    names = _that_fit(list(dict.fromkeys(name for values in merged.values() for name in values)))
+    columns = [Column("ATTEMPT"), Column("STEP", align="right"), *(Column(n.upper(), align="right") for n in names)]
+    rows = [(*key, *(number(merged[key].get(name)) for name in names)) for key in kept]
     show_table(columns, rows, empty="No metrics yet.")
+
+
+def _that_fit(names: Sequence[str]) -> list[str]:
+    """The metrics that have room beside each other, the loss first; a number cut in half would be a lie."""
+    first = [name for name in names if "loss" in name]
+    room, kept = stdout().width - _KEY_WIDTH, list[str]()
+    for name in [*first, *(name for name in names if name not in first)]:
+        room -= max(len(name), _NUMBER_WIDTH) + 2
+        if room >= 0:
+            kept.append(name)
+    return [name for name in names if name in kept]
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -17,6 +17,7 @@ from tunesmith.cli.output import (
     print_json,
     say,
     several,
+    show_fields,
     show_table,
 )
 
@@ -66,7 +67,7 @@ def plan(ctx: typer.Context, json: Json = False) -> None:
             coloured(p.run.state),
             p.run.priority,
             p.num_examples,
-            "" if p.estimate_s is None else f"~{duration(p.estimate_s)}",
+            "" if p.estimate_s is None else f"~{duration(max(p.estimate_s, 1.0))}",
             first_line(p.run.waits_for or p.run.reason),
         )
         for p in planned
@@ -84,9 +85,12 @@ def inbox(ctx: typer.Context, json: Json = False) -> None:
     if json:
         print_json(items)
         return
-    rows = [(i.id, i.kind, i.profile, age(i.since), f"{first_line(i.reason)} → {i.what_to_do}") for i in items]
-    columns = [Column("ID"), Column("WHAT"), Column("PROFILE", "fold"), Column("SINCE"), Column("WHY → DO", "fold")]
-    show_table(columns, rows, empty="Nothing waits for you.")
+    if not items:
+        say("Nothing waits for you.")
+    for item in items:
+        say(f"{item.id}  {item.kind} of {item.profile}, {age(item.since)}")
+        last_words = first_line("\n".join(reversed(item.log.splitlines())))
+        show_fields([("why", first_line(item.reason)), ("log", last_words), ("do", item.what_to_do)])
 
 
 def doctor(ctx: typer.Context, json: Json = False) -> int:

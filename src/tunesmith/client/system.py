@@ -15,7 +15,7 @@ from tunesmith.config.resolve import list_profiles
 from tunesmith.domain.run import RunState
 from tunesmith.domain.task import TaskKind
 from tunesmith.errors import StoreError, UsageError, nearest, show
-from tunesmith.store import queue, runs, switches, workers
+from tunesmith.store import adapters, queue, runs, switches, workers
 from tunesmith.store.database import sqlite_module, wal_is_safe
 from tunesmith.store.schema import integrity_problem
 from tunesmith.store.switches import Switch
@@ -76,14 +76,17 @@ class System:
     def inbox(self) -> list[InboxItem]:
         """Everything that waits for a person."""
         with self._session.database.read() as tx:
-            held = runs.listing(tx, states=frozenset({RunState.HELD}), limit=1000)
+            held = [
+                (run, adapters.of_run(tx, run.id))
+                for run in runs.listing(tx, states=frozenset({RunState.HELD}), limit=1000)
+            ]
             parked = [(task, queue.last_attempt(tx, task.id)) for task in queue.parked(tx)]
         items = [
             InboxItem(
                 "held run", run.id, run.profile, run.moved_at, run.reason,
-                "`adapter approve`, `adapter evaluate` or `adapter reject`",
+                f"`adapter approve {adapter.name}`, or `evaluate` or `reject` it" if adapter else "`run cancel`",
             )
-            for run in held
+            for run, adapter in held
         ]  # fmt: skip
         items += [
             InboxItem(
