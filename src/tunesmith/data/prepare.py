@@ -61,7 +61,7 @@ def prepare(
         raise UsageError("no source given; name at least one JSONL file")
     total = sum(size_of(path) for path in sources)  # refuses what is not a regular file before anything is read
     files: list[SourceFile] = []
-    num_processes = num_processes or (1 if total < _LARGE else min(os.cpu_count() or 1, _MAX_PROCESSES))
+    num_processes = num_processes or (1 if total < _LARGE else min(_num_cpus(), _MAX_PROCESSES))
     with staging_for(out_dir) as staged, _Intake(staged, options) as intake, _parsing(options, num_processes) as parse:
         done = 0
         for path in sources:
@@ -75,6 +75,11 @@ def prepare(
         report = intake.finish(files)
         _publish(staged, out_dir, report)
     return PreparedDataset(out_dir, report.fingerprint, report.counts, report)
+
+
+def _num_cpus() -> int:
+    """The processors this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _publish(staged: Path, out_dir: Path, report: DatasetReport) -> None:
