@@ -17,6 +17,7 @@ from typing import Any
 from tunesmith.demo import dates
 from tunesmith.errors import DataError
 from tunesmith.files import publish_folder, verify_folder
+from tunesmith.modeling.chat import ChatFormat
 
 Progress = Callable[[int, int], None]
 """Called with the steps done and the steps in all."""
@@ -49,8 +50,8 @@ class _Size:
     """How much the bytes of the question count: reading them well is half of the task."""
 
 
-_FULL = _Size(hidden=128, layers=4, heads=4, feed_forward=384, steps=300, batch=32)
-_QUICK = _Size(hidden=64, layers=2, heads=2, feed_forward=192, steps=150, batch=32)
+_FULL = _Size(hidden=192, layers=2, heads=6, feed_forward=512, steps=250, batch=32)
+_QUICK = _Size(hidden=96, layers=2, heads=3, feed_forward=256, steps=150, batch=32)
 
 
 def cached_base(cache_dir: Path, quick: bool = False, on_progress: Progress | None = None) -> Path:
@@ -73,6 +74,7 @@ def cached_base(cache_dir: Path, quick: bool = False, on_progress: Progress | No
 def build_base(folder: Path, *, quick: bool, on_progress: Progress | None = None) -> None:
     """Train the base and save it into the folder in Hugging Face format."""
     import torch
+    import transformers
 
     size = _QUICK if quick else _FULL
     with torch.random.fork_rng(devices=[]):
@@ -80,6 +82,7 @@ def build_base(folder: Path, *, quick: bool, on_progress: Progress | None = None
         tokenizer = byte_tokenizer()
         model = _new_model(size, tokenizer)
         _train(model, tokenizer, size, on_progress or (lambda _done, _total: None))
+    transformers.utils.logging.disable_progress_bar()  # the caller has one of its own
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -130,8 +133,6 @@ def _new_model(size: _Size, tokenizer: Any) -> Any:
 def _train(model: Any, tokenizer: Any, size: _Size, on_progress: Progress) -> None:
     """Muon for the matrices, AdamW for the rest: with AdamW alone the same quality takes three times as long."""
     import torch
-
-    from tunesmith.modeling.chat import ChatFormat
 
     chat = ChatFormat(tokenizer)
     rows = dates.base_rows(size.steps * size.batch, seed=0)

@@ -7,6 +7,7 @@ and the rows of both tasks are about the others, so that no answer can have been
 from __future__ import annotations
 
 import random
+import string
 from collections.abc import Callable
 from datetime import date, timedelta
 from typing import Any
@@ -27,13 +28,19 @@ _TENS = {2: "twenty", 3: "thirty", 4: "forty", 5: "fifty", 6: "sixty", 7: "seven
 _ORDINALS = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth"}
 _FIRST = date(1950, 1, 1)
 _NUM_DAYS = 36_525  # a hundred years
+_SHARE_OF_ISO, _SHARE_OF_OTHER = 0.2, 0.15
+_PRINTABLE = string.ascii_letters + string.digits + string.punctuation
 _WORD_FORMS = ("the {day} of {month} {year}", "{month} {day} {year}", "{year} {month} {day}")
 _NUMBER_FORMS = ("{d}.{m}.{y}", "{m}/{d}/{y}", "{y}-{m}-{d}")
 
 
 def base_rows(num: int, seed: int) -> list[Row]:
-    """Distinct rows to train the base model with, about days that no other row is about."""
-    return _rows(lambda rng: _words_row(rng, for_base=True), num, seed)
+    """Distinct rows to train the base model with: words to ISO; an ISO date, and what is no date at all, as it is.
+
+    The days are none that another row is about. The last two kinds teach it to copy, without which a small adapter
+    could not learn a new format.
+    """
+    return _rows(_base_row, num, seed)
 
 
 def words_rows(num: int, seed: int) -> list[Row]:
@@ -72,6 +79,17 @@ def _rows(make: Callable[[random.Random], tuple[str, str]], num: int, seed: int)
         {"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]}
         for prompt, answer in by_prompt.items()
     ]
+
+
+def _base_row(rng: random.Random) -> tuple[str, str]:
+    kind = rng.random()
+    if kind < _SHARE_OF_ISO:
+        text = _any_date(rng, for_base=True).isoformat()
+        return text, text
+    if kind < _SHARE_OF_ISO + _SHARE_OF_OTHER:
+        text = "".join(rng.choice(_PRINTABLE) for _ in range(rng.randint(3, 14)))
+        return text, text
+    return _words_row(rng, for_base=True)
 
 
 def _words_row(rng: random.Random, for_base: bool = False) -> tuple[str, str]:

@@ -119,6 +119,8 @@ class ChatFormat:
             cuts += [start, end]
         cuts.append(len(full))
         texts = [full[left:right] for left, right in itertools.pairwise(cuts)]
+        if not texts[-1]:
+            texts.pop()  # nothing follows the last answer, as usual
         ids: list[int] = []
         trained: list[bool] = []
         for number, piece in enumerate(self._encode_pieces(example_id, texts)):
