@@ -90,7 +90,9 @@ def rows_of(pairs: Iterable[tuple[str, str]]) -> list[Row]:
 
 def small_rows(num: int = 60) -> list[Row]:
     """Easy rows of different lengths."""
-    return rows_of((f"say {number}" + "!" * (number % 7), "yes " * (1 + number % 3) + str(number)) for number in range(num))
+    return rows_of(
+        (f"say {number}" + "!" * (number % 7), "yes " * (1 + number % 3) + str(number)) for number in range(num)
+    )
 
 
 def a_base_ref(folder: Path, context: int = 256) -> BaseModelRef:
@@ -172,7 +174,9 @@ def a_train_spec(
 
 def an_attempt(lease_s: float = 600.0) -> AttemptRef:
     number = next(_numbers)
-    return AttemptRef(task_id=f"task-{number}", attempt_id=f"att-{number}", number=1, token=f"t{number}", lease_s=lease_s)
+    return AttemptRef(
+        task_id=f"task-{number}", attempt_id=f"att-{number}", number=1, token=f"t{number}", lease_s=lease_s
+    )
 
 
 def an_evaluate_spec(
