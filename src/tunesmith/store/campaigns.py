@@ -14,7 +14,7 @@ from tunesmith.domain.run import CounterEffect
 from tunesmith.errors import NotFound, Refused
 from tunesmith.ids import new_id
 from tunesmith.store import events
-from tunesmith.store.database import Tx
+from tunesmith.store.database import Tx, broke
 from tunesmith.store.runs import find_one
 from tunesmith.store.tables import campaigns
 
@@ -62,7 +62,7 @@ def add(
             )
         )
     except exc.IntegrityError as error:
-        raise _taken(profile) from error
+        raise _meaning(error, profile) from error
     moved = (None, CampaignState.ACTIVE)
     events.record(tx, "campaign", campaign_id, "created", actor=actor, moved=moved, detail={"overrides": overrides})
     return get(tx, campaign_id)
@@ -76,7 +76,7 @@ def move(tx: Tx, campaign_id: str, new: CampaignState, *, actor: str, reason: st
     try:
         moved = tx.run(campaigns.update().where(*where).values(state=new))
     except exc.IntegrityError as error:
-        raise _taken(campaign.profile) from error
+        raise _meaning(error, campaign.profile) from error
     if moved != 1:
         raise Refused(f"campaign {campaign_id} moved on meanwhile; look again")
     events.record(tx, "campaign", campaign_id, "moved", actor=actor, moved=(campaign.state, new), reason=reason)
@@ -115,8 +115,10 @@ def listing(tx: Tx, profile: str | None = None) -> list[Campaign]:
     return [_campaign(row) for row in tx.all(query)]
 
 
-def _taken(profile: str) -> Refused:
-    return Refused(f"profile {profile} has an active campaign already; pause or archive it first")
+def _meaning(error: exc.IntegrityError, profile: str) -> Exception:
+    if broke(error, "uq_campaigns_active", "campaigns.profile"):
+        return Refused(f"profile {profile} has an active campaign already; pause or archive it first")
+    return error
 
 
 def _encode(counters: Counters) -> dict[str, Any]:

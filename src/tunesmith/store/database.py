@@ -222,20 +222,31 @@ def _switch_journal(cursor: Any, journal: str) -> None:
 
 
 def _refuse_network_file_system(path: Path) -> None:
-    mounts = Path("/proc/mounts")
-    if not mounts.exists():
-        return
-    best, kind = "", ""
-    for line in mounts.read_text().splitlines():
-        _, mount, fs_type, *_ = line.split(" ")
-        inside = path == Path(mount) or Path(mount) in path.parents
-        if inside and len(mount) >= len(best):
-            best, kind = mount, fs_type
+    kind = file_system_of(path, _mounts())
     if kind in _NETWORK_FILE_SYSTEMS:
         raise StoreError(
             f"{path} is on a network file system ({kind}), where SQLite loses data; "
             "put the workspace on a local disk or set store.url to a PostgreSQL database"
         )
+
+
+def _mounts() -> str:
+    try:
+        return Path("/proc/mounts").read_text()
+    except OSError:  # not Linux
+        return ""
+
+
+def file_system_of(path: Path, mounts: str) -> str:
+    """The kind of file system a path is on, by the kernel's list of mounts; empty where there is none."""
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        _, written, fs_type, *_ = line.split(" ")
+        mount = written.replace(r"\040", " ")  # how the kernel writes a space
+        inside = path == Path(mount) or Path(mount) in path.parents
+        if inside and len(mount) >= len(best):
+            best, kind = mount, fs_type
+    return kind
 
 
 def _postgres_engine(url: sa.URL) -> sa.Engine:
@@ -268,6 +279,12 @@ def _postgres_engine(url: sa.URL) -> sa.Engine:
             raise exc.DisconnectionError from error
 
     return engine
+
+
+def broke(error: exc.IntegrityError, index: str, column: str) -> bool:
+    """Whether it was this unique index that refused: PostgreSQL names the index, SQLite its columns."""
+    text = str(error.orig)
+    return f'"{index}"' in text or f"UNIQUE constraint failed: {column}" in text
 
 
 def _translated(error: exc.DBAPIError, where: str) -> Exception:

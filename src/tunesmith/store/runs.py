@@ -14,7 +14,7 @@ from tunesmith.domain.spec import RunSpec
 from tunesmith.errors import Conflict, NotFound, Refused, UsageError, show
 from tunesmith.ids import is_id
 from tunesmith.store import events
-from tunesmith.store.database import Tx
+from tunesmith.store.database import Tx, broke
 from tunesmith.store.fence import Lease, holds, nobody_holds, nothing_open
 from tunesmith.store.tables import runs
 
@@ -73,9 +73,11 @@ def add(
             )
         )
     except exc.IntegrityError as error:
-        if "one_automatic" in str(error) or "campaign_id" in str(error):
+        if broke(error, "uq_runs_one_automatic", "runs.campaign_id"):
             raise Refused(f"campaign {spec.campaign_id} has an unfinished automatic run already") from error
-        raise Conflict("the same idempotency key was used a moment ago; ask again") from error
+        if broke(error, "uq_runs_idempotency_key", "runs.idempotency_key"):
+            raise Conflict("the same idempotency key was used a moment ago; ask again") from error
+        raise
     moved = (None, RunState.QUEUED)
     events.record(tx, "run", spec.run_id, "submitted", actor=actor, moved=moved, detail={"dataset": spec.dataset.id})
 

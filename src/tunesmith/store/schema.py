@@ -50,21 +50,21 @@ def _check_file(database: Database, *, create: bool) -> None:
         raise StoreError(f"the folder of the store {path} does not exist; run `tunesmith init` first")
     if not path.exists() and not create:
         raise StoreError(f"the store {path} is missing, but this workspace had one; restore a backup")
-    if path.exists() and path.stat().st_size == 0 and not create:
-        raise _emptied(database)  # before a connection turns it into a valid empty database
-    if path.exists() and _is_foreign(path):
+    names = _table_names(path) if path.exists() else None
+    if names == [] and not create:
+        raise _emptied(database)
+    if names and "alembic_version" not in names:
         raise _foreign(database)
 
 
-def _is_foreign(path: Path) -> bool:
-    """Looked at without a trace: opening a store switches its journal, and another program's file is not ours."""
+def _table_names(path: Path) -> list[str] | None:
+    """Looked at without a trace: opening a store switches its journal, and what is not a store is left as it is."""
     module = sqlite_module()
     try:
         with closing(module.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as connection:
-            names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            return [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     except module.Error:
-        return False  # damaged or unreadable, which the ordinary way says better
-    return bool(names) and "alembic_version" not in names
+        return None  # damaged or unreadable, which the ordinary way says better
 
 
 def _foreign(database: Database) -> StoreError:
