@@ -53,7 +53,13 @@ class Postgres:
         return int(self._ask(f"SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = '{name}'"))
 
     def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
         self._server.stop()
+
+    def start(self) -> None:
         self._server.start()
 
     def close(self) -> None:
