@@ -49,4 +49,4 @@ gpu: $(VENV)/.dev  ## tests that need CUDA; skipped with a reason where there is
 	$(PYTEST) -m gpu || test $$? -eq 5
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* demo-workspace build dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* tunesmith-demo build dist

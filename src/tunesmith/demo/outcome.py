@@ -49,7 +49,7 @@ class _Case:
 
     @property
     def task(self) -> str:
-        return "new: numbers → JSON" if re.search(r"\d", self.prompt) else "old: words → ISO"
+        return "new" if re.search(r"\d", self.prompt) else "old"
 
 
 def read_outcome(client: Client, detail: RunDetail) -> Outcome:
@@ -66,7 +66,10 @@ def read_outcome(client: Client, detail: RunDetail) -> Outcome:
     tasks = sorted({case.task for case in cases})
     table = tuple(_score(task, name, measure, cases) for task in tasks for name, measure in _MEASURES)
     new = [case for case in cases if case.task == tasks[0]][:3]
-    examples = [ExampleAnswer(c.prompt, c.before.answers["greedy"], c.after.answers["greedy"]) for c in new]
+    examples = [
+        ExampleAnswer(c.prompt, c.before.answers["exact_match_greedy"], c.after.answers["exact_match_greedy"])
+        for c in new
+    ]
     return Outcome(table, tuple(examples))
 
 
@@ -81,7 +84,7 @@ def _score(task: str, name: str, measure: Callable[[_Case, CaseScore], float], c
 
 def _same_numbers(case: _Case, score: CaseScore) -> float:
     """Right year, month and day in that order, whatever stands around them: a score that is blind to format."""
-    return float(_numbers(score.answers["greedy"]) == _numbers(case.expected))
+    return float(_numbers(score.answers["exact_match_greedy"]) == _numbers(case.expected))
 
 
 def _numbers(text: str) -> list[int]:
@@ -91,5 +94,5 @@ def _numbers(text: str) -> list[int]:
 _MEASURES: tuple[tuple[str, Callable[[_Case, CaseScore], float]], ...] = (
     ("exact, greedy", lambda case, score: score.values["exact_match_greedy"]),
     ("exact, sampled", lambda case, score: score.values["exact_match_sampled"]),
-    ("format-blind, greedy", _same_numbers),
+    ("right in any format", _same_numbers),
 )

@@ -86,7 +86,7 @@ def _history(detail: RunDetail) -> str:
 
 def _bars(outcome: Outcome) -> str:
     figure, axes = _figure(3.0)
-    labels = [f"{score.task.split(':')[0]}\n{score.name}" for score in outcome.scores]
+    labels = [f"{score.task}\n{score.name}" for score in outcome.scores]
     places = range(len(labels))
     axes.bar([p - 0.2 for p in places], [s.before for s in outcome.scores], 0.38, label="before", color="#b9c2d3")
     axes.bar([p + 0.2 for p in places], [s.after for s in outcome.scores], 0.38, label="after", color="#2f6fed")

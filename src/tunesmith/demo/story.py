@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -50,12 +51,12 @@ def run_demo(folder: Path, *, quick: bool, console: Console) -> int:
     base = _build_base(quick, console)
     client = _new_workspace(folder, base, scale)
     with client:
-        _say(console, 1, "a model that reads dates in words must learn numeric dates, as JSON, and forget nothing")
+        _say(console, 1, "learn numeric dates, as JSON, and forget nothing")
         good = _run(client, console, "examples.jsonl", scale.steps, "better candidate")
         _show_verdict(console, good)
         outcome = read_outcome(client, good)
         _show_scores(console, outcome)
-        _say(console, 2, "the same prompts with shuffled answers: a candidate that must never go live")
+        _say(console, 2, "the same prompts with shuffled answers must never go live")
         bad = _run(client, console, "shuffled.jsonl", scale.bad_steps, "bad candidate")
         _show_verdict(console, bad)
         live = client.adapters.live(PROFILE)
@@ -76,7 +77,10 @@ def _build_base(quick: bool, console: Console) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tunesmith"
     with _progress(console) as progress:
         bar = progress.add_task("base model: training once, then cached", total=None)
-        return cached_base(cache, quick, lambda done, total: progress.update(bar, completed=done, total=total))
+        base = cached_base(cache, quick, lambda done, total: progress.update(bar, completed=done, total=total))
+        if progress.tasks[bar].total is None:
+            progress.update(bar, description="base model: cached", completed=1, total=1)
+    return base
 
 
 def _new_workspace(folder: Path, base: Path, scale: _Scale) -> Client:
@@ -173,12 +177,13 @@ def _show_verdict(console: Console, detail: RunDetail) -> None:
 
 
 def _show_scores(console: Console, outcome: Outcome) -> None:
-    table = Table(title="held-out cases, never trained on", title_justify="left", title_style="bold")
-    for column in ("task", "n", "score", "before", "after", "95 % interval of the gain"):
+    table = Table(title="Held-out cases, never trained on", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for column in ("task", "n", "score", "before", "after", "gain, 95 %"):
         table.add_column(column, justify="left" if column in ("task", "score") else "right")
     for score in outcome.scores:
         table.add_row(*_row(score))
     console.print(table)
+    console.print("[dim]new: 7.3.1990 → JSON; old: march seventh nineteen ninety → 1990-03-07[/]\n")
     for example in outcome.examples:
         console.print(f"  [dim]{example.prompt}[/]  before [red]{example.before}[/]  after [green]{example.after}[/]")
 
