@@ -11,6 +11,7 @@ from tunesmith.domain.profile import METRICS, Section
 from tunesmith.domain.program import CaseScore
 
 _RESAMPLES = 2000
+_LARGEST = 1e100  # beyond it sums and squares may overflow
 _LARGE_N = 5000  # beyond it the mean is normal enough, and resampling only costs time
 
 
@@ -80,6 +81,8 @@ def _compare_metric(
             at_fault: Literal["candidate", "evidence"] = "candidate" if ours == _NOT_FINITE else "evidence"
             return _without_numbers(metric, f"candidate, case {case_id}: {ours}", at_fault)
         pairs.append((ours, theirs))
+    if any(abs(value) > _LARGEST for pair in pairs for value in pair):
+        return _without_numbers(metric, "a score is too large to compare", "evidence")
     sign = 1.0 if METRICS[metric] == "higher" else -1.0
     differences = [sign * (ours - theirs) for ours, theirs in pairs]
     low, high = paired_interval(differences, confidence, seed)

@@ -72,6 +72,12 @@ def _unusable(report: Report, gate: Gate, metrics: tuple[str, ...]) -> Verdict |
         reasons = tuple(f"{c.metric}: {c.problem}" for c in problems)
         at_fault = any(c.at_fault == "candidate" for c in problems)
         return Verdict(decision=Decision.REJECT if at_fault else Decision.HOLD, reasons=reasons)
+    incomplete = [c.metric for c in measured if None in (c.candidate, c.baseline, c.difference, c.low, c.high)]
+    if incomplete:
+        return Verdict(decision=Decision.HOLD, reasons=(f"numbers are missing: {', '.join(incomplete)}",))
+    if report.confidence < gate.confidence:
+        reason = f"measured with {report.confidence:.0%} confidence; the gate wants {gate.confidence:.0%}"
+        return Verdict(decision=Decision.HOLD, reasons=(reason,))
     partial = [c.metric for c in report.comparisons if c.n != report.num_cases]
     if partial:
         return Verdict(decision=Decision.HOLD, reasons=(f"measured on a part of the cases: {', '.join(partial)}",))
