@@ -6,12 +6,13 @@ import contextlib
 import io
 import itertools
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tunesmith.data.prepare import prepare
-from tunesmith.demo.base_model import byte_tokenizer
+from tunesmith.demo.base_model import byte_tokenizer, cached_base
 from tunesmith.domain.dataset import PrepareOptions, Split
 from tunesmith.domain.profile import (
     Budgets,
@@ -25,7 +26,7 @@ from tunesmith.domain.profile import (
     Validation,
     Watch,
 )
-from tunesmith.domain.program import Event, Result
+from tunesmith.domain.program import CheckpointEvent, Event, Metrics, Result, Scores
 from tunesmith.domain.spec import (
     AdapterRef,
     AttemptRef,
@@ -212,3 +213,38 @@ def adapter_ref(folder: Path, result: Result) -> AdapterRef:
     """What a training made, as the next one's start or an evaluation's subject."""
     assert result.artifact is not None
     return AdapterRef(id="ad-1", path=str(folder / result.artifact.path), digest=result.artifact.digest)
+
+
+def train_here(spec: TrainSpec, folder: Path) -> Result:
+    """Train in this process: quick, and failures can be looked at."""
+    from tunesmith.trainers.native.train import train
+
+    return train(a_program(spec, folder))
+
+
+def evaluate_here(spec: EvaluateSpec, folder: Path) -> tuple[Result, Scores]:
+    from tunesmith.evaluators.held_out import evaluate
+
+    result = evaluate(a_program(spec, folder))
+    return result, Scores.model_validate_json((folder / "scores.json").read_bytes())
+
+
+def resume_from(folder: Path, step: int) -> ResumeSource:
+    """The published checkpoint of that step, as the next attempt is told about it."""
+    events = [event for event in events_of(folder) if isinstance(event, CheckpointEvent) and event.step == step]
+    path = folder / "checkpoints" / events[-1].path
+    return ResumeSource(path=str(path), digest=events[-1].digest, step=step)
+
+
+def losses_of(folder: Path) -> dict[int, float]:
+    return {event.step: event.values["loss"] for event in events_of(folder) if isinstance(event, Metrics)}
+
+
+def weights_of(folder: Path) -> str:
+    return sha256_file(folder / "artifact" / "adapter_model.safetensors")
+
+
+def quick_base() -> Path:
+    """The demo's quick base, built once per machine."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tunesmith"
+    return cached_base(cache, quick=True)

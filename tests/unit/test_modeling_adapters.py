@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from native_builders import a_micro_base, a_recipe
 from safetensors.torch import load_file, save_file
 
+from native_builders import a_micro_base, a_recipe
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.modeling.adapters import (
     adapter_norms,

@@ -153,7 +153,7 @@ def test_template_without_any_end_is_refused() -> None:
 
 
 def test_tokenizer_without_template_is_refused() -> None:
-    with pytest.raises(ConfigError, match="chat_template.jinja"):
+    with pytest.raises(ConfigError, match=r"chat_template\.jinja"):
         ChatFormat(a_tokenizer("", [], "<|end|>"))
 
 

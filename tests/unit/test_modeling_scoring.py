@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from native_builders import a_micro_base, small_rows
 
+from native_builders import a_micro_base, small_rows
 from tunesmith.modeling.chat import ChatFormat, Tokenized
 from tunesmith.modeling.generation import Sampling, answer_all
 from tunesmith.modeling.loading import load_base, load_tokenizer
