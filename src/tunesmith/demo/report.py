@@ -21,7 +21,7 @@ table { border-collapse: collapse; width: 100%; } td, th { padding: .35rem .6rem
 th { text-align: left; font-weight: 600; } td.n { text-align: right; font-variant-numeric: tabular-nums; }
 code { background: #f2f4f8; padding: .1rem .3rem; border-radius: 4px; }
 .promote { color: #137a3e; } .reject { color: #b3261e; }
-svg { width: 100%; height: auto; } .dim { color: #667085; }
+svg { width: 100%; height: auto; } .dim { color: #667085; white-space: nowrap; }
 """
 
 
@@ -93,7 +93,7 @@ def _bars(outcome: Outcome) -> str:
     axes.set_xticks(list(places), labels, fontsize=8)
     axes.set_ylim(0, 1)
     axes.set_ylabel("share of cases right")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
     return _svg(figure)
 
 
