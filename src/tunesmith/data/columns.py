@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from array import array
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from tunesmith.domain.dataset import ROLE_OF_CODE, Example, Kind, Message, Split, SplitDigest, codes_of, identity
-from tunesmith.errors import DataError
+from tunesmith.domain.dataset import ROLE_OF_CODE, Kind, Split
 
 _ROLES = ("system", "user", "assistant", "tool")
 _LETTERS = "".join(ROLE_OF_CODE).encode()
@@ -46,11 +41,6 @@ SCHEMA = pa.schema(
 )
 _PARSED = SCHEMA.append(pa.field("key", pa.uint64())).append(pa.field("split", pa.int8()))
 """Before the splits part: with 64 bits of the id, to find copies, and the place of the split in `Split`."""
-_DICTIONARIES = ["score", "source", "messages.list.element.role", "rejected.list.element.role"]
-_GROUP_BYTES = 16 << 20
-"""A row group is written when it is so large; each split holds one at most."""
-_READ_ROWS = 1024
-
 
 ParsedRow = tuple[str, str, int, float, int, str, list[str]]
 """A valid row: id, group, place of its split, score, line, shape, texts. A bare tuple, for speed."""
@@ -140,84 +130,3 @@ def part(batch: Any, keep: bytes) -> Iterator[tuple[Split, Any]]:
         rows = batch.filter(mask)
         if rows.num_rows:
             yield split, rows.select(SCHEMA.names)
-
-
-class SplitWriter:
-    """Writes one split: batches gather into row groups, so memory is bounded."""
-
-    def __init__(self, path: Path) -> None:
-        self.digest = SplitDigest()
-        self.lengths: Counter[int] = Counter()
-        """Examples by the number of binary digits of their number of characters."""
-        self.total_score = 0.0
-        self._batches: list[Any] = []
-        self._num_bytes = 0
-        self._writer = pq.ParquetWriter(
-            path,
-            SCHEMA,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=_DICTIONARIES,
-            write_statistics=False,  # of texts and hashes they help nobody, and would copy texts into the footer
-        )
-
-    def write(self, batch: Any) -> None:
-        """Take the next examples of the split."""
-        self.digest.update(batch.column("id").to_pylist())
-        self.lengths.update(map(int.bit_length, batch.column("num_chars").to_pylist()))
-        self.total_score += pc.sum(batch.column("score")).as_py()
-        self._batches.append(batch)
-        self._num_bytes += batch.nbytes
-        if self._num_bytes >= _GROUP_BYTES:
-            self._end_group()
-
-    def finish(self) -> None:
-        """Write what is left and close the file; a failure to do so is a failure."""
-        self._end_group()
-        self._writer.close()
-
-    def close(self) -> None:
-        """Give the file back, finished or not: what was not finished is about to be deleted."""
-        with contextlib.suppress(Exception):
-            self._writer.close()
-
-    def _end_group(self) -> None:
-        if self._batches:
-            self._writer.write_table(pa.Table.from_batches(self._batches))
-            self._batches = []
-            self._num_bytes = 0
-
-
-def read_examples(path: Path) -> Iterator[Example]:
-    """The examples of one split file, in order. Each is checked against its own id: a changed text is refused."""
-    try:
-        with pq.ParquetFile(path) as source:
-            if not source.schema_arrow.equals(SCHEMA):
-                raise DataError(f"{path}: its columns are not those of a tunesmith dataset; prepare it again")
-            for batch in source.iter_batches(_READ_ROWS):
-                yield from _examples(batch, path)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a readable Parquet file ({type(error).__name__}); prepare it again") from None
-
-
-def _examples(batch: Any, path: Path) -> Iterator[Example]:
-    names = ("id", "group", "score", "source", "line")
-    columns = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
-    lists = zip(_read_lists(batch.column("messages")), _read_lists(batch.column("rejected")), strict=True)
-    for (messages, rejected), (example_id, group, score, source, line) in zip(lists, columns, strict=True):
-        codes = codes_of(messages or ())
-        shape = codes if rejected is None else f"{codes}|{codes_of(rejected)}"
-        texts = [message["content"] for message in (*(messages or ()), *(rejected or ()))]
-        if messages is None or example_id != identity(shape, texts):
-            raise DataError(f"{path}: example {example_id[:12]}… is not what its id says; prepare the dataset again")
-        num_prompt = codes.find("a")
-        yield Example(example_id, messages[:num_prompt], messages[num_prompt:], rejected, group, score, source, line)
-
-
-def _read_lists(column: Any) -> Iterator[tuple[Message, ...] | None]:
-    """The lists of a nested column, through flat columns: far quicker than one value at a time."""
-    fields = (column.values.field(name).to_pylist() for name in ("role", "content", "weight"))
-    messages = [Message(role=role, content=text, weight=weight) for role, text, weight in zip(*fields, strict=True)]
-    ends = column.offsets.to_pylist()
-    for index, is_there in enumerate(column.is_valid().to_pylist()):
-        yield tuple(messages[ends[index] : ends[index + 1]]) if is_there else None

@@ -23,7 +23,7 @@ from tunesmith.files import Manifest, read_manifest, verify_folder
 
 def iter_examples(folder: Path, split: Split | str) -> Iterator[Example]:
     """The examples of one split in order, streamed; each text is checked against the example's id on the way."""
-    from tunesmith.data.columns import read_examples
+    from tunesmith.data.split_files import read_examples
 
     return read_examples(folder / f"{Split(split).value}.parquet")
 

@@ -112,7 +112,7 @@ class _Intake:
     """Takes parsed blocks, keeps what is new, and writes it to its split."""
 
     def __init__(self, staged: Path, options: PrepareOptions) -> None:
-        from tunesmith.data.columns import SplitWriter  # pyarrow takes longer to import than `--help` may take
+        from tunesmith.data.split_files import SplitWriter  # pyarrow takes longer to import than `--help` may take
 
         self.num_rows = 0
         self._options = options
