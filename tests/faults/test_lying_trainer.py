@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import hostile_trainer
 import pytest
 
-from builders import PROFILE, a_workspace
+from builders import PROFILE
 from story_builders import Fleet, MakeFleet
 from tunesmith.files import sha256_file
 from tunesmith.store import queue
@@ -36,35 +35,32 @@ LIES = {
 }
 
 
-@dataclass
-class Told:
-    """One fleet in which every lie was told once, beside an honest adapter that is live."""
+def test_lies_are_never_registered_and_their_data_is_free_again(make_fleet: MakeFleet) -> None:
+    """Every lie once, by two workers, beside an honest adapter that is live."""
+    fleet = make_fleet()
+    honest = fleet.submit()
+    fleet.work()
+    lies: dict[str, tuple[str, str, dict[str, str]]] = {}
+    for number, script in enumerate(LIES, start=1):
+        wishes = [f"trainer.options.script={script}", "trainer.options.quality=0.9", "trainer.options.step_s=0"]
+        run_id = fleet.submit(*wishes, lines=30, first=1000 * number)
+        dataset_id = fleet.client.runs.get(run_id).dataset_id
+        lies[script] = run_id, fleet.an_experience(dataset_id, script), _digests(fleet, dataset_id)
+    workers = [fleet.start(until_idle=True) for _ in range(2)]
+    assert [worker.wait(120) for worker in workers] == [0, 0], fleet.logs()[-3000:]
 
-    fleet: Fleet
-    honest: str
-    runs: dict[str, str]
-    experiences: dict[str, str]
-    datasets: dict[str, dict[str, str]]
-
-
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
-    fleet = Fleet(a_workspace(tmp_path_factory.mktemp("lies")))
-    try:
-        honest = fleet.submit()
-        fleet.work()
-        runs, reserved, datasets = {}, {}, {}
-        for number, script in enumerate(LIES, start=1):
-            wishes = [f"trainer.options.script={script}", "trainer.options.quality=0.9"]
-            runs[script] = fleet.submit(*wishes, lines=30, first=1000 * number)
-            dataset_id = fleet.client.runs.get(runs[script]).dataset_id
-            reserved[script] = fleet.an_experience(dataset_id, script)
-            datasets[script] = _digests(fleet, dataset_id)
-        workers = [fleet.start(until_idle=True) for _ in range(2)]
-        assert [worker.wait(120) for worker in workers] == [0, 0], fleet.logs()[-3000:]
-        yield Told(fleet, honest, runs, reserved, datasets)
-    finally:
-        fleet.end()
+    for script, (run_id, experience_id, digests) in lies.items():
+        outcome, error_class, word = LIES[script]
+        run = fleet.client.runs.get(run_id)
+        [attempt] = fleet.attempts(run_id)
+        assert (script, run.state, run.adapter) == (script, "failed", None)
+        assert (script, attempt.outcome, attempt.error_class) == (script, outcome, error_class)
+        assert word in run.reason, script
+        assert "\n" not in run.reason, script
+        released = fleet.experience(experience_id)
+        assert (script, released.state, released.num_rejections) == (script, "collected", 0)
+        assert _digests(fleet, run.dataset_id) == digests, script
+    only_the_honest_adapter_is_there(fleet, honest)
 
 
 def _digests(fleet: Fleet, dataset_id: str) -> dict[str, str]:
@@ -72,30 +68,13 @@ def _digests(fleet: Fleet, dataset_id: str) -> dict[str, str]:
     return {path.name: sha256_file(path) for path in (fleet.client.workspace.data_dir / dataset.path).iterdir()}
 
 
-@pytest.mark.xdist_group("lies")
-@pytest.mark.parametrize("script", LIES)
-def test_lie_is_never_registered_and_its_data_is_free_again(told: Told, script: str) -> None:
-    fleet, run_id = told.fleet, told.runs[script]
-    outcome, error_class, word = LIES[script]
-    run = fleet.client.runs.get(run_id)
-    [attempt] = fleet.attempts(run_id)
-    assert (run.state, run.adapter) == ("failed", None)
-    assert (attempt.outcome, attempt.error_class) == (outcome, error_class)
-    assert word in run.reason
-    assert "\n" not in run.reason
-    released = fleet.experience(told.experiences[script])
-    assert (released.state, released.num_rejections) == ("collected", 0)
-    assert _digests(fleet, run.dataset_id) == told.datasets[script]
-
-
-@pytest.mark.xdist_group("lies")
-def test_lies_leave_nothing_but_the_honest_adapter(told: Told) -> None:
-    rows = told.fleet.rows()
+def only_the_honest_adapter_is_there(fleet: Fleet, honest: str) -> None:
+    rows = fleet.rows()
     [adapter] = rows["adapters"]
-    assert adapter["run_id"] == told.honest
-    assert told.fleet.adapter_folders() == [adapter["digest"][:32]]
-    assert told.fleet.served() == adapter["digest"]
-    assert told.fleet.strays() == []
+    assert adapter["run_id"] == honest
+    assert fleet.adapter_folders() == [adapter["digest"][:32]]
+    assert fleet.served() == adapter["digest"]
+    assert fleet.strays() == []
     for checkpoint in rows["checkpoints"]:
         folder = f"runs/{checkpoint['run_id']}/{checkpoint['attempt_id']}/checkpoints/"
         assert checkpoint["path"].startswith(folder)

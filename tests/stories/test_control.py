@@ -167,9 +167,11 @@ def test_acknowledgement_of_a_program_does_not_end_a_wish(make_fleet: MakeFleet)
     run_id = fleet.submit()
     worker = fleet.start()
     attempt = fleet.wait_for_step(run_id, 7)
+    freeze_program(fleet)
     request_id = fleet.client.runs.pause(run_id).request_id
     with (fleet.folder(run_id, attempt) / "events.jsonl").open("a") as events:
         events.write(f'{{"v":1,"seq":1000000,"at":1.0,"type":"ack","request_id":"{request_id}","detail":"soon"}}\n')
+    time.sleep(0.2)  # for the worker to read it; it shows no sign of that, which is the point
     for pid, _ in programs_below(fleet.client.workspace.runs_dir):
         os.kill(pid, signal.SIGKILL)
     fleet.wait(run_id, "paused")
