@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +227,16 @@ def test_folder_that_is_no_model_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refusal:
         load_tokenizer(tmp_path)
     assert "\n" not in refusal.value.message
+
+
+def test_disk_that_is_full_is_told_as_such(tmp_path: Path) -> None:
+    """A limit on file size stands for the full disk: the same path through the library, another number."""
+    code = (
+        "import resource, signal, sys, torch; from pathlib import Path; "
+        "from tunesmith.modeling.tensor_files import write_tensors\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (9999, 9999))\n"
+        "try:\n    write_tensors(Path(sys.argv[1]), {'a': torch.zeros(100_000)})\n"
+        "except OSError as error:\n    print(error.errno)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(errno.EFBIG)]

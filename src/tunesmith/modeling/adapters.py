@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from tunesmith.domain.profile import Recipe
 from tunesmith.errors import ConfigError, DataError
+from tunesmith.modeling.tensor_files import write_tensors
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -110,7 +111,7 @@ def put_weights(adapted: Any, folder: Path) -> None:
 def save_adapter(adapted: Any, folder: Path, base_name: str) -> None:
     """Write the adapter so that peft, vLLM and others can load it; the same weights always give the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: _own(tensor) for name, tensor in _state(adapted).items()}, folder / WEIGHTS, {"format": "pt"})
+    write_tensors(folder / WEIGHTS, {name: _own(tensor) for name, tensor in _state(adapted).items()})
     settings = {key: _plain(value) for key, value in adapted.peft_config[_NAME].to_dict().items()}
     settings |= {"base_model_name_or_path": base_name, "inference_mode": True}
     (folder / CONFIG).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")

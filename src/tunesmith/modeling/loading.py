@@ -6,13 +6,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from tunesmith.errors import ConfigError, MissingExtra
+import torch
+import transformers
 
-try:
-    import torch
-    import transformers
-except ImportError as error:  # the light install has no torch
-    raise MissingExtra.named("train", "training and scoring") from error
+from tunesmith.errors import ConfigError
 
 
 def pick_device() -> Any:

@@ -28,6 +28,7 @@ _BY_TYPE: tuple[tuple[type[BaseException], ErrorClass], ...] = (
     (PermissionError, ErrorClass.CONFIG),
     (OSError, ErrorClass.TRANSIENT),
 )
+_TRAIN_EXTRA = frozenset({"torch", "transformers", "peft", "safetensors", "accelerate", "numpy"})
 _OOM_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
@@ -50,6 +51,8 @@ def as_failure(error: BaseException) -> ProgramFailure:
         return ProgramFailure(error.error_class, error.message[:_MAX_MESSAGE])
     if _is_oom(error):
         return ProgramFailure(ErrorClass.OOM, f"out of memory: {_line(error)}")
+    if isinstance(error, ImportError) and (error.name or "").partition(".")[0] in _TRAIN_EXTRA:
+        error = MissingExtra.named("train", "training and scoring")
     for kind, error_class in _BY_TYPE:
         if isinstance(error, kind):
             message = error.message if isinstance(error, TunesmithError) else _line(error)

@@ -64,14 +64,16 @@ class CheckpointShelf:
         """DIR/artifact: the best adapter, with the template it was trained with."""
         if self.best_adapter is None:
             raise ValueError("there is no adapter yet")
-        staged = self._program.dir / ".staged-artifact"
-        _remove(staged)
-        shutil.copytree(self.best_adapter, staged)
-        (staged / _TEMPLATE).write_text(chat_template)
-        final = self._program.dir / ARTIFACT
-        _remove(final)
+        staged, final = self._program.dir / ".staged-artifact", self._program.dir / ARTIFACT
         meta = {**meta, "chat_template_sha256": sha256_text(chat_template)}
-        return Artifact(path=ARTIFACT, digest=publish_folder(staged, final, meta).digest)
+        _remove(staged)
+        try:
+            shutil.copytree(self.best_adapter, staged)
+            (staged / _TEMPLATE).write_text(chat_template)
+            _remove(final)
+            return Artifact(path=ARTIFACT, digest=publish_folder(staged, final, meta).digest)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
 
     def _thin_out(self) -> None:
         last = max(self._steps)

@@ -84,8 +84,8 @@ class Loop:
             self._save_if_due()
         if ending not in _INTERRUPTIONS:
             self._close(ending)
-        elif ending is not Ending.CANCEL and self._saved_step != self.standing.step > 0:
-            self._save([])
+        elif ending is not Ending.CANCEL and self.standing.step > max(0, self._saved_step):
+            self._save([])  # nothing to save where nothing was trained since the last time
         self._acknowledge(ending)
         return ending
 

@@ -12,13 +12,14 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from tunesmith.domain.profile import Section
 from tunesmith.domain.spec import ResumeSource, RunSpec
 from tunesmith.errors import DataError
 from tunesmith.files import canonical_json, verify_folder
 from tunesmith.modeling.adapters import put_weights
+from tunesmith.modeling.tensor_files import write_tensors
 from tunesmith.trainers.native.optimizer import optimizer_tensors, put_optimizer_tensors
 from tunesmith.trainers.native.random_state import put_random_state, random_json, random_tensors
 
@@ -75,7 +76,7 @@ def identity_of(run: RunSpec) -> dict[str, Any]:
 
 def write_state(folder: Path, state: SavedState, adapted: Any, optimizer: Any) -> None:
     (folder / _STATE).write_text(canonical_json(state.model_dump(mode="json")))
-    save_file({**optimizer_tensors(adapted, optimizer), **random_tensors()}, folder / _TENSORS)
+    write_tensors(folder / _TENSORS, {**optimizer_tensors(adapted, optimizer), **random_tensors()})
 
 
 def read_state(source: ResumeSource, run: RunSpec) -> SavedState:
