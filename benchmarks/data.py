@@ -8,6 +8,11 @@ installed.
 
 from __future__ import annotations
 
+import sys
+
+if sys.path[0].endswith("benchmarks"):
+    del sys.path[0]  # queue.py beside this script would hide the standard library's
+
 import argparse
 import hashlib
 import importlib.metadata
@@ -18,7 +23,6 @@ import platform
 import random
 import resource
 import subprocess
-import sys
 import tempfile
 import time
 import unicodedata

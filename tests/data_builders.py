@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.data.prepare import prepare
-from tunesmith.domain.dataset import PreparedDataset, PrepareOptions, Split
+from tunesmith.domain.dataset import PreparedDataset, PrepareOptions
+from tunesmith.domain.example import Split
 
 # Prompts whose split is known, so that a small file always has something to train on and something held out.
 HALF = PrepareOptions(heldout_share=0.4, validation_share=0.2, max_bad_share=0.5)

@@ -13,7 +13,8 @@ import pytest
 
 from data_builders import a_chat, chats, encoded, prepared
 from tunesmith.data.dataset import fingerprint_of, iter_examples, read_split, summary, verify
-from tunesmith.domain.dataset import PreparedDataset, Split, identity
+from tunesmith.domain.dataset import PreparedDataset
+from tunesmith.domain.example import Split, identity
 from tunesmith.errors import DataError
 from tunesmith.files import MANIFEST, canonical_json, sha256_file
 

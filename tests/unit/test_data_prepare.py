@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from data_builders import HALF, a_chat, a_file, a_pair, chats, encoded, num_examples, prepared
 from tunesmith.data.dataset import fingerprint_of, read_split, summary, verify
 from tunesmith.data.prepare import prepare
-from tunesmith.domain.dataset import Kind, PreparedDataset, PrepareOptions, Split
+from tunesmith.domain.dataset import PreparedDataset, PrepareOptions
+from tunesmith.domain.example import Kind, Split
 from tunesmith.errors import Conflict, DataError, UsageError
 
 

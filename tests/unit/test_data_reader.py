@@ -72,9 +72,8 @@ def test_reader_hashes_and_counts_what_it_read(tmp_path: Path) -> None:
     with LineReader(a_file(tmp_path, content), 0, LIMIT) as reader:
         for _ in reader.blocks():
             pass
-        described = reader.described()
-    assert described.sha256 == hashlib.sha256(content).hexdigest()
-    assert (described.name, described.num_bytes, described.num_lines) == ("rows.jsonl", len(content), 3)
+    assert reader.sha256 == hashlib.sha256(content).hexdigest()
+    assert (reader.name, reader.num_bytes, reader.num_lines) == ("rows.jsonl", len(content), 3)
 
 
 def test_utf8_mark_is_taken_off_the_first_line(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 from tunesmith.data.columns import ParsedRow, batch_from_bytes, batch_to_bytes, to_batch
 from tunesmith.data.conversations import BadRow
+from tunesmith.data.parse_pool import ParseRules
 from tunesmith.data.readers import Block
 from tunesmith.data.rows import Row, RowParser
 from tunesmith.data.scoring import score
 from tunesmith.data.splitting import group_of, split_of
 from tunesmith.data.tally import Tally
-from tunesmith.domain.dataset import PrepareOptions, Reason, Split, identity
+from tunesmith.domain.example import Reason, Split, identity
 
 _PLACES = {split: place for place, split in enumerate(Split)}
 
@@ -53,8 +54,8 @@ class ParsedBlock:
 class BlockParser:
     """Parses blocks, one after the other; nothing of one block matters for the next."""
 
-    def __init__(self, options: PrepareOptions) -> None:
-        self._options = options
+    def __init__(self, rules: ParseRules) -> None:
+        self._rules = rules
 
     def parse(self, block: Block) -> ParsedBlock:
         """Every line of a block."""
@@ -87,10 +88,10 @@ class BlockParser:
         shape, contents = row
         num_prompt, end = shape.find("a"), shape.find("|")
         group = group_of(shape[:num_prompt], contents)
-        split = split_of(group, self._options.heldout_share, self._options.validation_share)
+        split = split_of(group, self._rules.heldout_share, self._rules.validation_share)
         quality = score(contents[num_prompt - 1], contents[end - 1 if end > 0 else -1])
         return identity(shape, contents), group, _PLACES[split], quality, line, shape, contents
 
     def _too_long(self, num_bytes: int) -> BadRow:
-        problem = f"has {num_bytes} bytes, more than {self._options.max_line_bytes}"
+        problem = f"has {num_bytes} bytes, more than {self._rules.max_line_bytes}"
         return BadRow(Reason.TOO_LONG, "", problem, "split or remove the line")

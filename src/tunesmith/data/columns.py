@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from tunesmith.domain.dataset import ROLE_OF_CODE, Kind, Split
+from tunesmith.domain.example import ROLE_OF_CODE
 
 _ROLES = ("system", "user", "assistant", "tool")
 _LETTERS = "".join(ROLE_OF_CODE).encode()
 _ROLE_INDEX = bytes.maketrans(_LETTERS, bytes(_ROLES.index(role) for role, _ in ROLE_OF_CODE.values()))
 _WEIGHT = bytes.maketrans(_LETTERS, bytes(weight for _, weight in ROLE_OF_CODE.values()))
-_SPLITS = tuple(Split)
 
 _MESSAGE = pa.struct(
     [
@@ -56,19 +54,19 @@ def to_batch(rows: Sequence[ParsedRow], source: int) -> Any:
         pa.array(ids, pa.string(), size=num),
         pa.array(groups, pa.string(), size=num),
         *_message_columns(shapes, contents),
-        _numbers(pa.int32(), array("i", [sum(map(len, texts)) for texts in contents])),
+        numbers(pa.int32(), array("i", [sum(map(len, texts)) for texts in contents])),
         pa.array(scores, pa.float64(), size=num),
-        _numbers(pa.int32(), array("i", [source]) * num),
-        _numbers(pa.int64(), array("q", lines)),
-        _numbers(pa.uint64(), array("Q", [int(example_id[:16], 16) for example_id in ids])),
-        _numbers(pa.int8(), bytes(splits)),
+        numbers(pa.int32(), array("i", [source]) * num),
+        numbers(pa.int64(), array("q", lines)),
+        numbers(pa.uint64(), array("Q", [int(example_id[:16], 16) for example_id in ids])),
+        numbers(pa.int8(), bytes(splits)),
     ]
     return pa.record_batch(columns, schema=_PARSED)
 
 
 def _message_columns(shapes: Sequence[str], contents: Sequence[list[str]]) -> tuple[Any, Any, Any]:
     """The columns messages, num_prompt and rejected."""
-    num_prompts = _numbers(pa.int32(), array("i", [shape.find("a") for shape in shapes]))
+    num_prompts = numbers(pa.int32(), array("i", [shape.find("a") for shape in shapes]))
     if not any("|" in shape for shape in shapes):
         return _message_lists(shapes, contents), num_prompts, pa.nulls(len(shapes), _MESSAGES)
     chosen, _, rejected = zip(*(shape.partition("|") for shape in shapes), strict=True)
@@ -79,16 +77,16 @@ def _message_columns(shapes: Sequence[str], contents: Sequence[list[str]]) -> tu
 
 def _message_lists(shapes: Sequence[str], contents: Sequence[list[str]], mask: Any = None) -> Any:
     letters = "".join(shapes).encode()
-    indices = _numbers(pa.int8(), letters.translate(_ROLE_INDEX))
+    indices = numbers(pa.int8(), letters.translate(_ROLE_INDEX))
     roles = pa.DictionaryArray.from_arrays(indices, pa.array(_ROLES)).dictionary_decode()
     texts = pa.array(list(chain.from_iterable(contents)), pa.string(), size=len(letters))
-    weights = _numbers(pa.int8(), letters.translate(_WEIGHT))
+    weights = numbers(pa.int8(), letters.translate(_WEIGHT))
     messages = pa.StructArray.from_arrays([roles, texts, weights], fields=list(_MESSAGE))
-    ends = _numbers(pa.int32(), array("i", accumulate(map(len, shapes), initial=0)))
+    ends = numbers(pa.int32(), array("i", accumulate(map(len, shapes), initial=0)))
     return pa.ListArray.from_arrays(ends, messages, type=_MESSAGES, mask=mask)
 
 
-def _numbers(kind: Any, values: bytes | array[int]) -> Any:
+def numbers(kind: Any, values: bytes | array[int]) -> Any:
     """An Arrow array over the very bytes of these numbers."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
@@ -106,27 +104,3 @@ def batch_from_bytes(data: bytes) -> tuple[Any, bytes]:
     with pa.ipc.open_stream(data) as stream:
         batch = stream.read_next_batch()
     return batch.replace_schema_metadata(None), batch.schema.metadata[b"note"]
-
-
-def part_by_kind(batch: Any, kind: Kind | None) -> tuple[Any, list[int]]:
-    """The rows of that kind in a parsed batch, and the lines of the others."""
-    ours = batch.column("rejected").is_valid() if kind is Kind.PREFERENCE else batch.column("rejected").is_null()
-    if ours.true_count == batch.num_rows:
-        return batch, []
-    return batch.filter(ours), batch.column("line").filter(pc.invert(ours)).to_pylist()
-
-
-def keys_of(batch: Any) -> list[int]:
-    """64 bits of the id of each row of a parsed batch."""
-    keys: list[int] = batch.column("key").to_pylist()
-    return keys
-
-
-def part(batch: Any, keep: bytes) -> Iterator[tuple[Split, Any]]:
-    """Part a parsed batch into its splits; a row is kept where `keep` is 1."""
-    kept = pc.equal(_numbers(pa.int8(), keep), pa.scalar(1, pa.int8()))
-    for place, split in enumerate(_SPLITS):
-        mask = pc.and_(kept, pc.equal(batch.column("split"), pa.scalar(place, pa.int8())))
-        rows = batch.filter(mask)
-        if rows.num_rows:
-            yield split, rows.select(SCHEMA.names)

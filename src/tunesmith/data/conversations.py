@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from tunesmith.domain.dataset import ROLE_OF_CODE, Reason
+from tunesmith.domain.example import ROLE_OF_CODE, Reason
 from tunesmith.errors import show
 
 _AFTER: dict[str, dict[str, str]] = {  # who may speak next, with the letter it gets, after whom ("" begins)

@@ -8,15 +8,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tunesmith.data.splitting import group_of
-from tunesmith.domain.dataset import (
-    DatasetReport,
-    Example,
-    PreparedDataset,
-    Split,
-    SplitDigest,
-    codes_of,
-    fingerprint,
-)
+from tunesmith.domain.dataset import DatasetReport, PreparedDataset, SplitDigest, fingerprint
+from tunesmith.domain.example import Example, Split, codes_of
 from tunesmith.errors import DataError
 from tunesmith.files import Manifest, read_manifest, verify_folder
 

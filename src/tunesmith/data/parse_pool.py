@@ -1,6 +1,6 @@
 """Parses blocks in child processes; results come in the order of the blocks, whatever the number of processes.
 
-Started as `python -m tunesmith.data.parse_pool OPTIONS` it is such a child: it answers each block on stdin with a
+Started as `python -m tunesmith.data.parse_pool RULES` it is such a child: it answers each block on stdin with a
 parsed block on stdout, and ends when stdin ends. So no child outlives its parent, however that ends.
 """
 
@@ -14,11 +14,11 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import astuple, dataclass
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
 from tunesmith.data.readers import Block
-from tunesmith.domain.dataset import PrepareOptions
 from tunesmith.errors import TunesmithError
 
 if TYPE_CHECKING:
@@ -28,11 +28,20 @@ _BLOCK = struct.Struct("<iqqqBqQ")  # source, first_line, offset, end, ends_open
 _SIZE = struct.Struct("<Q")
 
 
+@dataclass(frozen=True, slots=True)
+class ParseRules:
+    """What of the options matters for a line. Apart from them, because a child that imports less starts sooner."""
+
+    heldout_share: float
+    validation_share: float
+    max_line_bytes: int
+
+
 class ParsePool:
     """Child processes that parse. Each has a thread here that waits for it; the parent does the rest of the work."""
 
-    def __init__(self, options: PrepareOptions, num_processes: int) -> None:
-        argv = [sys.executable, "-P", "-m", "tunesmith.data.parse_pool", options.model_dump_json()]
+    def __init__(self, rules: ParseRules, num_processes: int) -> None:
+        argv = [sys.executable, "-P", "-m", "tunesmith.data.parse_pool", *map(str, astuple(rules))]
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="parse")
         self._children: list[subprocess.Popen[bytes]] = []
@@ -90,10 +99,10 @@ def _read(source: IO[bytes], size: int) -> bytes:
     return data
 
 
-def _answer(options: PrepareOptions, source: IO[bytes], sink: IO[bytes]) -> None:
+def _answer(rules: ParseRules, source: IO[bytes], sink: IO[bytes]) -> None:
     from tunesmith.data.blocks import BlockParser
 
-    parser = BlockParser(options)
+    parser = BlockParser(rules)
     while head := source.read(_BLOCK.size):
         number, first_line, offset, end, ends_open, num_skipped, size = _BLOCK.unpack(head)
         block = Block(number, first_line, offset, _read(source, size), end, bool(ends_open), num_skipped)
@@ -106,6 +115,8 @@ def _answer(options: PrepareOptions, source: IO[bytes], sink: IO[bytes]) -> None
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, who ends this process
     try:
-        _answer(PrepareOptions.model_validate_json(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer)
+        heldout_share, validation_share, max_line_bytes = sys.argv[1:]
+        rules = ParseRules(float(heldout_share), float(validation_share), int(max_line_bytes))
+        _answer(rules, sys.stdin.buffer, sys.stdout.buffer)
     except (BrokenPipeError, EOFError):
         sys.exit(1)  # the parent is gone

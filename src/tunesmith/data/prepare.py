@@ -16,21 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from tunesmith.data.conversations import BadRow, count_ignored
 from tunesmith.data.dedupe import SeenHashes
-from tunesmith.data.parse_pool import ParsePool
+from tunesmith.data.parse_pool import ParsePool, ParseRules
 from tunesmith.data.readers import Block, LineReader, size_of
 from tunesmith.data.staging import staging_for
 from tunesmith.data.tally import Tally
 from tunesmith.domain.dataset import (
     DatasetReport,
-    Kind,
     LengthBucket,
     PreparedDataset,
     PrepareOptions,
-    Reason,
     SourceFile,
-    Split,
     fingerprint,
 )
+from tunesmith.domain.example import Kind, Reason, Split
 from tunesmith.errors import Conflict, DataError, UsageError
 from tunesmith.files import publish_folder
 
@@ -61,8 +59,9 @@ def prepare(
         raise UsageError("no source given; name at least one JSONL file")
     total = sum(size_of(path) for path in sources)  # refuses what is not a regular file before anything is read
     files: list[SourceFile] = []
+    rules = ParseRules(options.heldout_share, options.validation_share, options.max_line_bytes)
     num_processes = num_processes or (1 if total < _LARGE else min(_num_cpus(), _MAX_PROCESSES))
-    with staging_for(out_dir) as staged, _Intake(staged, options) as intake, _parsing(options, num_processes) as parse:
+    with staging_for(out_dir) as staged, _Intake(staged, options) as intake, _parsing(rules, num_processes) as parse:
         done = 0
         for path in sources:
             with LineReader(path, len(files), options.max_line_bytes) as reader:
@@ -71,10 +70,14 @@ def prepare(
                     if on_progress is not None:
                         on_progress(done + parsed.end, total, intake.num_rows)
                 done += reader.num_bytes
-                files.append(reader.described())
+                files.append(_described(reader))
         report = intake.finish(files)
         _publish(staged, out_dir, report)
     return PreparedDataset(out_dir, report.fingerprint, report.counts, report)
+
+
+def _described(reader: LineReader) -> SourceFile:
+    return SourceFile(name=reader.name, sha256=reader.sha256, num_bytes=reader.num_bytes, num_lines=reader.num_lines)
 
 
 def _num_cpus() -> int:
@@ -95,17 +98,15 @@ def _publish(staged: Path, out_dir: Path, report: DatasetReport) -> None:
 
 
 @contextmanager
-def _parsing(
-    options: PrepareOptions, num_processes: int
-) -> Iterator[Callable[[Iterable[Block]], Iterator[ParsedBlock]]]:
+def _parsing(rules: ParseRules, num_processes: int) -> Iterator[Callable[[Iterable[Block]], Iterator[ParsedBlock]]]:
     """How to parse blocks in order: here, or in child processes."""
     if num_processes > 1:
-        with ParsePool(options, num_processes) as pool:
+        with ParsePool(rules, num_processes) as pool:
             yield pool.parse
         return
     from tunesmith.data.blocks import BlockParser
 
-    yield partial(map, BlockParser(options).parse)
+    yield partial(map, BlockParser(rules).parse)
 
 
 class _Intake:
@@ -133,7 +134,7 @@ class _Intake:
 
     def take(self, parsed: ParsedBlock, source: int, name: str) -> None:
         """Take the next lines of a source."""
-        from tunesmith.data.columns import keys_of, part
+        from tunesmith.data.parting import keys_of, part
 
         self.num_rows += parsed.num_rows
         self._num_blank += parsed.num_blank
@@ -151,7 +152,7 @@ class _Intake:
 
     def _of_one_kind(self, batch: Any, source: int) -> Any:
         """The rows of the dataset's kind, which its first valid row decides; the others are bad."""
-        from tunesmith.data.columns import part_by_kind
+        from tunesmith.data.parting import part_by_kind
 
         if batch.num_rows and self._kind is None:
             self._kind = Kind.PREFERENCE if batch.column("rejected")[0].is_valid else Kind.SUPERVISED

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from tunesmith.domain.dataset import SourceFile
 from tunesmith.errors import DataError, show
 
 _BLOCK = 1 << 20
@@ -69,11 +68,10 @@ class LineReader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         os.close(self._handle)
 
-    def described(self) -> SourceFile:
-        """What was read, once everything has been."""
-        return SourceFile(
-            name=self.name, sha256=self._hash.hexdigest(), num_bytes=self.bytes_done, num_lines=self.num_lines
-        )
+    @property
+    def sha256(self) -> str:
+        """Of what was read, once everything has been."""
+        return self._hash.hexdigest()
 
     def blocks(self) -> Iterator[Block]:
         """Every line of the file, in order; blank ones included."""

@@ -16,7 +16,7 @@ import orjson
 
 from tunesmith.data.conversations import BadRow, MessageChecker, count_ignored, named
 from tunesmith.data.syntax import explain
-from tunesmith.domain.dataset import Reason
+from tunesmith.domain.example import Reason
 from tunesmith.errors import show
 
 _FORMS = "messages, or prompt and completion, or prompt, chosen and rejected"

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tunesmith.data.columns import SCHEMA
-from tunesmith.domain.dataset import Example, Message, SplitDigest, codes_of, identity
+from tunesmith.domain.dataset import SplitDigest
+from tunesmith.domain.example import Example, Message, codes_of, identity
 from tunesmith.errors import DataError
 
 _DICTIONARIES = ["score", "source", "messages.list.element.role", "rejected.list.element.role"]

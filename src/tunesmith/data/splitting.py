@@ -9,7 +9,7 @@ import hashlib
 import unicodedata
 from collections.abc import Sequence
 
-from tunesmith.domain.dataset import Split
+from tunesmith.domain.example import Split
 
 _SALT = b"tunesmith split 1"  # constant, so that every machine and every round agrees
 _RANGE = 2.0**64

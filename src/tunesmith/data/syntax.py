@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING, NoReturn
 
 from tunesmith.data.conversations import BadRow
-from tunesmith.domain.dataset import Reason
+from tunesmith.domain.example import Reason
 from tunesmith.errors import show
 
 if TYPE_CHECKING:

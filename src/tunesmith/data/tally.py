@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunesmith.data.conversations import BadRow
-from tunesmith.domain.dataset import BadLine, Drops, Reason
+from tunesmith.domain.example import Reason
 from tunesmith.errors import DataError
+
+if TYPE_CHECKING:
+    from tunesmith.domain.dataset import Drops
 
 _KEPT_PER_REASON = 20
 _REASONS_SHOWN = 5
@@ -51,6 +54,8 @@ class Tally:
 
     def drops(self, names: Sequence[str]) -> tuple[Drops, ...]:
         """By reason, the most frequent first; equals in the order in which they were met. `names` of the sources."""
+        from tunesmith.domain.dataset import BadLine, Drops  # not at the top: a child that parses never needs them
+
         order = sorted(self._num, key=lambda reason: -self._num[reason])
         return tuple(
             Drops(

@@ -1,84 +1,32 @@
-"""A dataset: immutable ordered examples with splits and a fingerprint of their content, never of file names.
-
-An example has one form, whatever the file looked like: the messages before the first trained answer (`prompt`),
-what follows (`chosen`, ending with an answer), and for preferences the worse continuation (`rejected`).
-"""
+"""A dataset: immutable ordered examples with splits and a fingerprint of their content, never of file names."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal
 
 from pydantic import Field, model_validator
 
+from tunesmith.domain.example import Example, Kind, Reason, Split
 from tunesmith.domain.profile import Section, Share
 
-
-class Split(StrEnum):
-    TRAIN = "train"
-    VALIDATION = "validation"
-    HELDOUT = "heldout"
-
-
-class Kind(StrEnum):
-    SUPERVISED = "supervised"
-    PREFERENCE = "preference"
-
-
-class Message(TypedDict):
-    """One message of a conversation. Weight 1: the loss counts it; only answers can have it."""
-
-    role: str
-    content: str
-    weight: int
-
-
-ROLE_OF_CODE = {"s": ("system", 0), "u": ("user", 0), "t": ("tool", 0), "c": ("assistant", 0), "a": ("assistant", 1)}
-"""Role and weight of a message by one letter.
-
-The letters of an example's messages are its *shape*: "sua" is a system message, a question and the answer to learn;
-"ua|a" is a question, a better and a worse answer. The first "a" ends the prompt.
-"""
-_CODE_OF_ROLE = {role: code for code, role in ROLE_OF_CODE.items()}
-
-
-def codes_of(messages: Sequence[Message]) -> str:
-    """The letters of these messages; "?" for what no example may hold."""
-    return "".join([_CODE_OF_ROLE.get((message["role"], message["weight"]), "?") for message in messages])
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One training item."""
-
-    id: str
-    prompt: tuple[Message, ...]
-    chosen: tuple[Message, ...]
-    rejected: tuple[Message, ...] | None
-    group: str
-    """Hash of the normalised prompt: examples of one group are always in one split."""
-    score: float
-    source: int
-    """Which of the dataset's sources it came from, counted from 0."""
-    line: int
-
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        """The conversation to learn: ends with an answer."""
-        return self.prompt + self.chosen
-
-    @property
-    def kind(self) -> Kind:
-        return Kind.SUPERVISED if self.rejected is None else Kind.PREFERENCE
-
-
-def identity(shape: str, contents: Sequence[str]) -> str:
-    """The id of an example: sha256 of its content. NUL parts the texts, because no content may hold one."""
-    return hashlib.sha256("\0".join((shape, *contents)).encode()).hexdigest()
+__all__ = [
+    "BadLine",
+    "DatasetReport",
+    "Drops",
+    "Example",
+    "Kind",
+    "LengthBucket",
+    "PrepareOptions",
+    "PreparedDataset",
+    "SourceFile",
+    "Split",
+    "SplitDigest",
+    "fingerprint",
+]
 
 
 class SplitDigest:
@@ -100,33 +48,6 @@ def fingerprint(splits: Mapping[Split, SplitDigest]) -> str:
     """The dataset's fingerprint: which examples, in which order, in which split."""
     lines = [f"{split.value} {splits[split].num} {splits[split].hexdigest()}" for split in Split]
     return hashlib.sha256("\n".join(["tunesmith dataset 1", *lines]).encode()).hexdigest()
-
-
-class Reason(StrEnum):
-    """Why a line is bad; stable codes for scripts."""
-
-    TOO_LONG = "too_long"
-    CUT_OFF = "cut_off"
-    INVALID_UTF8 = "invalid_utf8"
-    NUL = "nul"
-    BYTE_ORDER_MARK = "byte_order_mark"
-    NOT_JSON = "not_json"
-    NON_FINITE = "non_finite"
-    BAD_ESCAPE = "bad_escape"
-    NOT_OBJECT = "not_object"
-    DUPLICATE_KEY = "duplicate_key"
-    MISSING_FIELD = "missing_field"
-    AMBIGUOUS_FORM = "ambiguous_form"
-    WRONG_TYPE = "wrong_type"
-    EMPTY_CONTENT = "empty_content"
-    EMPTY_LIST = "empty_list"
-    BAD_ROLE = "bad_role"
-    ROLE_ORDER = "role_order"
-    NO_ANSWER = "no_answer"
-    BAD_WEIGHT = "bad_weight"
-    UNSUPPORTED_FIELD = "unsupported_field"
-    SAME_ANSWERS = "same_answers"
-    MIXED_KIND = "mixed_kind"
 
 
 class BadLine(Section):
