@@ -143,7 +143,10 @@ def _of_task(tx: Tx, old: str, new: str, number: int) -> tuple[str, Move]:
     if old == "leased":
         task_id = a_task(tx)
         lease = claim_of(tx, task_id).lease
-        return task_id, lambda: tasks.move(tx, task_id, TaskState(new), actor=ACTOR, reason="why", lease=lease)
+        # a lease goes with the end of its attempt
+        return task_id, lambda: tasks.end_by(
+            tx, lease, AttemptState.INTERRUPTED, TaskState(new), actor=ACTOR, reason="why"
+        )
     task_id = a_task(tx, TaskState(old))
     if (old, new) == ("waiting", "leased"):  # the one door to a lease is claim
         return task_id, lambda: void(claim_of(tx, task_id, worker=ACTOR))

@@ -59,9 +59,6 @@ WRITES: dict[str, Callable[[Tx, Claim], object]] = {
     "again_later": lambda tx, claim: tasks.again_later(
         tx, claim.lease, 1.0, actor=WORKER, reason="later", payload={"num_failures": 1}
     ),
-    "move_task": lambda tx, claim: tasks.move(
-        tx, claim.task.id, TaskState.DONE, actor=WORKER, reason="done", lease=claim.lease
-    ),
     "checkpoint": lambda tx, claim: checkpoints.register(
         tx, claim.lease, str(claim.task.run_id), step=5, path="runs/x/step-5", digest="d", kinds=("last",)
     ),

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tunesmith.store.database import Tx
-from tunesmith.store.prepared import Prepared, insert_into
+from tunesmith.store.prepared import Prepared, insert_into, run_together
 from tunesmith.store.tables import events
 
 _RECORD = Prepared(insert_into(events, "entity entity_id action actor old_state new_state reason detail at"))
@@ -41,18 +41,33 @@ def record(
     detail: dict[str, Any] | None = None,
 ) -> None:
     """Write one event; `moved` is (old state, new state) where the change moved one."""
-    _RECORD.run(
-        tx,
-        entity=entity,
-        entity_id=entity_id,
-        action=action,
-        actor=actor,
-        old_state=moved[0],
-        new_state=moved[1],
-        reason=reason,
-        detail=detail or {},
-        at=tx.now,
-    )
+    run_together(tx, entry(tx, entity, entity_id, action, actor=actor, moved=moved, reason=reason, detail=detail))
+
+
+def entry(
+    tx: Tx,
+    entity: str,
+    entity_id: str,
+    action: str,
+    *,
+    actor: str,
+    moved: tuple[str | None, str | None] = (None, None),
+    reason: str = "",
+    detail: dict[str, Any] | None = None,
+) -> tuple[Prepared, dict[str, Any]]:
+    """An event to be written together with the change it tells of."""
+    values = {
+        "entity": entity,
+        "entity_id": entity_id,
+        "action": action,
+        "actor": actor,
+        "old_state": moved[0],
+        "new_state": moved[1],
+        "reason": reason,
+        "detail": detail or {},
+        "at": tx.now,
+    }
+    return _RECORD, values
 
 
 def of_entity(tx: Tx, entity: str, entity_id: str) -> list[RecordedEvent]:

@@ -179,8 +179,13 @@ tasks = sa.Table(
     sa.CheckConstraint("(state = 'leased') = (lease_token IS NOT NULL)", name="lease"),
     sa.Index("ix_tasks_waiting", "priority", "seq", **_where("state = 'waiting'")),
     sa.Index("ix_tasks_leased", "lease_until", **_where("state = 'leased'")),
-    sa.Index("uq_tasks_one_open_per_run", "run_id", unique=True, **_where("state IN ('waiting', 'leased')")),
-    sa.Index("ix_tasks_run", "run_id"),
+    sa.Index(
+        "uq_tasks_one_open_per_run",
+        "run_id",
+        unique=True,
+        **_where("state IN ('waiting', 'leased') AND run_id IS NOT NULL"),
+    ),
+    sa.Index("ix_tasks_run", "run_id", **_where("run_id IS NOT NULL")),
 )
 
 attempts = sa.Table(
@@ -202,6 +207,7 @@ attempts = sa.Table(
     sa.CheckConstraint("(state = 'open') = (ended_at IS NULL)", name="ended"),
     sa.UniqueConstraint("task_id", "number"),
     sa.Index("uq_attempts_one_open", "task_id", unique=True, **_where("state = 'open'")),
+    sqlite_with_rowid=False,  # one tree less to write
 )
 
 requests = sa.Table(

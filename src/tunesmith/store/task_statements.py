@@ -18,11 +18,22 @@ from tunesmith.store.tables import attempts, switches, tasks
 ADD = Prepared(
     insert_into(
         tasks,
-        "id kind run_id profile state reason priority payload available_clock available_at "
-        "num_attempts num_crashes num_errors num_shrinks created_at",
+        "id kind run_id profile priority payload available_clock available_at created_at",
+        state="'waiting'",
+        reason="''",
+        num_attempts="0",
+        num_crashes="0",
+        num_errors="0",
+        num_shrinks="0",
     )
 )
-START = Prepared(insert_into(attempts, "id task_id number state token worker_id started_at"))
+START = Prepared(insert_into(attempts, "id task_id number token worker_id started_at", state="'open'"))
+
+
+_CLAIMED = (
+    "id kind run_id profile state reason priority payload "
+    "num_attempts num_crashes num_errors num_shrinks worker_id created_at"
+)
 
 
 @cache
@@ -59,7 +70,7 @@ def claim_first(kinds: frozenset[TaskKind]) -> Prepared:
             available_clock=None,
             available_at=None,
         )
-        .returning(tasks)
+        .returning(*[tasks.c[name] for name in _CLAIMED.split()])
     )
 
 
@@ -72,7 +83,11 @@ _HELD = (
     tasks.c.state == sa.literal_column("'leased'"),
     tasks.c.lease_token == sa.bindparam("token"),
 )
-HOLD = Prepared(sa.select(tasks.c.num_crashes, tasks.c.num_errors, tasks.c.num_shrinks).where(*_HELD).with_for_update())
+HOLD = Prepared(
+    sa.select(tasks.c.num_crashes, tasks.c.num_errors, tasks.c.num_shrinks, attempts.c.state)
+    .where(*_HELD, attempts.c.task_id == tasks.c.id, attempts.c.number == tasks.c.num_attempts)
+    .with_for_update(of=tasks)
+)
 RENEW = Prepared(
     tasks.update()
     .where(*_HELD)

@@ -27,6 +27,7 @@ from tunesmith.store import events
 from tunesmith.store import task_statements as sql
 from tunesmith.store.database import Tx
 from tunesmith.store.fence import Lease
+from tunesmith.store.prepared import run_together
 from tunesmith.store.tables import attempts, tasks
 
 
@@ -67,6 +68,27 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class Held:
+    """What the holder of a lease holds: the task's failures so far, and the state of its attempt."""
+
+    counts: Counts
+    attempt: AttemptState
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended, and what follows for its task."""
+
+    outcome: AttemptState
+    decision: RetryDecision
+    error_class: ErrorClass | None = None
+    error: str | None = None
+    result: dict[str, Any] | None = None
+    payload: dict[str, Any] | None = None
+    """What the task carries on with, if it has more to come."""
+
+
+@dataclass(frozen=True)
 class Claim:
     """A task that is ours now."""
 
@@ -88,25 +110,20 @@ def add(
 ) -> str:
     """Open a task; it waits until a worker claims it."""
     task_id = new_id("task")
-    sql.ADD.run(
-        tx,
-        id=task_id,
-        kind=kind,
-        run_id=run_id,
-        profile=profile,
-        state=TaskState.WAITING,
-        reason="",
-        priority=priority,
-        payload=payload or {},
-        available_clock=tx.lease_clock if delay_s else None,
-        available_at=tx.lease_now + delay_s if delay_s else None,
-        num_attempts=0,
-        num_crashes=0,
-        num_errors=0,
-        num_shrinks=0,
-        created_at=tx.now,
-    )
-    events.record(tx, "task", task_id, "opened", actor=actor, moved=(None, TaskState.WAITING), detail={"kind": kind})
+    values = {
+        "id": task_id,
+        "kind": kind,
+        "run_id": run_id,
+        "profile": profile,
+        "priority": priority,
+        "payload": payload or {},
+        "available_clock": tx.lease_clock if delay_s else None,
+        "available_at": tx.lease_now + delay_s if delay_s else None,
+        "created_at": tx.now,
+    }
+    moved = (None, TaskState.WAITING)
+    opened = events.entry(tx, "task", task_id, "opened", actor=actor, moved=moved, detail={"kind": kind})
+    run_together(tx, (sql.ADD, values), opened)
     return task_id
 
 
@@ -135,33 +152,32 @@ def claim(tx: Tx, worker_id: str, kinds: Collection[TaskKind], lease_s: float) -
         ended_at=None,
         result=None,
     )
-    sql.START.run(
-        tx,
-        id=attempt_id,
-        task_id=task.id,
-        number=attempt.number,
-        state=attempt.state,
-        token=attempt.token,
-        worker_id=worker_id,
-        started_at=tx.now,
-    )
+    started = {
+        "id": attempt_id,
+        "task_id": task.id,
+        "number": attempt.number,
+        "token": attempt.token,
+        "worker_id": worker_id,
+        "started_at": tx.now,
+    }
     moved = (TaskState.WAITING, TaskState.LEASED)
-    events.record(tx, "task", task.id, "claimed", actor=worker_id, moved=moved, detail={"attempt": attempt_id})
+    claimed = events.entry(tx, "task", task.id, "claimed", actor=worker_id, moved=moved, detail={"attempt": attempt_id})
+    run_together(tx, (sql.START, started), claimed)
     return Claim(task, attempt, Lease(task.id, attempt_id, token))
 
 
 def renew(tx: Tx, lease: Lease, lease_s: float) -> None:
     """Prolong a lease that is still ours."""
-    moved = sql.RENEW.run(tx, task_id=lease.task_id, token=lease.token, clock=tx.lease_clock, lease_s=lease_s)
-    _require(moved, lease)
+    if not sql.RENEW.run(tx, task_id=lease.task_id, token=lease.token, clock=tx.lease_clock, lease_s=lease_s):
+        raise _lost(lease)
 
 
-def guard(tx: Tx, lease: Lease) -> Counts:
+def guard(tx: Tx, lease: Lease) -> Held:
     """Raise unless the lease is still ours; on PostgreSQL also keep it so until the transaction ends."""
     row = sql.HOLD.first(tx, task_id=lease.task_id, token=lease.token)
-    _require(0 if row is None else 1, lease)
-    assert row is not None
-    return Counts(**row)
+    if row is None:
+        raise _lost(lease)
+    return Held(Counts(row["num_crashes"], row["num_errors"], row["num_shrinks"]), AttemptState(row["state"]))
 
 
 def note_process(tx: Tx, lease: Lease, process: str) -> None:
@@ -181,60 +197,75 @@ def end_attempt(
     result: dict[str, Any] | None = None,
 ) -> RetryDecision:
     """End our attempt and move its task by the retry table; the caller moves the run in the same transaction."""
-    decision = after_attempt(outcome, error_class, guard(tx, lease))
-    _close_attempt(tx, lease.attempt_id, outcome, actor, error_class, error, result)
-    _release(tx, lease, decision, actor)
+    held = guard(tx, lease)
+    decision = after_attempt(outcome, error_class, held.counts)
+    _end(tx, lease, held, Ending(outcome, decision, error_class, error, result), actor)
     return decision
 
 
 def end_by(tx: Tx, lease: Lease, outcome: AttemptState, state: TaskState, *, actor: str, reason: str) -> None:
     """End our attempt and put the task where the caller says: a request, not the retry table, decided."""
-    counts = guard(tx, lease)
-    _close_attempt(tx, lease.attempt_id, outcome, actor, None, reason, None)
-    _release(tx, lease, RetryDecision(state, counts, 0.0, reason), actor)
+    held = guard(tx, lease)
+    _end(tx, lease, held, Ending(outcome, RetryDecision(state, held.counts, 0.0, reason), error=reason), actor)
 
 
 def again_later(
     tx: Tx, lease: Lease, delay_s: float, *, actor: str, reason: str, payload: dict[str, Any] | None = None
 ) -> None:
     """The attempt did its look and the task has more to come: wait, at no cost, earlier failures forgiven."""
-    guard(tx, lease)
-    _close_attempt(tx, lease.attempt_id, AttemptState.SUCCEEDED, actor, None, None, None)
-    _release(tx, lease, RetryDecision(TaskState.WAITING, Counts(), delay_s, reason), actor, payload)
+    decision = RetryDecision(TaskState.WAITING, Counts(), delay_s, reason)
+    _end(tx, lease, guard(tx, lease), Ending(AttemptState.SUCCEEDED, decision, payload=payload), actor)
 
 
-def move(tx: Tx, task_id: str, new: TaskState, *, actor: str, reason: str, lease: Lease | None = None) -> None:
-    """Move a task's state. With a lease it must be ours; without one nobody may hold the task."""
-    if lease is not None:
-        _release(tx, lease, RetryDecision(new, guard(tx, lease), 0.0, reason), actor)
-        return
+def _end(tx: Tx, lease: Lease, held: Held, ending: Ending, actor: str) -> None:
+    """The one setter of an attempt's outcome, and of the state of the task whose lease goes with it."""
+    decision = ending.decision
+    ATTEMPT.check(lease.attempt_id, held.attempt, ending.outcome)
+    TASK.check(lease.task_id, TaskState.LEASED, decision.state)
+    closed = {
+        "attempt_id": lease.attempt_id,
+        "new_state": ending.outcome,
+        "new_error_class": ending.error_class,
+        "new_error": ending.error,
+        "new_result": ending.result,
+        "new_ended_at": tx.now,
+    }
+    released = {
+        "task_id": lease.task_id,
+        "token": lease.token,
+        "new_state": decision.state,
+        "why": decision.reason,
+        "new_num_crashes": decision.counts.num_crashes,
+        "new_num_errors": decision.counts.num_errors,
+        "new_num_shrinks": decision.counts.num_shrinks,
+        "new_available_clock": tx.lease_clock if decision.delay_s else None,
+        "new_available_at": tx.lease_now + decision.delay_s if decision.delay_s else None,
+        "new_payload": ending.payload,
+    }
+    detail = {"error_class": ending.error_class} if ending.error_class else {}
+    outcome, left = (AttemptState.OPEN, ending.outcome), (TaskState.LEASED, decision.state)
+    touched = run_together(
+        tx,
+        (sql.CLOSE, closed),
+        (sql.RELEASE, released),
+        events.entry(
+            tx, "attempt", lease.attempt_id, "ended",
+            actor=actor, moved=outcome, reason=ending.error or "", detail=detail,
+        ),
+        events.entry(tx, "task", lease.task_id, "moved", actor=actor, moved=left, reason=decision.reason),
+    )  # fmt: skip
+    if touched[:2] != [1, 1]:
+        raise _lost(lease)
+
+
+def move(tx: Tx, task_id: str, new: TaskState, *, actor: str, reason: str) -> None:
+    """Move a task that nobody holds; a leased one moves when its attempt ends."""
     old = get(tx, task_id).state
     TASK.check(task_id, old, new)
     where = (tasks.c.id == task_id, tasks.c.state == old, tasks.c.lease_token.is_(None))
     if tx.run(tasks.update().where(*where).values(state=new, reason=reason)) != 1:
         raise InvalidTransition(f"task {task_id} is leased or moved on meanwhile; look again")
     events.record(tx, "task", task_id, "moved", actor=actor, moved=(old, new), reason=reason)
-
-
-def _release(tx: Tx, lease: Lease, decision: RetryDecision, actor: str, payload: dict[str, Any] | None = None) -> None:
-    """Give a lease up and put its task where the decision says."""
-    TASK.check(lease.task_id, TaskState.LEASED, decision.state)
-    moved = sql.RELEASE.run(
-        tx,
-        task_id=lease.task_id,
-        token=lease.token,
-        new_state=decision.state,
-        why=decision.reason,
-        new_num_crashes=decision.counts.num_crashes,
-        new_num_errors=decision.counts.num_errors,
-        new_num_shrinks=decision.counts.num_shrinks,
-        new_available_clock=tx.lease_clock if decision.delay_s else None,
-        new_available_at=tx.lease_now + decision.delay_s if decision.delay_s else None,
-        new_payload=payload,
-    )
-    _require(moved, lease)
-    change = (TaskState.LEASED, decision.state)
-    events.record(tx, "task", lease.task_id, "moved", actor=actor, moved=change, reason=decision.reason)
 
 
 def expired(tx: Tx, limit: int = 20) -> list[Claim]:
@@ -280,36 +311,8 @@ def open_of_run(tx: Tx, run_id: str, *, lock: bool = False) -> Task | None:
     return None if row is None else task_of(row)
 
 
-def _close_attempt(
-    tx: Tx,
-    attempt_id: str,
-    outcome: AttemptState,
-    actor: str,
-    error_class: ErrorClass | None,
-    error: str | None,
-    result: dict[str, Any] | None,
-) -> None:
-    """The one setter of an attempt's state: open → an outcome, once."""
-    ATTEMPT.check(attempt_id, AttemptState.OPEN, outcome)
-    moved = sql.CLOSE.run(
-        tx,
-        attempt_id=attempt_id,
-        new_state=outcome,
-        new_error_class=error_class,
-        new_error=error,
-        new_result=result,
-        new_ended_at=tx.now,
-    )
-    if moved != 1:
-        ATTEMPT.check(attempt_id, get_attempt(tx, attempt_id).state, outcome)
-    detail = {"error_class": error_class} if error_class else {}
-    moved_to = (AttemptState.OPEN, outcome)
-    events.record(tx, "attempt", attempt_id, "ended", actor=actor, moved=moved_to, reason=error or "", detail=detail)
-
-
-def _require(moved: int, lease: Lease) -> None:
-    if moved != 1:
-        raise LeaseLost(f"task {lease.task_id} is no longer leased to attempt {lease.attempt_id}; nothing was changed")
+def _lost(lease: Lease) -> LeaseLost:
+    return LeaseLost(f"task {lease.task_id} is no longer leased to attempt {lease.attempt_id}; nothing was changed")
 
 
 def task_of(row: Mapping[Any, Any]) -> Task:

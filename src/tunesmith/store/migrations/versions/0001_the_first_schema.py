@@ -259,7 +259,14 @@ def upgrade() -> None:
         sqlite_where=sa.text("state = 'leased'"),
         postgresql_where=sa.text("state = 'leased'"),
     )
-    op.create_index("ix_tasks_run", "tasks", ["run_id"], unique=False)
+    op.create_index(
+        "ix_tasks_run",
+        "tasks",
+        ["run_id"],
+        unique=False,
+        sqlite_where=sa.text("run_id IS NOT NULL"),
+        postgresql_where=sa.text("run_id IS NOT NULL"),
+    )
     op.create_index(
         "ix_tasks_waiting",
         "tasks",
@@ -273,8 +280,8 @@ def upgrade() -> None:
         "tasks",
         ["run_id"],
         unique=True,
-        sqlite_where=sa.text("state IN ('waiting', 'leased')"),
-        postgresql_where=sa.text("state IN ('waiting', 'leased')"),
+        sqlite_where=sa.text("state IN ('waiting', 'leased') AND run_id IS NOT NULL"),
+        postgresql_where=sa.text("state IN ('waiting', 'leased') AND run_id IS NOT NULL"),
     )
     op.create_table(
         "attempts",
@@ -298,6 +305,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["task_id"], ["tasks.id"], name=op.f("fk_attempts_task_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_attempts")),
         sa.UniqueConstraint("task_id", "number", name=op.f("uq_attempts_task_id_number")),
+        sqlite_with_rowid=False,
     )
     op.create_index(
         "uq_attempts_one_open",
