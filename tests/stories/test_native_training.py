@@ -443,10 +443,10 @@ def test_checkpoint_wish_is_fulfilled_and_training_goes_on(
 
 
 def test_time_budget_ends_the_training_with_a_result(base: BaseModelRef, data: DatasetRef, tmp_path: Path) -> None:
-    spec = endless(base, data, budgets=Budgets(wall_s=101.0), spent_wall_s=100.0)
+    spec = endless(base, data, budgets=Budgets(wall_s=102.0), spent_wall_s=100.0)
     result = train_here(spec, tmp_path / "out")
     assert (result.status, result.detail["budget"]) == (ResultStatus.SUCCEEDED, "wall")
-    assert 0.5 < result.train_s < 5.0
+    assert 0 < result.num_steps < 1000
     assert result.artifact is not None
 
 

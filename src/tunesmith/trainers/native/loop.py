@@ -206,7 +206,8 @@ class Loop:
         if standing.num_tokens + needed > budgets.tokens:
             self._refuse_if_untrained(f"budgets.tokens is {budgets.tokens}, one step needs {needed}")
             return Ending.TOKENS
-        if self._spec.spent_wall_s + self.train_s + self._reserve_s >= budgets.wall_s:
+        reserve_s = self._reserve_s if standing.step > 0 else 0.0  # one step at least, if there is any time for it
+        if self._spec.spent_wall_s + self.train_s + reserve_s >= budgets.wall_s:
             self._refuse_if_untrained(f"budgets.wall_s is {budgets.wall_s:g}, used up before the first step")
             return Ending.WALL
         return None
