@@ -100,6 +100,23 @@ def test_resumed_training_equals_one_never_stopped(
     assert values_of(tmp_path / "out") == [found for found in values_of(folder) if found[0] > killed_at]
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_training_killed_at_every_step_equals_one_never_stopped(
+    base: BaseModelRef, data: DatasetRef, tmp_path: Path, seed: int
+) -> None:
+    recipe = a_recipe(lora_dropout=0.1, train_embeddings=True, epochs=100, max_steps=40, seed=seed)
+    spec = a_train_spec(base, data, recipe=recipe, **every_step())
+    train_here(spec, tmp_path / "straight")
+    steps = losses_of(tmp_path / "straight")
+    for killed_at in range(1, 40):
+        folder = tmp_path / f"from-{killed_at}"
+        train_here(again(spec, resume=resume_from(tmp_path / "straight", killed_at)), folder)
+        assert losses_of(folder) == {step: loss for step, loss in steps.items() if step > killed_at}
+        assert weights_of(folder) == weights_of(tmp_path / "straight")
+        shutil.rmtree(folder)
+
+
 def values_of(folder: Path) -> list[tuple[int, float, bool]]:
     return [
         (event.step, event.values["validation_loss"], event.is_best)
