@@ -115,11 +115,11 @@ base:
 recipe:
   max_steps: {steps}
   epochs: 100
-  lr: 3e-3
+  lr: 5e-3
   lora_rank: 16
   lora_dropout: 0.0
-  batch_tokens: 1536
-  micro_batch_tokens: 1536
+  batch_tokens: 2048
+  micro_batch_tokens: 4096
   max_length: 256
   train_embeddings: true
 validation:
