@@ -39,7 +39,7 @@ class _Scale:
     min_n: int
 
 
-_FULL = _Scale(num_rows=2000, steps=200, bad_steps=40, min_n=100)
+_FULL = _Scale(num_rows=2000, steps=200, bad_steps=30, min_n=100)
 _QUICK = _Scale(num_rows=1000, steps=160, bad_steps=30, min_n=40)
 
 
@@ -123,7 +123,7 @@ recipe:
   max_length: 256
   train_embeddings: true
 validation:
-  every_steps: 20
+  every_steps: 40
   max_cases: 64
 evaluation:
   metrics: [heldout_loss, exact_match_greedy, exact_match_sampled]
