@@ -67,6 +67,8 @@ class Postgres:
         with suppress(OSError):
             os.kill(pid, signal.SIGQUIT)  # nothing in it is worth an orderly end
             while True:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)  # our child, where a test has made this process a subreaper
                 os.kill(pid, 0)
                 time.sleep(0.01)
         self._server.cleanup()

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from databases import BOTH, Postgres
 from tunesmith.client import Client
 from tunesmith.client.views import AttemptView
 from tunesmith.domain.run import RUN
+from tunesmith.domain.task import TaskKind
 from tunesmith.files import verify_folder
 from tunesmith.programs.process_identity import MARKER
 from tunesmith.programs.shim import all_processes
@@ -82,9 +84,13 @@ class Fleet:
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.root.glob("worker-*.log")))
 
     def work(self, *kinds: str, timeout_s: float = 60.0) -> None:
-        """Let one worker do everything there is to do."""
-        process = self.start(*kinds, until_idle=True)
-        assert process.wait(timeout_s) == 0, self.logs()
+        """Let a worker in this process do everything there is to do; its trainers are processes all the same."""
+        worker = self.client.system.worker(frozenset(map(TaskKind, kinds)) or None)
+        watchdog = threading.Timer(timeout_s, worker.stop)
+        watchdog.start()
+        worker.run(until_idle=True)
+        watchdog.cancel()
+        assert not worker.stopping.is_set(), f"still at work after {timeout_s} s"
 
     def submit(self, *overrides: str, lines: int = 60, first: int = 0, **wishes: Any) -> str:
         """Queue a run on `lines` lines; the same numbers are the same dataset."""

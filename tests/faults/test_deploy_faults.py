@@ -46,24 +46,26 @@ def damage(fleet: Fleet, how: str) -> None:
             current(fleet).symlink_to("versions/support@v1")
 
 
-@pytest.mark.parametrize("how", ["link removed", "bytes flipped", "another version linked"])
-def test_target_damaged_in_the_watch_is_rolled_back_by_itself(make_fleet: MakeFleet, how: str) -> None:
+def test_target_damaged_in_the_watch_is_rolled_back_by_itself(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(profile=WATCHED)
-    first, second = two_versions(fleet)
-    run_id = fleet.submit("trainer.options.quality=0.9", first=300)
-    experience_id = fleet.an_experience(fleet.client.runs.get(run_id).dataset_id)
+    _, second = two_versions(fleet)
     fleet.start()
-    fleet.wait(run_id, "watching")
-    assert fleet.served() == fleet.client.adapters.show(f"{PROFILE}@v3").digest
-    damage(fleet, how)
-    fleet.wait(run_id, "rolled_back")
-    wait_for(lambda: _serves(fleet, second), 10, "for the version before it to be served")
-    assert "3 bad looks in a row" in fleet.client.runs.get(run_id).reason
-    states = [adapter.state for adapter in fleet.client.adapters.list(PROFILE)]
-    assert states == ["rolled_back", "live", "superseded"]
-    returned = fleet.experience(experience_id)
-    assert (returned.state, returned.num_rejections) == ("collected", 1)
-    assert first != second
+    for version, how in enumerate(("link removed", "bytes flipped", "another version linked"), start=3):
+        run_id = fleet.submit("trainer.options.quality=0.9", first=100 * version)
+        experience_id = fleet.an_experience(fleet.client.runs.get(run_id).dataset_id, how)
+        fleet.wait(run_id, "watching")
+        name = f"{PROFILE}@v{version}"
+        assert fleet.served() == fleet.client.adapters.show(name).digest
+        damage(fleet, how)
+        fleet.wait(run_id, "rolled_back")
+        wait_for(lambda: _serves(fleet, second), 10, "for the version before it to be served")
+        assert "3 bad looks in a row" in fleet.client.runs.get(run_id).reason, how
+        assert fleet.client.adapters.show(name).state == "rolled_back", how
+        returned = fleet.experience(experience_id)
+        assert (how, returned.state, returned.num_rejections) == (how, "collected", 1)
+    live = fleet.client.adapters.live(PROFILE)
+    assert live is not None
+    assert live.digest == second
 
 
 def _serves(fleet: Fleet, digest: str | None) -> bool:
@@ -176,13 +178,13 @@ def test_adapter_revoked_while_it_is_evaluated_never_goes_live(make_fleet: MakeF
     assert (fleet.served(), fleet.client.adapters.live(PROFILE)) == (None, None)
 
 
-@pytest.mark.parametrize("obstacle", ["a file", "below a file", "a full place"])
+@pytest.mark.parametrize("obstacle", ["a file", "a place that takes nothing"])
 def test_target_that_cannot_load_holds_the_run_and_live_stays(make_fleet: MakeFleet, obstacle: str) -> None:
     fleet = make_fleet()
     good = fleet.submit()
     fleet.work()
     before = fleet.served()
-    blocked = {"a file": "blocked", "below a file": "blocked/deep/er", "a full place": "/proc/self/nowhere"}[obstacle]
+    blocked = {"a file": "blocked", "a place that takes nothing": "/proc/self/nowhere"}[obstacle]
     (fleet.root / "blocked").write_text("in the way")
     targets = [{"name": "directory"}, {"name": "second", "options": {"path": blocked}}]
     a_profile(fleet.root, options={"quality": 0.9}, targets=targets)
@@ -200,7 +202,7 @@ def test_target_that_cannot_load_holds_the_run_and_live_stays(make_fleet: MakeFl
 
     a_profile(fleet.root, options={"quality": 0.9})
     (fleet.root / "blocked").unlink()
-    if obstacle != "a full place":  # repaired: a person lets it try again
+    if obstacle == "a file":  # repaired: a person lets it try again
         fleet.client.adapters.approve(f"{PROFILE}@v2")
         fleet.work()
         assert fleet.state(run_id) == "deployed"
@@ -233,8 +235,8 @@ EVALUATIONS = {
 }
 
 
-def test_broken_evaluation_never_deploys(make_fleet: MakeFleet, store: str | None) -> None:
-    fleet = make_fleet(store=store)
+def test_broken_evaluation_never_deploys(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
     live = fleet.submit("trainer.options.quality=0.3")
     fleet.work()
     served = fleet.served()
@@ -377,7 +379,7 @@ def test_worker_killed_at_random_moments_of_many_deployments(make_fleet: MakeFle
     fleet.work()
     draw = random.Random(7)
     ids = []
-    for number in range(4):
+    for number in range(3):
         ids.append(fleet.submit(f"trainer.options.quality={0.3 + 0.2 * number}", first=100 * (number + 1)))
         fleet.work("train", "evaluate")
         worker = fleet.start("deploy", "watch")
@@ -402,6 +404,7 @@ def test_reader_of_the_target_never_finds_nothing_while_versions_change(make_fle
     seen = set()
     while worker.poll() is None:
         seen.add(fleet.served())
+        time.sleep(0.001)
     assert None not in seen
     known = {adapter.digest for adapter in fleet.client.adapters.list(PROFILE)}
     assert seen <= known

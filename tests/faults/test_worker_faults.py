@@ -10,15 +10,15 @@ import time
 import pytest
 from sqlalchemy import make_url, text
 
-from builders import DRILL_WORKER, PROFILE, states_of, wait_for
+from builders import DRILL_WORKER, wait_for
 from databases import Postgres
 from story_builders import Fleet, MakeFleet, end_of_programs, freeze_program, programs_below
-from tunesmith.client.views import AttemptView
 from tunesmith.errors import StoreError
 from tunesmith.store import queue, tasks
 from tunesmith.store.fence import Lease
 
-LONG = {"steps": 60, "step_s": 0.03}
+LONG = {"steps": 60, "step_s": 0.005, "script": "slow", "fail_attempts": 1}
+"""The first attempt takes six seconds, so that something can happen to it; the next one is quick."""
 OFTEN = {"checkpoints": {"every_steps": 5}, "validation": {"every_steps": 20}}
 
 
@@ -45,7 +45,7 @@ def test_worker_killed_in_training_another_finishes(make_fleet: MakeFleet, store
     fleet = make_fleet(store=store, options=LONG, profile=OFTEN)
     run_id = fleet.submit()
     doomed = fleet.start()
-    fleet.wait_for_step(run_id, 12)
+    fleet.wait_for_step(run_id, 7)
     fleet.start()
     wait_for(lambda: len(fleet.client.system.workers()) == 2)
     doomed.kill()
@@ -57,7 +57,7 @@ def test_worker_killed_in_training_another_finishes(make_fleet: MakeFleet, store
     within_s = DRILL_WORKER["lease_s"] + DRILL_WORKER["sweep_s"] + 1.0  # and a second of backoff
     assert second.started_at.timestamp() - killed_at < within_s + 2.0
     resumed = fleet.spec(run_id, second)["resume"]
-    assert resumed["step"] >= 10
+    assert resumed["step"] >= 5
     assert fleet.steps(run_id, second)[0] == resumed["step"] + 1
     assert counts(fleet, run_id)[0] == ("train", 1, 0, 0)
     one_deployment(fleet, run_id)
@@ -99,7 +99,7 @@ def test_frozen_worker_that_wakes_changes_nothing(make_fleet: MakeFleet, store: 
     fleet = make_fleet(store=store, options=LONG, profile=OFTEN)
     run_id = fleet.submit()
     sleeper = fleet.start()
-    first = fleet.wait_for_step(run_id, 12)
+    first = fleet.wait_for_step(run_id, 7)
     frozen(sleeper)
     fleet.start()
     gone_at = end_of_programs(fleet, first.id)
@@ -122,7 +122,7 @@ def test_frozen_transaction_delays_the_next_worker_by_seconds_only(make_fleet: M
     fleet = make_fleet(store=postgres_url, options=LONG, profile=OFTEN)
     run_id = fleet.submit()
     doomed = fleet.start()
-    fleet.wait_for_step(run_id, 12)
+    fleet.wait_for_step(run_id, 7)
     doomed.kill()
     [leased] = [row for row in fleet.rows()["tasks"] if row["state"] == "leased"]
     frozen_one = fleet.database.write()
@@ -139,7 +139,7 @@ def test_frozen_worker_and_trainer_are_ended_before_another_trains(make_fleet: M
     fleet = make_fleet(options=LONG, profile=OFTEN)
     run_id = fleet.submit()
     sleeper = fleet.start()
-    first = fleet.wait_for_step(run_id, 12)
+    first = fleet.wait_for_step(run_id, 7)
     frozen(sleeper)
     for pid, _ in programs_below(fleet.client.workspace.runs_dir):
         os.kill(pid, signal.SIGSTOP)
@@ -154,7 +154,7 @@ def test_frozen_worker_and_trainer_are_ended_before_another_trains(make_fleet: M
 
 def test_healthy_worker_keeps_a_run_of_many_leases(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(
-        options={"steps": 60, "step_s": 0.1}, settings={"worker": {"lease_s": 0.6, "heartbeat_s": 0.15, "sweep_s": 0.1}}
+        options={"steps": 60, "step_s": 0.1}, settings={"worker": {"lease_s": 0.8, "heartbeat_s": 0.1, "sweep_s": 0.1}}
     )
     run_id = fleet.submit()
     fleet.start()
@@ -162,7 +162,7 @@ def test_healthy_worker_keeps_a_run_of_many_leases(make_fleet: MakeFleet) -> Non
     fleet.wait(run_id, "deployed")
     [attempt] = fleet.attempts(run_id)
     assert attempt.ended_at is not None
-    assert (attempt.ended_at - attempt.started_at).total_seconds() > 10 * 0.6
+    assert (attempt.ended_at - attempt.started_at).total_seconds() > 7 * 0.8
     assert counts(fleet, run_id)[0] == ("train", 0, 0, 0)
 
 
@@ -205,8 +205,8 @@ def test_two_workers_race_for_200_runs(make_fleet: MakeFleet, store: str | None)
     assert took_s < 300
 
 
-def test_poison_runs_are_parked_and_others_go_on(make_fleet: MakeFleet, store: str | None) -> None:
-    fleet = make_fleet(store=store, profile={"deploy": {"when": "never"}})
+def test_poison_runs_are_parked_and_others_go_on(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(profile={"deploy": {"when": "never"}})
     scripts = ("finish", "crash", "finish", "kill_self", "oom_exit", "finish", "raise")
     ids = [fleet.submit(f"trainer.options.script={script}") for script in scripts]
     recovers = fleet.submit("trainer.options.script=oom_exit", "trainer.options.oom_once=true")
@@ -239,7 +239,7 @@ def test_term_in_training_checkpoints_and_another_resumes(make_fleet: MakeFleet,
     fleet = make_fleet(store=store, options=LONG, profile={"checkpoints": {"every_steps": 1000}})
     run_id = fleet.submit()
     first_worker = fleet.start()
-    fleet.wait_for_step(run_id, 10)
+    fleet.wait_for_step(run_id, 7)
     first_worker.terminate()
     assert first_worker.wait(10) == 0, fleet.logs()
     assert fleet.state(run_id) == "queued"
@@ -251,7 +251,7 @@ def test_term_in_training_checkpoints_and_another_resumes(make_fleet: MakeFleet,
     fleet.work()
     assert fleet.state(run_id) == "deployed"
     second = fleet.attempts(run_id)[1]
-    assert fleet.spec(run_id, second)["resume"]["step"] == last_step >= 10
+    assert fleet.spec(run_id, second)["resume"]["step"] == last_step >= 7
     assert fleet.steps(run_id, second) == list(range(last_step + 1, 61))
     assert counts(fleet, run_id)[0] == ("train", 0, 0, 0)
     one_deployment(fleet, run_id)
@@ -259,19 +259,19 @@ def test_term_in_training_checkpoints_and_another_resumes(make_fleet: MakeFleet,
 
 def test_term_with_a_trainer_that_ignores_it_is_not_a_crash(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(
-        options={"script": "ignore_term", "at_step": 8, "fail_attempts": 1, **LONG}, profile=OFTEN,
+        options={"steps": 60, "step_s": 0.05, "script": "ignore_term", "at_step": 3, "fail_attempts": 1}, profile=OFTEN,
         settings={"worker": {"grace_s": 0.3}},
     )  # fmt: skip
     run_id = fleet.submit()
     worker = fleet.start()
-    fleet.wait_for_step(run_id, 12)
+    fleet.wait_for_step(run_id, 7)
     worker.terminate()
     assert worker.wait(10) == 0, fleet.logs()
     [first] = fleet.attempts(run_id)
     assert (fleet.state(run_id), first.outcome) == ("queued", "interrupted")
     assert fleet.strays() == []
     fleet.work()
-    assert fleet.spec(run_id, fleet.attempts(run_id)[1])["resume"]["step"] >= 10
+    assert fleet.spec(run_id, fleet.attempts(run_id)[1])["resume"]["step"] >= 5
     assert counts(fleet, run_id)[0] == ("train", 0, 0, 0)
     assert fleet.state(run_id) == "deployed"
 
@@ -330,12 +330,12 @@ def test_frozen_trainer_is_noticed_by_its_missing_progress(make_fleet: MakeFleet
     )
     run_id = fleet.submit()
     fleet.start()
-    fleet.wait_for_step(run_id, 12)
+    fleet.wait_for_step(run_id, 7)
     freeze_program(fleet)
     fleet.wait(run_id, "deployed")
     first, second = fleet.attempts(run_id)
     assert (first.error_class, second.outcome) == ("stalled", "succeeded")
-    assert fleet.spec(run_id, second)["resume"]["step"] >= 10
+    assert fleet.spec(run_id, second)["resume"]["step"] >= 5
 
 
 def test_database_that_drops_its_connections_does_not_end_a_run(
@@ -362,7 +362,7 @@ def test_database_away_for_longer_than_a_beat_does_not_end_a_run(make_fleet: Mak
     fleet = make_fleet(options=LONG, profile=OFTEN)
     run_id = fleet.submit()
     fleet.start()
-    fleet.wait_for_step(run_id, 12)
+    fleet.wait_for_step(run_id, 7)
     with fleet.database.write():
         time.sleep(2.5 * DRILL_WORKER["heartbeat_s"])
     fleet.wait(run_id, "deployed")
@@ -381,14 +381,3 @@ def test_end_that_the_store_refuses_fails_the_run_and_the_worker_lives(make_flee
     [attempt] = fleet.attempts(run_id)
     assert (attempt.outcome, attempt.error_class) == ("failed", "bug")
     assert worker.poll() is None
-
-
-def test_attempts_of_a_finished_run_are_all_ended(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(options={"script": "crash", "fail_attempts": 1})
-    run_id = fleet.submit()
-    fleet.work()
-    assert states_of(fleet.client, run_id)[:4] == ["queued", "training", "queued", "training"]
-    assert fleet.state(run_id) == "deployed"
-    every: list[AttemptView] = list(fleet.client.runs.show(run_id).attempts)
-    assert all(attempt.ended_at is not None for attempt in every)
-    assert fleet.client.adapters.live(PROFILE) is not None

@@ -67,8 +67,8 @@ def test_pause_checkpoints_and_resume_goes_on_from_there(make_fleet: MakeFleet, 
     assert worker.poll() is None
 
 
-def test_stop_goes_on_to_evaluation_with_the_best_so_far(make_fleet: MakeFleet, store: str | None) -> None:
-    fleet = make_fleet(store=store, options=ENDLESS, profile={"validation": {"every_steps": 5}})
+def test_stop_goes_on_to_evaluation_with_the_best_so_far(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(options=ENDLESS, profile={"validation": {"every_steps": 5}})
     run_id = fleet.submit()
     fleet.start()
     fleet.wait_for_step(run_id, 12)

@@ -33,12 +33,10 @@ def test_run_is_deployed_and_the_target_serves_its_adapter(make_fleet: MakeFleet
     consumed = fleet.experience(experience_id)
     assert (consumed.state, consumed.run_id, consumed.adapter_id) == ("consumed", run_id, adapter.id)
     assert worker.poll() is None
+    history_is_in_order_with_an_actor_for_every_change(fleet, run_id)
 
 
-def test_run_history_names_an_actor_for_every_change_in_order(make_fleet: MakeFleet, store: str | None) -> None:
-    fleet = make_fleet(store=store)
-    run_id = fleet.submit()
-    fleet.work()
+def history_is_in_order_with_an_actor_for_every_change(fleet: Fleet, run_id: str) -> None:
     events = fleet.client.runs.show(run_id).events
     moved = [event for event in events if event.new_state is not None]
     assert moved[0].actor == "user:test"
@@ -50,8 +48,9 @@ def test_run_history_names_an_actor_for_every_change_in_order(make_fleet: MakeFl
     instants = [row["at"] for row in rows["events"]]
     assert instants == sorted(instants)
     for table, entity in (("runs", "run"), ("tasks", "task"), ("attempts", "attempt"), ("adapters", "adapter")):
-        last = {row["entity_id"]: row["new_state"] for row in rows["events"] if row["entity"] == entity}
-        assert last == {row["id"]: row["state"] for row in rows[table]} or entity == "adapter", table
+        moves = [row for row in rows["events"] if row["entity"] == entity and row["new_state"] is not None]
+        last = {row["entity_id"]: row["new_state"] for row in moves}
+        assert last == {row["id"]: row["state"] for row in rows[table]}, table
 
 
 def test_worse_adapter_is_rejected_and_the_live_one_stays(make_fleet: MakeFleet, store: str | None) -> None:
@@ -87,14 +86,6 @@ def tied(make_fleet: MakeFleet) -> Fleet:
     return fleet
 
 
-def test_tie_is_rejected_by_default(tied: Fleet) -> None:
-    run_id = tied.submit(lines=200)
-    tied.work()
-    run = tied.client.runs.get(run_id)
-    assert run.state == "rejected"
-    assert run.reason.startswith("no measurable difference")
-
-
 def test_tie_that_is_held_goes_live_only_when_approved(tied: Fleet) -> None:
     before = tied.served()
     run_id = tied.submit("gate.on_tie=hold", lines=200)
@@ -112,12 +103,16 @@ def test_tie_that_is_held_goes_live_only_when_approved(tied: Fleet) -> None:
     assert approved[0].actor == "user:test"
 
 
-def test_tie_that_is_held_can_be_refused(tied: Fleet) -> None:
+def test_tie_is_rejected_by_default_and_by_a_person_where_it_is_held(tied: Fleet) -> None:
     before = tied.served()
-    run_id = tied.submit("gate.on_tie=hold", lines=200)
+    by_default = tied.submit(lines=200)
+    held = tied.submit("gate.on_tie=hold", lines=200)
     tied.work()
-    tied.client.adapters.reject(f"{PROFILE}@v2", "not this one")
-    run = tied.client.runs.get(run_id)
+    run = tied.client.runs.get(by_default)
+    assert run.state == "rejected"
+    assert run.reason.startswith("no measurable difference")
+    tied.client.adapters.reject(f"{PROFILE}@v3", "not this one")
+    run = tied.client.runs.get(held)
     assert (run.state, run.reason) == ("rejected", "not this one")
     assert tied.served() == before
     assert tied.client.system.inbox() == []
@@ -184,8 +179,8 @@ def test_too_few_cases_are_held_never_promoted(make_fleet: MakeFleet) -> None:
     assert "gate.min_n" in run.reason
 
 
-def test_dry_run_is_validated_and_leaves_everything_as_it_was(make_fleet: MakeFleet, store: str | None) -> None:
-    fleet = make_fleet(store=store)
+def test_dry_run_is_validated_and_leaves_everything_as_it_was(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
     live = fleet.submit()
     fleet.work()
     before, served = fleet.rows(), fleet.served()
