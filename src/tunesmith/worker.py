@@ -17,7 +17,7 @@ from typing import TypeVar
 from tunesmith import control, lifecycle, logs
 from tunesmith.clock import boot_seconds
 from tunesmith.config.workspace import Workspace
-from tunesmith.domain.task import TaskKind
+from tunesmith.domain.task import AttemptState, TaskKind
 from tunesmith.errors import LeaseLost, StoreCorrupt, StoreError, TunesmithError
 from tunesmith.ids import new_id
 from tunesmith.programs.process_identity import ProcessIdentity, identify, kill_stray
@@ -28,7 +28,7 @@ from tunesmith.stages.evaluate import evaluate
 from tunesmith.stages.train import train
 from tunesmith.stages.watch import watch
 from tunesmith.store import queue, tasks, workers
-from tunesmith.store.database import Database
+from tunesmith.store.database import Database, Tx
 from tunesmith.store.tasks import Claim
 
 STAGES: dict[TaskKind, Callable[[StageContext], StageEnd]] = {
@@ -55,6 +55,7 @@ class Worker:
         self.kinds = frozenset(kinds) & frozenset(STAGES)
         self.stopping = threading.Event()
         self._swept = 0.0
+        self._unsure = False
         self._pulse: Pulse | None = None
 
     @property
@@ -63,19 +64,21 @@ class Worker:
 
     def run(self, *, until_idle: bool = False) -> int:
         """Work until told to stop, or until nothing is left to do; returns how many tasks were worked on."""
-        done = 0
+        done, claim = 0, None
         self._register()
         log.info("worker_started", worker=self.id, kinds=sorted(self.kinds))
         try:
             while not self.stopping.is_set():
-                claim = self._patiently(self._next)
+                claim = claim or self._patiently(self._next)
                 if claim is not None:
                     done += 1
-                    self.work(claim)
+                    claim = self.work(claim)
                 elif until_idle and not self._patiently(self._anything_left):
                     break
                 else:
                     self.stopping.wait(self.timing.poll_s)
+            if claim is not None:
+                self._give_back(claim)
         finally:
             self._leave()
         log.info("worker_ended", worker=self.id, num_tasks=done)
@@ -97,8 +100,11 @@ class Worker:
         if self._pulse is not None:
             self._pulse.stopping.set()
 
-    def work(self, claim: Claim) -> None:
-        """One attempt, from claim to settled. Losing the lease changes nothing; an error is the attempt's, not ours."""
+    def work(self, claim: Claim) -> Claim | None:
+        """One attempt, from claim to settled; returns the next claim, taken in the transaction that settled this one.
+
+        Losing the lease changes nothing; an error is the attempt's, not ours.
+        """
         pulse = self._pulse = Pulse()
         if self.stopping.is_set():
             pulse.stopping.set()
@@ -109,10 +115,12 @@ class Worker:
         log.info("task_started", attempt=claim.attempt.number, **where)
         try:
             end = self._run_stage(context)
-            self._patiently(lambda: self._settle(claim, end))
+            following = self._patiently(lambda: self._settle(claim, end))
             log.info("task_ended", outcome=end.outcome, reason=end.error or "", **where)
+            return following
         except LeaseLost as error:
             log.warning("lease_lost", reason=str(error), **where)
+            return None
         finally:
             heart.end()
             self._pulse = None
@@ -128,28 +136,46 @@ class Worker:
             log.exception("stage_failed", task=context.claim.task.id, run=context.claim.task.run_id)
             return lifecycle.end_of_error(error)
 
-    def _settle(self, claim: Claim, end: StageEnd) -> None:
+    def _settle(self, claim: Claim, end: StageEnd) -> Claim | None:
         """Record the end of an attempt; an end that cannot be recorded is one that failed, never a worker that dies."""
         try:
             with self.database.write() as tx:
                 lifecycle.settle(tx, claim, end, actor=self.id)
+                return None if self.stopping.is_set() or self._sweep_is_due() else self._claim(tx)
         except (LeaseLost, StoreError):
             raise
         except Exception as error:
             log.exception("settle_failed", task=claim.task.id, run=claim.task.run_id)
             with self.database.write() as tx:
                 lifecycle.settle(tx, claim, lifecycle.end_of_error(error), actor=self.id)
+            return None
+
+    def _give_back(self, claim: Claim) -> None:
+        """We were told to stop just after we had taken the next task."""
+        end = StageEnd(AttemptState.INTERRUPTED, error="the worker was told to end")
+        with self.database.write() as tx:
+            lifecycle.settle(tx, claim, end, actor=self.id)
 
     def _next(self) -> Claim | None:
         """Sweep if it is time, then claim."""
-        if boot_seconds() - self._swept >= self.timing.sweep_s:
+        if self._sweep_is_due():
             self.sweep()
             self._swept = boot_seconds()
         with self.database.write(durable=False) as tx:
-            claim = tasks.claim(tx, self.id, self.kinds, self.timing.lease_s)
-            if claim is not None:
-                lifecycle.begin(tx, claim, actor=self.id)
+            # after an error we cannot know whether the last claim was committed: look before taking another
+            held = tasks.held_by(tx, self.id) if self._unsure else None
+            claim = held or self._claim(tx)
+        self._unsure = False
         return claim
+
+    def _claim(self, tx: Tx) -> Claim | None:
+        claim = tasks.claim(tx, self.id, self.kinds, self.timing.lease_s)
+        if claim is not None:
+            lifecycle.begin(tx, claim, actor=self.id)
+        return claim
+
+    def _sweep_is_due(self) -> bool:
+        return boot_seconds() - self._swept >= self.timing.sweep_s
 
     def sweep(self) -> None:
         """Say that we are alive; take over what dead workers held, end their programs; expire old holds."""
@@ -196,6 +222,7 @@ class Worker:
             except StoreCorrupt:
                 raise
             except StoreError as error:
+                self._unsure = True
                 log.warning("store_unavailable", reason=str(error))
                 if self.stopping.wait(delay_s):
                     raise

@@ -272,12 +272,18 @@ def expired(tx: Tx, limit: int = 20) -> list[Claim]:
     """Leases that ran out, with the lease needed to take them away from their holders."""
     over = sa.or_(tasks.c.lease_clock != tx.lease_clock, tasks.c.lease_until < tx.lease_now)
     query = sa.select(tasks).where(sa.text("state = 'leased'"), over).order_by(tasks.c.seq).limit(limit)
-    rows = tx.all(query.with_for_update(skip_locked=True) if tx.is_postgres else query)
-    claims = []
-    for row in rows:
-        attempt = open_attempt(tx, row["id"])
-        claims.append(Claim(task_of(row), attempt, Lease(row["id"], attempt.id, row["lease_token"])))
-    return claims
+    return [_claim_of(tx, row) for row in tx.all(query.with_for_update(skip_locked=True))]
+
+
+def held_by(tx: Tx, worker_id: str) -> Claim | None:
+    """What a worker holds, for one that does not know: the answer to its claim was lost."""
+    row = tx.first(sa.select(tasks).where(sa.text("state = 'leased'"), tasks.c.worker_id == worker_id))
+    return None if row is None else _claim_of(tx, row)
+
+
+def _claim_of(tx: Tx, row: sa.RowMapping) -> Claim:
+    attempt = open_attempt(tx, row["id"])
+    return Claim(task_of(row), attempt, Lease(row["id"], attempt.id, row["lease_token"]))
 
 
 def open_attempt(tx: Tx, task_id: str) -> Attempt:
