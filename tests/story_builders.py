@@ -34,18 +34,6 @@ Rows = dict[str, list[dict[str, Any]]]
 MakeFleet = Callable[..., "Fleet"]
 _numbers = itertools.count(1)
 
-_DRIVER = """
-import sys
-from tunesmith import logs
-from tunesmith.client import Client
-from tunesmith.domain.task import TaskKind
-root, until_idle, *kinds = sys.argv[1:]
-logs.show_on_stderr()
-worker = Client(root).system.worker(frozenset(map(TaskKind, kinds)) or None)
-worker.install_signals()
-worker.run(until_idle=until_idle == "until-idle")
-"""
-
 
 class Fleet:
     """A workspace and its worker processes. `end` leaves none behind, whatever the test did to them."""
@@ -62,11 +50,11 @@ class Fleet:
         env: Mapping[str, str] | None = None,
         under: tuple[str, ...] = (),
     ) -> subprocess.Popen[bytes]:
-        """A worker as a process of its own, for all kinds of tasks or only some; `under` goes in front of it."""
-        words = [str(self.root), "until-idle" if until_idle else "for-ever", *kinds]
+        """`tunesmith worker`, for all kinds of tasks or only some; `under` goes in front of it."""
+        words = [*(["--until-idle"] if until_idle else []), *(["--kinds", ",".join(kinds)] if kinds else [])]
         with self.log(len(self.processes)).open("ab") as sink:
             process = subprocess.Popen(
-                [*under, sys.executable, "-c", _DRIVER, *words],
+                [*under, sys.executable, "-m", "tunesmith.cli.main", "worker", *words],
                 cwd=self.root,
                 env=cli_environ(env),
                 stdin=subprocess.DEVNULL,
