@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import tempfile
-import time
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -63,14 +60,6 @@ class Postgres:
         self._server.start()
 
     def close(self) -> None:
-        pid = self._server.get_pid()
-        with suppress(OSError):
-            os.kill(pid, signal.SIGQUIT)  # nothing in it is worth an orderly end
-            while True:
-                with suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)  # our child, where a test has made this process a subreaper
-                os.kill(pid, 0)
-                time.sleep(0.01)
         self._server.cleanup()
 
     def _ask(self, statement: str) -> Any:
