@@ -410,3 +410,52 @@ def test_reader_of_the_target_never_finds_nothing_while_versions_change(make_fle
     assert seen <= known
     assert len(seen) >= 3, "it was not looked at while it changed"
     assert {fleet.state(run_id) for run_id in ids} == {"deployed"}
+
+
+def slow_links(seconds: float) -> tuple[str, ...]:
+    """What makes a worker take so long for the step that moves a target's link."""
+    calls = "symlink,symlinkat"
+    delay = f"inject={calls}:delay_enter={int(seconds * 1e6)}:when=1"
+    return ("strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={calls}", "-e", delay)
+
+
+@pytest.mark.skipif(not strace_works(), reason="strace cannot trace here")
+def test_worker_that_hangs_in_a_deployment_loses_it_and_cannot_spoil_it_later(make_fleet: MakeFleet) -> None:
+    """It beats, but makes no progress: another takes over. When it goes on, it moves the link, and that is mended."""
+    deadlines = dict.fromkeys(("load", "hash", "train", "validate", "save", "score", "generate"), 0.8)
+    timing = {"lease_s": 1.0, "heartbeat_s": 0.2, "grace_s": 0.1, "phase_deadlines_s": deadlines}
+    fleet = make_fleet(settings={"worker": timing}, profile=WATCHED)
+    fleet.submit("watch.for_s=0", "trainer.options.quality=0.2")
+    fleet.work()
+    run_id = fleet.submit("trainer.options.quality=0.7", first=100)
+    fleet.work("train", "evaluate")
+    old, new = (fleet.client.adapters.show(f"{PROFILE}@v{version}").digest for version in (1, 2))
+    fleet.start("deploy", under=slow_links(7.0))
+    wait_for(lambda: fleet.client.adapters.show(f"{PROFILE}@v2").state == "live", 20, "for the flip")
+    fleet.start()
+    fleet.wait(run_id, "watching")
+    assert [attempt.outcome for attempt in fleet.attempts(run_id, "deploy")] == ["lost", "succeeded"]
+    assert "no_progress" in fleet.log(0).read_text()
+    assert fleet.served() == new
+    fleet.client.adapters.rollback(PROFILE)
+    wait_for(lambda: fleet.served() == old, 10, "for the rollback")
+    wait_for(lambda: "lease_lost" in fleet.log(0).read_text(), 20, "for the first worker to go on")
+    wait_for(lambda: fleet.served() == old, 10, "for what it spoilt to be mended")
+    time.sleep(0.5)  # and it stays so
+    assert fleet.served() == old
+
+
+@pytest.mark.skipif(not strace_works(), reason="strace cannot trace here")
+def test_slow_rollback_does_not_undo_a_deployment_that_came_after_it(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(settings={"worker": {"lease_s": 5.0, "heartbeat_s": 0.5}})
+    two_versions(fleet)
+    fleet.client.adapters.rollback(PROFILE)
+    slow = fleet.start("rollback", until_idle=True, under=slow_links(5.0))
+    wait_for(lambda: "task_started" in fleet.log(0).read_text(), 20)
+    run_id = fleet.submit("trainer.options.quality=0.9", first=300)
+    fleet.work("train", "evaluate", "deploy", "watch")
+    assert fleet.state(run_id) == "deployed"
+    assert slow.poll() is None, "the drill is pointless: the rollback was over before"
+    assert slow.wait(20) == 0, fleet.logs()
+    assert fleet.served() == fleet.client.adapters.show(f"{PROFILE}@v3").digest
+    assert fleet.client.adapters.deployment(PROFILE).targets[0]["observed"] == f"{PROFILE}@v3"

@@ -8,8 +8,8 @@ from tunesmith.config.workspace import Workspace
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.profile import Target as TargetConfig
 from tunesmith.domain.request import RequestKind, strongest
-from tunesmith.domain.task import ErrorClass
-from tunesmith.errors import DataError, Refused, TunesmithError
+from tunesmith.domain.task import ErrorClass, TaskKind
+from tunesmith.errors import DataError, LeaseLost, Refused, TunesmithError
 from tunesmith.files import verify_folder
 from tunesmith.stages.context import Flipped, NotFlipped, Reconciled, StageContext, StageEnd
 from tunesmith.stages.evaluate import policy_digest
@@ -18,6 +18,9 @@ from tunesmith.store.adapters import Adapter
 from tunesmith.store.runs import Run
 from tunesmith.targets.base import ServedAdapter, Target, TargetError
 from tunesmith.targets.registry import make_target
+
+_MAX_ROUNDS = 10
+_MOVED = "something else is wanted by now"
 
 
 def deploy(context: StageContext) -> StageEnd:
@@ -99,24 +102,49 @@ def _flip(context: StageContext, run: Run, adapter: Adapter) -> NotFlipped | Non
 
 
 def reconcile(context: StageContext, profile: str) -> str | None:
-    """Make every target serve what is wanted and note what it really serves; the first trouble, if any."""
-    with context.database.read() as tx:
-        deployment = deployments.get(tx, profile)
-        wanted = adapters.live(tx, profile)
-    if deployment is None:
-        return None
-    trouble = None
-    served = None if wanted is None else served_adapter(context.workspace, wanted)
-    for config in deployment.targets:
-        context.pulse.check()
-        error = _bring(target_of(context.workspace, profile, config), served)
+    """Make every target serve what is wanted and note what it really serves; the first trouble, if any.
+
+    What is wanted may move while a target is slow. Whoever moves a target looks once more after it, so the last one
+    to do so has moved it to what is wanted then.
+    """
+    for _ in range(_MAX_ROUNDS):
+        with context.database.read() as tx:
+            deployment = deployments.get(tx, profile)
+            wanted = adapters.live(tx, profile)
+        if deployment is None:
+            return None
+        served = None if wanted is None else served_adapter(context.workspace, wanted)
+        troubles = [_settle(context, profile, config, wanted, served) for config in deployment.targets]
+        if _MOVED not in troubles:
+            return next((trouble for trouble in troubles if trouble is not None), None)
+    return "what is wanted keeps changing"
+
+
+def _settle(
+    context: StageContext, profile: str, config: dict[str, Any], wanted: Adapter | None, served: ServedAdapter | None
+) -> str | None:
+    """Bring one target to what is wanted; `_MOVED` if something else is wanted by now."""
+    context.pulse.check()
+    error = _bring(target_of(context.workspace, profile, config), served)
+    try:
         with context.database.write() as tx:
             tasks.guard(tx, context.claim.lease)
             adapter_id = None if wanted is None else wanted.id
+            now_wanted = adapters.live(tx, profile)
+            if adapter_id != (None if now_wanted is None else now_wanted.id):
+                return _MOVED
             deployments.observe(tx, profile, config["name"], adapter_id=adapter_id, error=error)
-        context.pulse.progress()
-        trouble = trouble or (None if error is None else f"target {config['name']}: {error}")
-    return trouble
+    except LeaseLost:
+        _have_it_looked_at(context, profile)
+        raise
+    context.pulse.progress()
+    return None if error is None else f"target {config['name']}: {error}"
+
+
+def _have_it_looked_at(context: StageContext, profile: str) -> None:
+    """We moved a target after we had lost the task: whoever holds it may have been done before us."""
+    with context.database.write() as tx:
+        tasks.add(tx, TaskKind.ROLLBACK, actor=context.worker_id, profile=profile, priority=0)
 
 
 def _bring(target: Target, served: ServedAdapter | None) -> str | None:
