@@ -17,7 +17,7 @@ from typing import assert_never
 from tunesmith.domain.gate import Decision
 from tunesmith.domain.request import RequestKind, strongest
 from tunesmith.domain.run import RunState, effect_of_end
-from tunesmith.domain.task import AttemptState, ErrorClass, RetryDecision, TaskKind, TaskState
+from tunesmith.domain.task import AttemptState, ErrorClass, RetryDecision, TaskKind, TaskState, backoff_s
 from tunesmith.errors import StoreError
 from tunesmith.stages.context import (
     DryRunPassed,
@@ -55,7 +55,7 @@ def begin(tx: Tx, claim: Claim, *, actor: str) -> None:
 def settle(tx: Tx, claim: Claim, end: StageEnd, *, actor: str) -> None:
     """An attempt has ended: end it, move its task, move its run, open the next task. All or nothing."""
     if claim.task.run_id is None:
-        _end_attempt(tx, claim, end, actor)
+        _after_rollback(tx, claim, end, actor)
         return
     run = runs.get(tx, claim.task.run_id)
     match claim.task.kind:
@@ -192,8 +192,21 @@ def _after_watch(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> N
             finish(tx, run, RunState.ROLLED_BACK, actor=actor, reason=why)
 
 
+def _after_rollback(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
+    """Targets must come to what is wanted, however long that takes: the pointer has moved already."""
+    if end.outcome is AttemptState.SUCCEEDED:
+        _end_attempt(tx, claim, end, actor)
+        return
+    num_failures = int(claim.task.payload.get("num_failures", 0)) + 1
+    reason = f"{(end.error or end.outcome).splitlines()[0]}; tried again ({num_failures} failures so far)"
+    payload = {"num_failures": num_failures}
+    tasks.again_later(
+        tx, claim.lease, backoff_s(num_failures), actor=actor, reason=reason, payload=payload, outcome=end.outcome
+    )
+
+
 def finish(tx: Tx, run: Run, state: RunState, *, actor: str, reason: str) -> None:
-    """A run has ended: its data and its campaign's counters follow DESIGN's table."""
+    """A run has ended: its data and its campaign's counters follow `effect_of_end`."""
     runs.move(tx, run.id, state, actor=actor, reason=reason)
     requests.acknowledge_all(tx, run.id, actor=actor, answer=f"the run is {state}")
     effect = effect_of_end(state)

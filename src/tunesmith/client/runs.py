@@ -87,6 +87,7 @@ class Runs:
             estimate_basis=made.estimate.basis,
             waits_for=self.get(made.run_id).waits_for,
             is_new=made.is_new,
+            warning=made.warning,
         )
 
     def list(self, *, profile: str | None = None, state: str | None = None, limit: int = 50) -> list[RunView]:

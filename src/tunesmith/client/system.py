@@ -12,10 +12,12 @@ from importlib.util import find_spec
 
 from tunesmith.client.session import Session
 from tunesmith.config.resolve import list_profiles
+from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.run import RunState
 from tunesmith.domain.task import TaskKind
-from tunesmith.errors import StoreError, UsageError, nearest, show
-from tunesmith.store import adapters, queue, runs, switches, workers
+from tunesmith.errors import StoreCorrupt, StoreError, UsageError, nearest, show
+from tunesmith.store import adapters, deployments, queue, runs, switches, workers
+from tunesmith.store.adapters import Adapter
 from tunesmith.store.database import sqlite_module, wal_is_safe
 from tunesmith.store.schema import integrity_problem
 from tunesmith.store.switches import Switch
@@ -81,10 +83,16 @@ class System:
                 for run in runs.listing(tx, states=frozenset({RunState.HELD}), limit=1000)
             ]
             parked = [(task, queue.last_attempt(tx, task.id)) for task in queue.parked(tx)]
+            troubled = [
+                (deployment, seen)
+                for deployment in deployments.listing(tx)
+                for seen in deployments.observed(tx, deployment.profile)
+                if seen.error is not None
+            ]
         items = [
             InboxItem(
                 "held run", run.id, run.profile, run.moved_at, run.reason,
-                f"`adapter approve {adapter.name}`, or `evaluate` or `reject` it" if adapter else "`run cancel`",
+                _what_to_do(adapter),
             )
             for run, adapter in held
         ]  # fmt: skip
@@ -94,6 +102,14 @@ class System:
                 "read `run logs`, repair, then `run retry`", last.error or "",
             )
             for task, last in parked
+        ]  # fmt: skip
+        items += [
+            InboxItem(
+                f"target {seen.target}", deployment.profile, deployment.profile, deployment.flipped_at,
+                seen.error or "",
+                "mend the target; a worker brings it to what is wanted",
+            )
+            for deployment, seen in troubled
         ]  # fmt: skip
         return sorted(items, key=lambda item: item.since)
 
@@ -117,8 +133,10 @@ class System:
     def _store(self) -> Check:
         try:
             problem = integrity_problem(self._session.database)
-        except StoreError as error:
+        except StoreCorrupt as error:
             problem = error.message
+        except StoreError as error:
+            return Check("store", "broken", error.message, "make it reachable again; what it holds is not damaged")
         if problem is None:
             return Check("store", "ok", "sound")
         return Check("store", "broken", problem, "restore a backup; nothing is repaired by resetting")
@@ -158,6 +176,14 @@ class System:
         if alive:
             return Check("workers", "ok", f"{len(alive)} running")
         return Check("workers", "warning", "none is running, so queued runs wait", "tunesmith worker")
+
+
+def _what_to_do(adapter: Adapter | None) -> str:
+    if adapter is None:
+        return "`run cancel`"
+    if adapter.state is AdapterState.CANDIDATE:
+        return f"`adapter approve {adapter.name}`, or `evaluate` or `reject` it"
+    return f"it is {adapter.state} and cannot go live again: `adapter reject {adapter.name}`, then `run retry`"
 
 
 def _kind(name: str) -> TaskKind:

@@ -106,6 +106,7 @@ class SubmittedView:
     estimate_basis: str
     waits_for: str | None
     is_new: bool
+    warning: str | None
 
 
 @dataclass(frozen=True)

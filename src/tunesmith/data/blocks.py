@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from tunesmith.data.scoring import score
 from tunesmith.data.splitting import group_of, split_of
 from tunesmith.data.tally import Tally
 from tunesmith.domain.example import Reason, Split, identity
+from tunesmith.errors import show
 
 _PLACES = {split: place for place, split in enumerate(Split)}
 
@@ -56,6 +58,8 @@ class BlockParser:
 
     def __init__(self, rules: ParseRules) -> None:
         self._rules = rules
+        longest_first = sorted(rules.control_tokens, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def parse(self, block: Block) -> ParsedBlock:
         """Every line of a block."""
@@ -70,6 +74,7 @@ class BlockParser:
         for index, line in enumerate(lines):
             try:
                 row = parser.parse(line, ends_open=index == open_index)
+                self._refuse_control_tokens(row)
             except BadRow as bad:
                 if bad.at_byte is not None:
                     place = block.offset + sum(len(before) + 1 for before in lines[:index]) + bad.at_byte
@@ -82,6 +87,15 @@ class BlockParser:
                 rows.append(self._judged(row, block.first_line + index))
         ignored = dict(parser.ignored_fields)
         return ParsedBlock(block.end, len(lines) - num_blank, num_blank, tally, ignored, to_batch(rows, block.source))
+
+    def _refuse_control_tokens(self, row: Row | None) -> None:
+        """A text that the model would read as the end of a turn, or the start of another, is no text."""
+        if self._control is None or row is None:
+            return
+        for content in row[1]:
+            if (found := self._control.search(content)) is not None:
+                problem = f"a text holds {show(found[0])}, a control token of the base model"
+                raise BadRow(Reason.CONTROL_TOKEN, "", problem, "remove it, or write it differently")
 
     def _judged(self, row: Row, line: int) -> ParsedRow:
         """A row with its id, group, split and score."""

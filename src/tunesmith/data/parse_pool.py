@@ -6,6 +6,7 @@ parsed block on stdout, and ends when stdin ends. So no child outlives its paren
 
 from __future__ import annotations
 
+import json
 import queue
 import signal
 import struct
@@ -35,13 +36,14 @@ class ParseRules:
     heldout_share: float
     validation_share: float
     max_line_bytes: int
+    control_tokens: tuple[str, ...] = ()
 
 
 class ParsePool:
     """Child processes that parse. Each has a thread here that waits for it; the parent does the rest of the work."""
 
     def __init__(self, rules: ParseRules, num_processes: int) -> None:
-        argv = [sys.executable, "-P", "-m", "tunesmith.data.parse_pool", *map(str, astuple(rules))]
+        argv = [sys.executable, "-P", "-m", "tunesmith.data.parse_pool", json.dumps(astuple(rules))]
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="parse")
         self._children: list[subprocess.Popen[bytes]] = []
@@ -115,8 +117,6 @@ def _answer(rules: ParseRules, source: IO[bytes], sink: IO[bytes]) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, who ends this process
     try:
-        heldout_share, validation_share, max_line_bytes = sys.argv[1:]
-        rules = ParseRules(float(heldout_share), float(validation_share), int(max_line_bytes))
-        _answer(rules, sys.stdin.buffer, sys.stdout.buffer)
+        _answer(ParseRules(*json.loads(sys.argv[1])), sys.stdin.buffer, sys.stdout.buffer)
     except (BrokenPipeError, EOFError):
         sys.exit(1)  # the parent is gone

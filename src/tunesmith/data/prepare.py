@@ -59,7 +59,7 @@ def prepare(
         raise UsageError("no source given; name at least one JSONL file")
     total = sum(size_of(path) for path in sources)  # refuses what is not a regular file before anything is read
     files: list[SourceFile] = []
-    rules = ParseRules(options.heldout_share, options.validation_share, options.max_line_bytes)
+    rules = ParseRules(options.heldout_share, options.validation_share, options.max_line_bytes, options.control_tokens)
     num_processes = num_processes or (1 if total < _LARGE else min(_num_cpus(), _MAX_PROCESSES))
     with staging_for(out_dir) as staged, _Intake(staged, options) as intake, _parsing(rules, num_processes) as parse:
         done = 0

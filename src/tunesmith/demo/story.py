@@ -69,7 +69,8 @@ def run_demo(folder: Path, *, quick: bool, console: Console) -> int:
     else:
         console.print(f"[bold red]not as expected:[/] {good.run.state} / {bad.run.state}; see `tunesmith run show`")
     console.print(f"report: {_short(report)}   took {time.monotonic() - began:.0f} s")
-    console.print(f"look around: cd {_short(folder)} && tunesmith run list")
+    command = _short(Path(sys.executable).with_name("tunesmith"))
+    console.print(f"look around: {command} --workspace {_short(folder)} run list", soft_wrap=True)
     return 0 if succeeded else 1
 
 

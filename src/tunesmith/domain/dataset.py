@@ -100,6 +100,8 @@ class PrepareOptions(Section):
     """Refuse more examples than this."""
     max_line_bytes: int = Field(default=4 << 20, ge=1024, le=64 << 20)
     """A longer line is bad; it is skipped without being held in memory."""
+    control_tokens: tuple[str, ...] = ()
+    """Texts that the base model reads as control tokens; a line that holds one could forge a turn, so it is bad."""
     few_heldout: int = Field(default=50, ge=0)
     """Warn when fewer examples than this are held out."""
 

@@ -100,4 +100,5 @@ class Reason(StrEnum):
     BAD_WEIGHT = "bad_weight"
     UNSUPPORTED_FIELD = "unsupported_field"
     SAME_ANSWERS = "same_answers"
+    CONTROL_TOKEN = "control_token"  # noqa: S105 - a reason, no password
     MIXED_KIND = "mixed_kind"

@@ -120,7 +120,7 @@ def describe(comparison: Comparison, confidence: float) -> str:
     if comparison.problem is not None:
         return f"{comparison.metric}: {comparison.problem}"
     return (
-        f"{comparison.metric} {comparison.baseline:.4f} → {comparison.candidate:.4f}, improvement "
-        f"{comparison.difference:+.4f} [{comparison.low:+.4f}, {comparison.high:+.4f}] "
+        f"{comparison.metric} {comparison.baseline:.4g} → {comparison.candidate:.4g}, improvement "
+        f"{comparison.difference:+.3g} [{comparison.low:+.3g}, {comparison.high:+.3g}] "
         f"at {confidence:.0%}, n = {comparison.n}"
     )

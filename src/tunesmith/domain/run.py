@@ -88,7 +88,7 @@ class EndEffect:
 
 
 def effect_of_end(state: RunState) -> EndEffect:
-    """DESIGN's table: how a run ends → its data, the campaign's counters."""
+    """How a run ends → what becomes of its data and of the campaign's counters."""
     match state:
         case R.DEPLOYED | R.COMPLETED:
             return EndEffect(DataEffect.CONSUME, CounterEffect.SUCCESS)

@@ -14,6 +14,7 @@ from tunesmith.files import canonical_json, sha256_text
 _MAX_CONFIG = 1 << 20
 _MAX_TOKENIZER_CONFIG = 16 << 20  # lists every added token
 _MAX_TEMPLATE = 1 << 20
+_MAX_TOKENIZER = 256 << 20
 _MAX_INDEX = 64 << 20
 _MAX_HEADER = 100_000_000  # the format's own limit
 _WEIGHTS = "model.safetensors"
@@ -134,6 +135,21 @@ def _template_hash(folder: Path, tokenizer: dict[str, Any]) -> str | None:
     if template is None:
         return None
     return sha256_text(template if isinstance(template, str) else canonical_json(template))
+
+
+def read_control_tokens(folder: Path) -> tuple[str, ...]:
+    """Texts that the tokenizer turns into special tokens wherever they stand, in a person's message too."""
+    found: set[Any] = set()
+    if (folder / "tokenizer.json").exists():
+        added = _read_json(folder / "tokenizer.json", _MAX_TOKENIZER).get("added_tokens") or []
+        found |= {token.get("content") for token in added if isinstance(token, dict) and token.get("special")}
+    if (folder / "tokenizer_config.json").exists():
+        config = _read_json(folder / "tokenizer_config.json", _MAX_TOKENIZER)
+        decoder = config.get("added_tokens_decoder") or {}
+        found |= {t.get("content") for t in decoder.values() if isinstance(t, dict) and t.get("special")}
+        named = [value for key, value in config.items() if key.endswith("_token")]
+        found |= {value.get("content") if isinstance(value, dict) else value for value in named}
+    return tuple(sorted(token for token in found if isinstance(token, str) and token.strip()))
 
 
 def adaptable_modules(shapes: dict[str, tuple[int, ...]]) -> frozenset[str]:

@@ -49,6 +49,9 @@ class ChatFormat:
         self._special = frozenset(tokenizer.all_special_ids) | {
             token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
         }
+        texts = {str(tokenizer.convert_ids_to_tokens(token_id)) for token_id in self._special}
+        longest_first = sorted(filter(str.strip, texts), key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         ends = self._turn_ends()
         eos = tokenizer.eos_token_id
         if not ends and eos is None:
@@ -63,6 +66,7 @@ class ChatFormat:
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The tokens in front of an answer to these messages."""
+        self._refuse_forged("a prompt", messages)
         return tuple(self._encode(self._render(messages, "a prompt", add_generation_prompt=True)))
 
     def text_of(self, ids: Iterable[int]) -> str:
@@ -73,6 +77,7 @@ class ChatFormat:
         """The whole conversation with the assistant's tokens marked: every answer, or only the last one."""
         if not messages or messages[-1]["role"] != "assistant":
             raise DataError(f"{example_id}: the conversation does not end with an answer of the assistant")
+        self._refuse_forged(example_id, messages)
         wanted = [_is_trained(message) for message in messages]
         if final_only:
             wanted = [False] * (len(messages) - 1) + [True]
@@ -192,6 +197,12 @@ class ChatFormat:
             elif ends or self.text_of([token]).strip():
                 break
         return ends
+
+    def _refuse_forged(self, what: str, messages: Sequence[Message]) -> None:
+        """A control token written in a message would become a real one: a turn that nobody took."""
+        for message in messages:
+            if (found := self._control.search(str(message["content"]))) is not None:
+                raise DataError(f"{what}: a {message['role']} message holds the control token {found[0]!r}; remove it")
 
     def _render(self, messages: Sequence[Message], what: str, *, add_generation_prompt: bool = False) -> str:
         try:

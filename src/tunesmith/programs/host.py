@@ -99,7 +99,7 @@ class Program:
     def phase(self, phase: Phase, detail: str = "") -> None:
         """What it is busy with now; each phase has its own deadline for progress."""
         self._events.write("phase", phase=phase.value, detail=detail)
-        self._mirror(force=True, phase=phase.value)
+        self._mirror(force=True, phase=phase.value, done=0, total=0, unit="")
 
     def progress(self, done: int, total: int, unit: str = "step") -> None:
         self._events.write("progress", done=done, total=total, unit=unit)

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 from tunesmith.config.workspace import Workspace
 from tunesmith.domain.gate import Judged
 from tunesmith.domain.request import RequestKind
+from tunesmith.domain.spec import AttemptRef
 from tunesmith.domain.task import AttemptState, ErrorClass
 from tunesmith.errors import LeaseLost, StoreCorrupt, StoreError
-from tunesmith.programs.launch import RunningProgram
+from tunesmith.programs.launch import RunningProgram, tail_of_log
 from tunesmith.settings import Settings
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.tasks import Claim
@@ -88,6 +89,23 @@ class StageContext:
     @property
     def attempt_dir(self) -> Path:
         return self.workspace.runs_dir / self.run_id / self.claim.attempt.id
+
+    @property
+    def attempt_ref(self) -> AttemptRef:
+        """Our attempt, as a program's spec names it."""
+        attempt = self.claim.attempt
+        return AttemptRef(
+            task_id=attempt.task_id,
+            attempt_id=attempt.id,
+            number=attempt.number,
+            token=attempt.token,
+            lease_s=self.settings.worker.lease_s,
+        )
+
+    def with_log(self, error: str) -> str:
+        """An error with the last words of the program, so that a parked task can be understood from the inbox."""
+        tail = tail_of_log(self.attempt_dir, 2048).strip()
+        return f"{error}\n{tail}" if tail else error
 
 
 # What a stage found out or made; lifecycle.py turns it into the run's next state.

@@ -14,7 +14,6 @@ from tunesmith.files import canonical_json, sha256_file, sha256_text, write_atom
 from tunesmith.programs.judge import judge_evaluate, read_scores
 from tunesmith.stages.context import Measured, StageContext, StageEnd
 from tunesmith.stages.supervise import Supervisor
-from tunesmith.stages.train import attempt_ref, with_log
 from tunesmith.store import adapters, datasets, runs
 from tunesmith.store.adapters import Adapter
 
@@ -34,7 +33,7 @@ def evaluate(context: StageContext) -> StageEnd:
         return StageEnd.failed(ErrorClass.DATA, f"profile {run.profile} has no held-out cases")
     context.attempt_dir.mkdir(parents=True, exist_ok=True)
     spec = EvaluateSpec(
-        attempt=attempt_ref(context),
+        attempt=context.attempt_ref,
         run_id=run.id,
         base=run.spec.base,
         subjects=(
@@ -49,14 +48,14 @@ def evaluate(context: StageContext) -> StageEnd:
     if end.decided_by is RequestKind.CANCEL:
         return StageEnd.cancelled()
     if end.killed_for is not None:
-        return StageEnd.failed(end.killed_for, with_log(context, end.why))
+        return StageEnd.failed(end.killed_for, context.with_log(end.why))
     if end.interrupted is not None:
         return StageEnd(AttemptState.INTERRUPTED, error=end.interrupted)
     judgement = judge_evaluate(spec, context.attempt_dir, end.exit_code)
     if judgement.outcome is AttemptState.INTERRUPTED:
         return StageEnd(AttemptState.INTERRUPTED, error_class=ErrorClass.TRANSIENT, error=judgement.error)
     if judgement.outcome is not AttemptState.SUCCEEDED or judgement.result is None:
-        error = with_log(context, judgement.error or "")
+        error = context.with_log(judgement.error or "")
         return StageEnd(judgement.outcome, error_class=judgement.error_class, error=error)
     scores = read_scores(context.attempt_dir, judgement.result)
     judged = _judge(run.spec, spec, scores, pool)

@@ -10,7 +10,10 @@ from pathlib import Path
 from tunesmith.config.checks import CheckedProfile
 from tunesmith.config.workspace import Workspace
 from tunesmith.domain.dataset import DatasetReport, PreparedDataset, PrepareOptions, Split
+from tunesmith.errors import DataError
+from tunesmith.files import verify_folder
 from tunesmith.ids import new_id
+from tunesmith.modeling.architecture import read_control_tokens
 from tunesmith.store import datasets, profiles
 from tunesmith.store.database import Database
 from tunesmith.store.datasets import Dataset, HeldoutCase
@@ -35,6 +38,7 @@ def prepare_dataset(
         heldout_share=profile.data.heldout_share,
         validation_share=profile.data.validation_share,
         max_bad_share=profile.data.max_bad_share,
+        control_tokens=read_control_tokens(checked.base_folder),
     )
     prepared = prepare(sources, workspace.datasets_dir / dataset_id, options, on_progress=on_progress)
     try:
@@ -43,8 +47,18 @@ def prepare_dataset(
         shutil.rmtree(prepared.path, ignore_errors=True)  # a dataset that no row knows would never be found again
         raise
     if known.id != dataset_id:
-        shutil.rmtree(prepared.path)
+        _keep_one(workspace.data_dir / known.path, prepared.path)
     return known, prepared.report
+
+
+def _keep_one(known: Path, fresh: Path) -> None:
+    """The same content was prepared before: keep that folder, unless it was damaged since."""
+    try:
+        verify_folder(known)
+        shutil.rmtree(fresh)
+    except (DataError, OSError):
+        shutil.rmtree(known, ignore_errors=True)
+        fresh.rename(known)
 
 
 def _record(

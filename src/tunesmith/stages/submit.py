@@ -55,6 +55,8 @@ class Submitted:
     estimate: Estimate
     is_new: bool
     """False: this idempotency key had made the run before."""
+    warning: str | None
+    """What is known already to stand in the way later."""
 
 
 def check(
@@ -79,6 +81,9 @@ def check(
     )
     trainer = find_trainer(DRY_RUN if dry_run else resolved.profile.trainer.kind)
     checked = check_profile(resolved, workspace, locked=locked, trainer=trainer, target_kinds=target_kinds())
+    if checked.profile.trainer.options and not trainer.takes_options and not dry_run:
+        named = ", ".join(sorted(checked.profile.trainer.options))
+        raise ConfigError(f"profile {profile}: trainer.options: trainer {trainer.name} takes none, found {named}")
     for target in checked.profile.targets:
         make_target(target.kind, target.options, root=workspace.root, profile=profile)
     return checked, trainer, None if campaign is None else campaign.id
@@ -113,7 +118,17 @@ def submit(
     spec = _spec(database, workspace, submission, checked, trainer, dataset, base)
     spec = spec.model_copy(update={"campaign_id": campaign_id})
     run_id, is_new = _queue(database, spec, submission, actor)
-    return Submitted(run_id, dataset.id, estimate(database, workspace, spec), is_new)
+    guess = Estimate(0.0, "a dry run trains nothing") if spec.dry_run else estimate(database, workspace, spec)
+    return Submitted(run_id, dataset.id, guess, is_new, _few_cases(database, spec))
+
+
+def _few_cases(database: Database, spec: RunSpec) -> str | None:
+    """A gate that wants more held-out cases than there are will hold the run, however well it trains."""
+    with database.read() as tx:
+        num = len(datasets.pool(tx, spec.profile, spec.dataset.id, spec.evaluation.max_cases))
+    if num >= spec.gate.min_n:
+        return None
+    return f"only {num} held-out cases, but the gate wants {spec.gate.min_n} (gate.min_n): the run will be held"
 
 
 def _dataset(

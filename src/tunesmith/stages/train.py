@@ -8,12 +8,11 @@ from pathlib import Path
 
 from tunesmith.domain.program import CheckpointEvent, Event, Result, ResultStatus
 from tunesmith.domain.request import RequestKind
-from tunesmith.domain.spec import AttemptRef, ResumeSource, RunSpec, TrainSpec
+from tunesmith.domain.spec import ResumeSource, RunSpec, TrainSpec
 from tunesmith.domain.task import AttemptState, ErrorClass
 from tunesmith.errors import DataError
 from tunesmith.files import publish_folder, verify_folder
 from tunesmith.programs.judge import Judgement, judge_train
-from tunesmith.programs.launch import tail_of_log
 from tunesmith.programs.process_identity import ProcessIdentity, kill_stray
 from tunesmith.programs.protocol import CHECKPOINTS
 from tunesmith.stages.context import DryRunPassed, StageContext, StageEnd, Trained
@@ -33,7 +32,7 @@ def train(context: StageContext) -> StageEnd:
     if problem is not None:
         return StageEnd.failed(ErrorClass.DATA, problem)
     spec = TrainSpec(
-        attempt=attempt_ref(context),
+        attempt=context.attempt_ref,
         run=run.spec,
         resume=None if run.spec.dry_run else _newest_good_checkpoint(context),
         micro_batch_divisor=2**context.claim.task.counts.num_shrinks,
@@ -45,17 +44,6 @@ def train(context: StageContext) -> StageEnd:
     return _conclude(context, spec, end)
 
 
-def attempt_ref(context: StageContext) -> AttemptRef:
-    attempt = context.claim.attempt
-    return AttemptRef(
-        task_id=attempt.task_id,
-        attempt_id=attempt.id,
-        number=attempt.number,
-        token=attempt.token,
-        lease_s=context.settings.worker.lease_s,
-    )
-
-
 def _conclude(context: StageContext, spec: TrainSpec, end: ProgramEnd) -> StageEnd:
     """From the program's end to the attempt's end. Whoever asked for the end decides what it means."""
     if end.decided_by is RequestKind.CANCEL:
@@ -63,7 +51,7 @@ def _conclude(context: StageContext, spec: TrainSpec, end: ProgramEnd) -> StageE
     if end.finding is not None:
         return StageEnd(AttemptState.STOPPED, error=f"live check {end.finding.rule}: {end.finding.reason}")
     if end.killed_for is not None:
-        return StageEnd.failed(end.killed_for, with_log(context, end.why))
+        return StageEnd.failed(end.killed_for, context.with_log(end.why))
     judgement = judge_train(spec, context.attempt_dir, end.exit_code)
     if end.interrupted is not None and judgement.outcome in (AttemptState.FAILED, AttemptState.LOST):
         # told to end and did not manage a clean checkpoint in its grace: the last published one still counts
@@ -84,17 +72,10 @@ def _not_succeeded(context: StageContext, judgement: Judgement, end: ProgramEnd)
     return StageEnd(
         judgement.outcome,
         error_class=ErrorClass.TRANSIENT if nobody_asked else judgement.error_class,
-        error=with_log(context, error) if judgement.outcome is AttemptState.FAILED else error,
+        error=context.with_log(error) if judgement.outcome is AttemptState.FAILED else error,
         decided_by=decided_by,
         result=_brief(judgement.result) if judgement.result is not None else {},
     )
-
-
-def with_log(context: StageContext, error: str) -> str:
-    """An error with the last words of the program, so that a parked task can be understood from the inbox."""
-    tail = tail_of_log(context.attempt_dir, 2048).strip()
-    shown = "".join(char if char.isprintable() or char in "\n\t" else "�" for char in tail)  # no database takes NUL
-    return f"{error}\n{shown}" if shown else error
 
 
 def _brief(result: Result) -> dict[str, object]:
@@ -111,7 +92,8 @@ def _publish(context: StageContext, result: Result) -> Trained:
     context.pulse.check()
     source = context.attempt_dir / result.artifact.path
     final = context.workspace.adapters_dir / result.artifact.digest[:32]
-    if not final.exists():
+    if not _is_whole(final, result.artifact.digest):
+        shutil.rmtree(final, ignore_errors=True)  # damaged since an earlier run made the same weights
         staged = context.workspace.adapters_dir / f".{context.claim.attempt.id}"
         shutil.rmtree(staged, ignore_errors=True)
         try:
@@ -126,6 +108,14 @@ def _publish(context: StageContext, result: Result) -> Trained:
         metrics=result.metrics,
         stopped_early=result.status is ResultStatus.STOPPED,
     )
+
+
+def _is_whole(folder: Path, digest: str) -> bool:
+    try:
+        verify_folder(folder, digest)
+    except (DataError, OSError):
+        return False
+    return True
 
 
 def _register_checkpoint(context: StageContext, event: Event) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Collection
 
 import sqlalchemy as sa
 
-from tunesmith.domain.task import AttemptState, TaskKind
+from tunesmith.domain.task import STOPPED_BY_ESTOP, AttemptState, TaskKind
+from tunesmith.store import switches
 from tunesmith.store.database import Tx
 from tunesmith.store.tables import attempts, tasks
 from tunesmith.store.tasks import Attempt, Task, attempt_of, task_of
@@ -43,7 +44,12 @@ def paces(tx: Tx, profile: str, limit: int = 20) -> list[tuple[int, float]]:
 
 def any_open(tx: Tx, kinds: Collection[TaskKind]) -> bool:
     """Whether anything waits or is under way that a worker for these kinds may still have to do."""
-    query = sa.select(tasks.c.id).where(sa.text("state IN ('waiting', 'leased')"), tasks.c.kind.in_(sorted(kinds)))
+    able = set(kinds) - STOPPED_BY_ESTOP if switches.is_on(tx, switches.ESTOP) else set(kinds)
+    # a rollback that failed is tried for ever: it is no reason to wait
+    hopeless = sa.and_(tasks.c.kind == TaskKind.ROLLBACK, tasks.c.available_at.is_not(None))
+    query = sa.select(tasks.c.id).where(
+        sa.text("state IN ('waiting', 'leased')"), tasks.c.kind.in_(sorted(able)), sa.not_(hopeless)
+    )
     return tx.first(query.limit(1)) is not None
 
 

@@ -210,11 +210,18 @@ def end_by(tx: Tx, lease: Lease, outcome: AttemptState, state: TaskState, *, act
 
 
 def again_later(
-    tx: Tx, lease: Lease, delay_s: float, *, actor: str, reason: str, payload: dict[str, Any] | None = None
+    tx: Tx,
+    lease: Lease,
+    delay_s: float,
+    *,
+    actor: str,
+    reason: str,
+    payload: dict[str, Any] | None = None,
+    outcome: AttemptState = AttemptState.SUCCEEDED,
 ) -> None:
     """The attempt did its look and the task has more to come: wait, at no cost, earlier failures forgiven."""
     decision = RetryDecision(TaskState.WAITING, Counts(), delay_s, reason)
-    _end(tx, lease, guard(tx, lease), Ending(AttemptState.SUCCEEDED, decision, payload=payload), actor)
+    _end(tx, lease, guard(tx, lease), Ending(outcome, decision, payload=payload), actor)
 
 
 def _end(tx: Tx, lease: Lease, held: Held, ending: Ending, actor: str) -> None:

@@ -31,6 +31,8 @@ class DirectoryTarget:
         self.versions = self.path / "versions"
 
     def refusal(self, adapter: ServedAdapter) -> str | None:
+        if os.path.lexists(self.current) and not self.current.is_symlink():
+            return f"{self.current} is not a link of ours; move it away"
         try:
             verify_folder(adapter.path, adapter.digest)
             self._copy(adapter)
@@ -81,4 +83,8 @@ class DirectoryTarget:
         link = self.path / f".current.{os.getpid()}"
         link.unlink(missing_ok=True)
         link.symlink_to(folder.relative_to(self.path))
-        os.replace(link, self.current)
+        try:
+            os.replace(link, self.current)
+        except OSError:
+            link.unlink(missing_ok=True)
+            raise

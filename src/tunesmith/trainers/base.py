@@ -20,5 +20,7 @@ class TrainerInfo:
     argv: tuple[str, ...]
     """The command; a first element "python" stands for the running interpreter."""
     description: str
+    takes_options: bool = True
+    """Whether `trainer.options` of a profile mean anything to it."""
     module: str | None = None
     """Ours only: the module whose `train(program)` the entry point calls."""

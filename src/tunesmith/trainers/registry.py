@@ -21,6 +21,7 @@ TRAINERS: dict[str, TrainerInfo] = {
         methods=frozenset({Method.SFT}),
         argv=_OURS,
         description="our own LoRA loop over any transformers causal model, on CPU or GPU",
+        takes_options=False,
         module="tunesmith.trainers.native.train",
     ),
     "dry-run": TrainerInfo(
