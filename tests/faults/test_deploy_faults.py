@@ -139,6 +139,36 @@ def test_rollback_gives_the_data_of_a_deployed_run_back(make_fleet: MakeFleet) -
     assert (returned.state, returned.num_rejections) == ("collected", 1)
 
 
+def test_rollback_that_a_target_refuses_is_told_and_tried_until_it_works(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
+    first, second = two_versions(fleet)
+    link = current(fleet)
+    served = link.resolve()
+    link.unlink()
+    link.mkdir()
+    (link / "in the way").touch()
+    assert fleet.client.adapters.rollback(PROFILE) == f"{PROFILE}@v1"
+    worker = fleet.start()
+    [item] = wait_for(lambda: fleet.client.system.inbox() or None, 10, "for the inbox to tell")
+    assert (item.kind, item.profile) == ("target out of step", PROFILE)
+    assert "target directory" in item.reason
+    wait_for(lambda: _num_rollbacks(fleet) >= 2, 15, "for it to be tried again")
+    (link / "in the way").unlink()
+    link.rmdir()
+    link.symlink_to(served)
+    assert fleet.served() == second
+    wait_for(lambda: _serves(fleet, first), 20, "for the rollback to come through by itself")
+    wait_for(lambda: fleet.client.system.inbox() == [], 10, "for the inbox to be empty")
+    assert worker.poll() is None
+
+
+def _num_rollbacks(fleet: Fleet) -> int:
+    """How often the newest rollback was tried and failed."""
+    rows = fleet.rows()
+    [*_, task] = [row for row in rows["tasks"] if row["kind"] == "rollback"]
+    return sum(1 for row in rows["attempts"] if row["task_id"] == task["id"] and row["state"] == "failed")
+
+
 def test_same_bytes_trained_again_after_a_rollback_are_a_new_version(make_fleet: MakeFleet) -> None:
     fleet = make_fleet()
     ids = []

@@ -132,9 +132,7 @@ def test_reasons_name_what_is_wrong() -> None:
 
 
 def test_describe_says_numbers_interval_and_n() -> None:
-    assert describe(measured(), 0.95) == (
-        "heldout_loss 0.5 → 0.2, improvement +0.3 [+0.2, +0.4] at 95%, n = 100"
-    )
+    assert describe(measured(), 0.95) == ("heldout_loss 0.5 → 0.2, improvement +0.3 [+0.2, +0.4] at 95%, n = 100")
     assert describe(unmeasured(problem="no score"), 0.95) == "heldout_loss: no score"
 
 
