@@ -45,21 +45,12 @@ class Workspace:
         return self.data_dir / "datasets"
 
     @property
-    def heldout_dir(self) -> Path:
-        """The held-out pool of each profile."""
-        return self.data_dir / "heldout"
-
-    @property
     def runs_dir(self) -> Path:
         return self.data_dir / "runs"
 
     @property
     def adapters_dir(self) -> Path:
         return self.data_dir / "adapters"
-
-    @property
-    def logs_dir(self) -> Path:
-        return self.data_dir / "logs"
 
     def locate(self, text: str) -> Path:
         """A path that the owner of the workspace wrote, such as base.path: relative to the workspace, or absolute."""
@@ -125,22 +116,6 @@ def init_workspace(folder: Path) -> Workspace:
 def _write_new(path: Path, text: str) -> None:
     if not path.exists():
         write_atomic(path, text)
-
-
-def resolve_inside(root: Path, text: str) -> Path:
-    """The path that `text` names below `root`; refuses whatever leads out of it, links included."""
-    _check_text(text)
-    written = Path(text)
-    if written.is_absolute() or ".." in written.parts or not written.parts:
-        raise ConfigError(f"the path {show(text)} must be relative and stay inside {root.name}/")
-    try:
-        top = root.resolve()
-        path = (top / written).resolve()
-    except (OSError, RuntimeError):
-        raise ConfigError(f"the path {show(text)} cannot be followed") from None
-    if not path.is_relative_to(top):
-        raise ConfigError(f"the path {show(text)} leaves {root.name}/ through a link")
-    return path
 
 
 def _check_text(text: str) -> None:

@@ -32,8 +32,6 @@ class Pulse:
         """The worker was told to end: checkpoint and give the task back."""
         self.lost = threading.Event()
         """The lease is somebody else's: end the program, change nothing."""
-        self.stalled = threading.Event()
-        """The heartbeat thread saw no progress and stopped beating."""
         self.program: RunningProgram | None = None
         """What the heartbeat keeps alive."""
         self._moved = threading.Event()
@@ -105,7 +103,8 @@ class StageContext:
     def with_log(self, error: str) -> str:
         """An error with the last words of the program, so that a parked task can be understood from the inbox."""
         tail = tail_of_log(self.attempt_dir, 2048).strip()
-        return f"{error}\n{tail}" if tail else error
+        shown = "".join(char if char.isprintable() or char in "\n\t" else "�" for char in tail)  # PostgreSQL takes no NUL
+        return f"{error}\n{shown}" if shown else error
 
 
 # What a stage found out or made; lifecycle.py turns it into the run's next state.

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from tunesmith.config.checks import CheckedProfile
+from tunesmith.config.lock import check_lock
 from tunesmith.config.workspace import Workspace
 from tunesmith.domain.dataset import DatasetReport, PreparedDataset, PrepareOptions, Split
 from tunesmith.errors import DataError
@@ -72,7 +73,8 @@ def _record(
     profile = checked.profile
     cases = _heldout_cases(prepared.path, profile.data.heldout_cap)
     with database.write() as tx:
-        profiles.lock(tx, profile.name, checked.lock, actor=actor)
+        # somebody else may have locked the profile since it was checked
+        check_lock(profile.name, profiles.lock(tx, profile.name, checked.lock, actor=actor), checked.lock)
         known = datasets.same_content(tx, profile.name, prepared.fingerprint)
         if known is None:
             known = datasets.add(

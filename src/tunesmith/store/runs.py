@@ -159,11 +159,6 @@ def listing(
     return [_run(row) for row in tx.all(query)]
 
 
-def counts_by_state(tx: Tx) -> dict[str, int]:
-    query = sa.select(runs.c.state, sa.func.count().label("n")).group_by(runs.c.state)
-    return {row["state"]: row["n"] for row in tx.all(query)}
-
-
 def unfinished_on_dataset(tx: Tx, dataset_id: str) -> int:
     """How many unfinished runs still refer to a dataset, and so keep its reservation."""
     query = sa.select(sa.func.count()).where(runs.c.dataset_id == dataset_id, runs.c.finished_at.is_(None))
