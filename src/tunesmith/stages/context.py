@@ -103,7 +103,8 @@ class StageContext:
     def with_log(self, error: str) -> str:
         """An error with the last words of the program, so that a parked task can be understood from the inbox."""
         tail = tail_of_log(self.attempt_dir, 2048).strip()
-        shown = "".join(char if char.isprintable() or char in "\n\t" else "�" for char in tail)  # PostgreSQL takes no NUL
+        # PostgreSQL's texts hold no NUL
+        shown = "".join(char if char.isprintable() or char in "\n\t" else "�" for char in tail)
         return f"{error}\n{shown}" if shown else error
 
 
