@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from enum import StrEnum
@@ -12,7 +13,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from databases import database, postgres, sqlite_template, store_url  # noqa: F401
+from databases import (  # noqa: F401
+    database,
+    postgres,
+    postgres_database,
+    postgres_store,
+    sqlite_template,
+    store_url,
+)
 from store_builders import (
     ACTOR,
     PROFILE,
@@ -317,6 +325,33 @@ def test_two_unfinished_runs_on_one_dataset_share_its_reservation(
         assert {experiences.get(tx, i).state for i in ids} == {ExperienceState(then)}
         rejections = (first == "rejected") + (second == "rejected")
         assert {experiences.get(tx, i).num_rejections for i in ids} == {rejections}
+
+
+@pytest.mark.parametrize("end", ["failed", "rejected"])
+def test_two_runs_of_one_dataset_ending_at_once_release_its_data_and_count_both(
+    postgres_database: Database, end: str
+) -> None:
+    """Each sees the other as unfinished until it commits: one of them must wait, or nobody releases the data."""
+    database, before = postgres_database, {"failed": "training", "rejected": "evaluating"}[end]
+    with database.write() as tx:
+        run, ids = _run_with_data(tx, before)
+        other = a_run(tx, RunState(before), dataset_id=run.dataset_id)
+
+    def end_other() -> None:
+        with database.write() as tx:
+            lifecycle.finish(tx, other, RunState(end), actor=ACTOR, reason="second")
+
+    thread = threading.Thread(target=end_other)
+    with database.write() as tx:
+        lifecycle.finish(tx, run, RunState(end), actor=ACTOR, reason="first")
+        thread.start()
+        thread.join(0.3)
+    thread.join(10)
+    with database.read() as tx:
+        found = [experiences.get(tx, i) for i in ids]
+    assert {experience.state for experience in found} == {ExperienceState.COLLECTED}
+    counted = end == "rejected"
+    assert {(e.num_rejections, e.in_review) for e in found} == {(2, True) if counted else (0, False)}
 
 
 def test_second_rejection_sends_experiences_to_review_where_nothing_reserves_them(database: Database) -> None:

@@ -31,6 +31,7 @@ from tunesmith.stages.context import (
 from tunesmith.store import (
     adapters,
     campaigns,
+    datasets,
     deployments,
     evaluations,
     experiences,
@@ -211,6 +212,7 @@ def finish(tx: Tx, run: Run, state: RunState, *, actor: str, reason: str) -> Non
     requests.acknowledge_all(tx, run.id, actor=actor, answer=f"the run is {state}")
     effect = effect_of_end(state)
     adapter = adapters.of_run(tx, run.id)
+    datasets.lock(tx, run.dataset_id)
     experiences.settle(
         tx,
         run.dataset_id,

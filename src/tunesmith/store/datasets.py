@@ -67,6 +67,12 @@ def get(tx: Tx, dataset_id: str) -> Dataset:
     return _dataset(row)
 
 
+def lock(tx: Tx, dataset_id: str) -> None:
+    """Ends of runs on one dataset happen one after the other: the last one gives its reservation back."""
+    if tx.is_postgres:
+        tx.first(sa.select(datasets.c.id).where(datasets.c.id == dataset_id).with_for_update())
+
+
 def find(tx: Tx, text: str) -> Dataset:
     return _dataset(find_one(tx, datasets, "ds", text))
 

@@ -101,15 +101,17 @@ def give_back(tx: Tx, adapter_id: str, *, actor: str, reason: str) -> None:
 
 
 def _count_rejection(tx: Tx, experience: Experience, actor: str) -> None:
-    num_rejections = experience.num_rejections + 1
-    in_review = experience.in_review or num_rejections >= REJECTIONS_BEFORE_REVIEW
-    tx.run(
+    counted = experiences.c.num_rejections + 1
+    in_review = sa.or_(experiences.c.in_review, counted >= REJECTIONS_BEFORE_REVIEW)
+    row = tx.first(
         experiences.update()
         .where(experiences.c.id == experience.id)
-        .values(num_rejections=num_rejections, in_review=in_review)
+        .values(num_rejections=counted, in_review=in_review)
+        .returning(experiences.c.num_rejections)
     )
-    if in_review and not experience.in_review:
-        reason = f"was in {num_rejections} rejected runs"
+    assert row is not None
+    if row["num_rejections"] == REJECTIONS_BEFORE_REVIEW:
+        reason = f"was in {REJECTIONS_BEFORE_REVIEW} rejected runs"
         events.record(tx, "experience", experience.id, "sent_to_review", actor=actor, reason=reason)
 
 
