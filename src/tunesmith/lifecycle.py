@@ -55,8 +55,11 @@ def begin(tx: Tx, claim: Claim, *, actor: str) -> None:
 
 def settle(tx: Tx, claim: Claim, end: StageEnd, *, actor: str) -> None:
     """An attempt has ended: end it, move its task, move its run, open the next task. All or nothing."""
-    if claim.task.run_id is None:
+    if claim.task.kind is TaskKind.ROLLBACK:
         _after_rollback(tx, claim, end, actor)
+        return
+    if claim.task.run_id is None:
+        _end_attempt(tx, claim, end, actor)
         return
     run = runs.get(tx, claim.task.run_id)
     match claim.task.kind:
@@ -68,7 +71,7 @@ def settle(tx: Tx, claim: Claim, end: StageEnd, *, actor: str) -> None:
             _after_deploy(tx, claim, run, end, actor)
         case TaskKind.WATCH:
             _after_watch(tx, claim, run, end, actor)
-        case TaskKind.ROLLBACK | TaskKind.CURRICULUM | TaskKind.PREPARE | TaskKind.EXPORT:
+        case TaskKind.CURRICULUM | TaskKind.PREPARE | TaskKind.EXPORT:
             _end_attempt(tx, claim, end, actor)
         case _:
             assert_never(claim.task.kind)
@@ -195,7 +198,7 @@ def _after_watch(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> N
 
 def _after_rollback(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
     """Targets must come to what is wanted, however long that takes: the pointer has moved already."""
-    if end.outcome is AttemptState.SUCCEEDED:
+    if end.outcome in (AttemptState.SUCCEEDED, AttemptState.INTERRUPTED):
         _end_attempt(tx, claim, end, actor)
         return
     num_failures = int(claim.task.payload.get("num_failures", 0)) + 1

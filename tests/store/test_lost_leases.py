@@ -23,8 +23,9 @@ from tunesmith import clock, lifecycle
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.request import RequestKind
 from tunesmith.domain.run import RunState
-from tunesmith.domain.task import AttemptState, TaskKind, TaskState
+from tunesmith.domain.task import AttemptState, TaskKind, TaskState, backoff_s
 from tunesmith.errors import LeaseLost
+from tunesmith.stages.context import StageEnd
 from tunesmith.store import adapters, events, queue, requests, runs, tables, tasks, workers
 from tunesmith.store.database import Database
 
@@ -148,13 +149,33 @@ def _waiting(database: Database) -> list[tasks.Task]:
 
 def test_task_without_a_run_is_parked_too(database: Database) -> None:
     with database.write() as tx:
-        task_id = a_task(tx, kind=TaskKind.ROLLBACK)
+        task_id = a_task(tx, kind=TaskKind.EXPORT)
     for _ in range(3):
         _claim_again(database, task_id)
         _run_out(database, task_id)
         _reap(database)
     with database.read() as tx:
         assert tasks.get(tx, task_id).state is TaskState.PARKED
+
+
+def test_rollback_is_tried_until_the_targets_follow_and_interruptions_are_free(database: Database) -> None:
+    """The pointer has moved already; parking the task would leave a target on the bad version for ever."""
+    with database.write() as tx:
+        task_id = a_task(tx, kind=TaskKind.ROLLBACK)
+    for number in range(1, 8):
+        _claim_again(database, task_id)
+        _run_out(database, task_id)
+        _reap(database)
+        with database.read() as tx:
+            task = tasks.get(tx, task_id)
+            assert (task.state, task.payload) == (TaskState.WAITING, {"num_failures": number})
+            assert queue.seconds_until_due(tx, task_id) == pytest.approx(backoff_s(number), abs=1.0)
+    with database.write() as tx:
+        force(tx, tables.tasks, task_id, available_at=None)
+        claim = claim_of(tx, task_id)
+        lifecycle.settle(tx, claim, StageEnd(AttemptState.INTERRUPTED, error="TERM"), actor=WORKER)
+        task = tasks.get(tx, task_id)
+        assert (task.payload, queue.seconds_until_due(tx, task_id)) == ({"num_failures": 7}, 0.0)
 
 
 def test_many_expired_leases_are_reaped_a_few_at_a_time(database: Database) -> None:

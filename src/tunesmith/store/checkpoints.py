@@ -29,14 +29,8 @@ class Checkpoint:
 def register(tx: Tx, lease: Lease, run_id: str, *, step: int, path: str, digest: str, kinds: Sequence[str]) -> None:
     """Note a published checkpoint of our attempt; the same one twice is one."""
     tasks.guard(tx, lease)
-    same = sa.and_(checkpoints.c.attempt_id == lease.attempt_id, checkpoints.c.path == path)
-    values = {"step": step, "digest": digest, "kinds": list(kinds)}
-    if not tx.run(checkpoints.update().where(same).values(**values)):
-        tx.run(
-            checkpoints.insert().values(
-                run_id=run_id, attempt_id=lease.attempt_id, path=path, created_at=tx.now, **values
-            )
-        )
+    key = {"attempt_id": lease.attempt_id, "path": path}
+    tx.put(checkpoints, key, run_id=run_id, step=step, digest=digest, kinds=list(kinds), created_at=tx.now)
 
 
 def of_run(tx: Tx, run_id: str) -> list[Checkpoint]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import exc
+from sqlalchemy.dialects import postgresql, sqlite
 
 from tunesmith import clock
 from tunesmith.errors import MissingExtra, StoreCorrupt, StoreError, UsageError
@@ -63,6 +64,18 @@ class Tx:
     def run(self, statement: sa.Executable) -> int:
         """Execute a write and say how many rows it touched."""
         return int(self.conn.execute(statement).rowcount)
+
+    def add_once(self, table: sa.Table, **values: Any) -> bool:
+        """Insert a row unless it is there already; False: somebody else was first."""
+        insert = postgresql.insert(table) if self.is_postgres else sqlite.insert(table)
+        added = sa.literal_column("1", sa.Integer)
+        return self.first(insert.values(**values).on_conflict_do_nothing().returning(added)) is not None
+
+    def put(self, table: sa.Table, key: dict[str, Any], **values: Any) -> None:
+        """Make the row with this key hold these values, whether it is there or not."""
+        update = table.update().where(*(table.c[name] == value for name, value in key.items())).values(**values)
+        if not self.run(update) and not self.add_once(table, **key, **values):
+            self.run(update)
 
     def execute(self, text: str, parameters: Any = ()) -> Any:
         """Hand finished SQL to the driver and return its cursor; errors look as they do everywhere else."""

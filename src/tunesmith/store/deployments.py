@@ -103,15 +103,15 @@ def lock(tx: Tx, profile: str) -> None:
 def _want(
     tx: Tx, profile: str, wanted: str | None, previous: str | None, targets: list[dict[str, Any]], actor: str
 ) -> None:
-    values = {
-        "wanted_adapter_id": wanted,
-        "previous_adapter_id": previous,
-        "flipped_at": tx.now,
-        "flipped_by": actor,
-        "targets": targets,
-    }
-    if not tx.run(deployments.update().where(deployments.c.profile == profile).values(**values)):
-        tx.run(deployments.insert().values(profile=profile, **values))
+    tx.put(
+        deployments,
+        {"profile": profile},
+        wanted_adapter_id=wanted,
+        previous_adapter_id=previous,
+        flipped_at=tx.now,
+        flipped_by=actor,
+        targets=targets,
+    )
     events.record(tx, "deployment", profile, "wanted", actor=actor, detail={"wanted": wanted, "previous": previous})
 
 
@@ -123,10 +123,7 @@ def observe(tx: Tx, profile: str, target: str, *, adapter_id: str | None, error:
         values: dict[str, Any] = {"observed_adapter_id": adapter_id, "synced_at": tx.now, "error": None}
     else:
         values = {"error": error}
-    if before is None:
-        tx.run(observations.insert().values(profile=profile, target=target, **values))
-    else:
-        tx.run(observations.update().where(*key).values(**values))
+    tx.put(observations, {"profile": profile, "target": target}, **values)
     changed = before is None or before["observed_adapter_id"] != adapter_id or before["error"] != error
     if changed:
         detail = {"target": target, "observed": adapter_id}

@@ -36,23 +36,21 @@ class Experience:
 
 def add(tx: Tx, profile: str, natural_key: str, messages: list[dict[str, str]], *, actor: str) -> str:
     """Store one interaction; the same natural key again gives the same experience."""
-    same = sa.select(experiences.c.id).where(experiences.c.profile == profile, experiences.c.natural_key == natural_key)
-    row = tx.first(same)
-    if row is not None:
-        return str(row["id"])
     experience_id = new_id("xp")
-    tx.run(
-        experiences.insert().values(
-            id=experience_id,
-            profile=profile,
-            natural_key=natural_key,
-            messages=messages,
-            state=ExperienceState.COLLECTED,
-            num_rejections=0,
-            in_review=False,
-            created_at=tx.now,
-        )
+    is_new = tx.add_once(
+        experiences,
+        id=experience_id,
+        profile=profile,
+        natural_key=natural_key,
+        messages=messages,
+        state=ExperienceState.COLLECTED,
+        num_rejections=0,
+        in_review=False,
+        created_at=tx.now,
     )
+    if not is_new:
+        mine = (experiences.c.profile == profile, experiences.c.natural_key == natural_key)
+        return str(tx.conn.execute(sa.select(experiences.c.id).where(*mine)).scalar_one())
     moved = (None, ExperienceState.COLLECTED)
     events.record(tx, "experience", experience_id, "captured", actor=actor, moved=moved)
     return experience_id

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 
 from tunesmith.domain.profile import ProfileLock
 from tunesmith.store import events
@@ -18,16 +17,9 @@ def lock_of(tx: Tx, name: str) -> ProfileLock | None:
 
 def lock(tx: Tx, name: str, facts: ProfileLock, *, actor: str) -> ProfileLock:
     """Lock a profile's facts; the first lock stays, whoever comes second."""
-    existing = lock_of(tx, name)
-    if existing is not None:
-        return existing
-    try:
-        with tx.conn.begin_nested():
-            tx.run(profiles.insert().values(name=name, lock=facts.model_dump(mode="json"), locked_at=tx.now))
-    except exc.IntegrityError:
-        pass
-    else:
+    if tx.add_once(profiles, name=name, lock=facts.model_dump(mode="json"), locked_at=tx.now):
         events.record(tx, "profile", name, "locked", actor=actor, detail=facts.model_dump(mode="json"))
+        return facts
     locked = lock_of(tx, name)
     assert locked is not None
     return locked
