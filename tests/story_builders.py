@@ -168,14 +168,14 @@ class Fleet:
         return [pid for pid, _ in programs_below(self.client.workspace.runs_dir)]
 
     def end(self) -> None:
-        for process in self.processes:
+        """Kill whatever has this workspace as its place: workers, also those that run under something, and programs."""
+        for process in all_processes():
             with contextlib.suppress(OSError):
-                os.kill(process.pid, signal.SIGCONT)
-            process.kill()
-            process.wait()
-        for pid in self.strays():
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+                if os.readlink(f"/proc/{process.pid}/cwd").startswith(str(self.root)):
+                    os.kill(process.pid, signal.SIGKILL)
+        for worker in self.processes:
+            worker.kill()  # what it runs under may have another place
+            worker.wait()
         self.client.close()
 
 

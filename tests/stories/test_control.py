@@ -179,7 +179,7 @@ def test_acknowledgement_of_a_program_does_not_end_a_wish(make_fleet: MakeFleet)
 
 
 def test_estop_interrupts_training_and_lets_rollback_through(make_fleet: MakeFleet, store: str | None) -> None:
-    fleet = make_fleet(store=store, profile={**RARE, "watch": {"for_s": 0.0}})
+    fleet = make_fleet(store=store, profile={**RARE, "watch": {"for_s": 0.0}}, settings={"worker": {"grace_s": 10.0}})
     first_live = fleet.submit("trainer.options.quality=0.2")
     fleet.work()
     second_live = fleet.submit("trainer.options.quality=0.5", first=100)
