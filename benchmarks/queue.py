@@ -45,7 +45,7 @@ from tunesmith.store.database import Database, sqlite_module
 from tunesmith.store.schema import open_store
 from tunesmith.store.tasks import Claim
 
-PER_TURN = 20
+PER_TURN = 5
 
 
 class Queue(Protocol):
