@@ -318,7 +318,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="100,000 rows and a few seconds")
     parser.add_argument("--rows", type=int, help="finished jobs in the full tables")
     options = parser.parse_args()
-    rows, seconds = (options.rows or 100_000, 8.0) if options.quick else (options.rows or 1_000_000, 60.0)
+    rows, seconds = (options.rows or 100_000, 6.0) if options.quick else (options.rows or 1_000_000, 60.0)
     ratios: dict[str, float] = {}
     figures: dict[str, Any] = {"rows": rows}
     with tempfile.TemporaryDirectory(prefix="tunesmith-queue-") as name:
