@@ -34,7 +34,7 @@ check: $(VENV)/.dev  ## formatting, lint, strict types
 	$(VENV)/bin/mypy src
 
 test: $(VENV)/.dev  ## all tests that need only package installs, with branch coverage
-	$(PYTEST) -m "not extra and not soak and not gpu" -n $(WORKERS) --dist loadgroup --cov --cov-report=term
+	$(PYTEST) -m "not extra and not soak and not gpu" -n $(WORKERS) --dist loadgroup --reruns 1 -r fEsR --cov --cov-report=term
 
 test-extra: $(VENV)/.dev  ## tests that need something big to install (none yet: engines come with serving)
 	$(PYTEST) -m extra || test $$? -eq 5
