@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
+from itertools import count
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford: no i, l, o, u to misread
 _ID = re.compile(r"[a-z]{2,4}-[0-9a-z]{1,16}\Z")
@@ -12,8 +14,29 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
 
 def new_id(prefix: str) -> str:
     """A fresh id such as ``run-4t9kq2m7x1bz``: 60 random bits, so two never meet."""
-    bits = secrets.randbits(60)
-    return f"{prefix}-{''.join([_ALPHABET[bits >> shift & 31] for shift in range(0, 60, 5)])}"
+    return f"{prefix}-{_letters(secrets.randbits(60), 12)}"
+
+
+def next_id(prefix: str) -> str:
+    """A fresh id of 80 bits for what there are millions of and nobody types: random per process, then counted up.
+
+    An index over such ids grows at one place per process instead of all over, so it stays fast however long it gets.
+    """
+    return f"{prefix}-{_letters(next(_counter) % (1 << 80), 16)}"
+
+
+def _letters(bits: int, num: int) -> str:
+    return "".join([_ALPHABET[bits >> shift & 31] for shift in range(5 * num - 5, -5, -5)])
+
+
+def _start_anew() -> None:
+    """A process counts from a random number, and a forked one from another than its parent."""
+    global _counter  # noqa: PLW0603 - the one counter of the process
+    _counter = count(secrets.randbits(80))
+
+
+_counter = count(secrets.randbits(80))
+os.register_at_fork(after_in_child=_start_anew)
 
 
 def new_token() -> str:

@@ -207,7 +207,6 @@ attempts = sa.Table(
     sa.CheckConstraint("(state = 'open') = (ended_at IS NULL)", name="ended"),
     sa.UniqueConstraint("task_id", "number"),
     sa.Index("uq_attempts_one_open", "task_id", unique=True, **_where("state = 'open'")),
-    sqlite_with_rowid=False,  # one tree less to write
 )
 
 requests = sa.Table(

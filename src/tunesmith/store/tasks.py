@@ -22,7 +22,7 @@ from tunesmith.domain.task import (
     after_attempt,
 )
 from tunesmith.errors import InvalidTransition, LeaseLost, NotFound
-from tunesmith.ids import new_id, new_token
+from tunesmith.ids import new_token, next_id
 from tunesmith.store import events
 from tunesmith.store import task_statements as sql
 from tunesmith.store.database import Tx
@@ -109,7 +109,7 @@ def add(
     delay_s: float = 0.0,
 ) -> str:
     """Open a task; it waits until a worker claims it."""
-    task_id = new_id("task")
+    task_id = next_id("task")
     values = {
         "id": task_id,
         "kind": kind,
@@ -131,7 +131,7 @@ def claim(tx: Tx, worker_id: str, kinds: Collection[TaskKind], lease_s: float) -
     """Lease the first task by priority, then age. Flat as the table grows: the partial index holds only what waits."""
     if not kinds:
         return None
-    token, attempt_id = new_token(), new_id("att")
+    token, attempt_id = new_token(), next_id("att")
     row = sql.claim_first(frozenset(kinds)).first(
         tx, token=token, worker=worker_id, clock=tx.lease_clock, lease_s=lease_s
     )

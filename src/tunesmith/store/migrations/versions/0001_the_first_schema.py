@@ -305,7 +305,6 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["task_id"], ["tasks.id"], name=op.f("fk_attempts_task_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_attempts")),
         sa.UniqueConstraint("task_id", "number", name=op.f("uq_attempts_task_id_number")),
-        sqlite_with_rowid=False,
     )
     op.create_index(
         "uq_attempts_one_open",
