@@ -90,6 +90,21 @@ def test_flip_is_refused_while_a_watch_is_open(database: Database) -> None:
         _flip(tx, candidate, BARE_BASE)
 
 
+def test_flip_is_refused_between_another_runs_flip_and_its_watch(database: Database) -> None:
+    with database.write() as tx:
+        deploying = a_run(tx, RunState.DEPLOYING)
+        first, second = an_adapter(tx, run_id=deploying.id), an_adapter(tx)
+        _flip(tx, first, BARE_BASE)
+    before = dump(database)
+    with pytest.raises(Refused, match=deploying.id), database.write() as tx:
+        _flip(tx, second, first.digest)  # judged against the new live one already
+    assert dump(database) == before
+    with database.write() as tx:
+        runs.move(tx, deploying.id, RunState.WATCHING, actor=ACTOR, reason="flipped")
+        runs.move(tx, deploying.id, RunState.DEPLOYED, actor=ACTOR, reason="healthy")
+        _flip(tx, second, first.digest)
+
+
 def test_flip_of_one_profile_leaves_others_alone(database: Database) -> None:
     with database.write() as tx:
         ours, theirs = an_adapter(tx), an_adapter(tx, profile="other")

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.gate import BARE_BASE
+from tunesmith.domain.run import RunState
 from tunesmith.errors import Refused
 from tunesmith.store import adapters, events, runs
 from tunesmith.store.database import Tx
@@ -58,6 +59,9 @@ def flip(
     watched = runs.watching(tx, adapter.profile)
     if watched is not None:
         raise Refused(f"run {watched.id} is being watched; nothing is flipped until that is over")
+    if live is not None and live.run_id is not None and runs.get(tx, live.run_id).state is RunState.DEPLOYING:
+        # flipped a moment ago and not yet watched: were it replaced now, nobody would have looked at it
+        raise Refused(f"run {live.run_id} is still being deployed; nothing is flipped until it has been watched")
     if live is not None:
         adapters.move(tx, live.id, AdapterState.SUPERSEDED, actor=actor, reason=f"replaced by {adapter.name}")
     adapters.move(tx, adapter.id, AdapterState.LIVE, actor=actor, reason=reason)
