@@ -105,6 +105,14 @@ class Recipe(Section):
     """Padded tokens per forward pass; lowered by itself after running out of memory."""
     max_length: int = Field(default=2048, ge=16)
     """Longest example in tokens; longer ones are dropped and counted, never cut."""
+    beta: float = Field(default=0.1, gt=0.0, le=100.0)
+    """dpo, kto: how strongly the reference model holds back; orpo: weight of the odds ratio."""
+    orpo_nll: Literal["conversation", "answer"] = "conversation"
+    """orpo: learn every token of the better conversation, as the method was published, or only its answer."""
+    desirable_weight: float = Field(default=1.0, ge=0.0, le=1000.0)
+    """kto: weight of good answers."""
+    undesirable_weight: float = Field(default=1.0, ge=0.0, le=1000.0)
+    """kto: weight of bad answers; raise it where bad ones are rare."""
     lora_rank: int = Field(default=16, ge=1, le=512)
     """Rank of the adapter."""
     lora_alpha: float = Field(default=32.0, gt=0.0)
@@ -113,8 +121,12 @@ class Recipe(Section):
     """Dropout in front of the adapter."""
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     """Which modules get an adapter."""
-    train_embeddings: bool = False
-    """Also train input and output embeddings: needed when answers hold symbols the base never wrote."""
+    rslora: bool = False
+    """Scale the adapter by alpha / sqrt(rank), so that high ranks learn as fast as low ones."""
+    dora: bool = False
+    """Train the size of each weight apart from its direction (DoRA); only where every target serves it."""
+    train_embeddings: bool | Literal["auto"] = "auto"
+    """Also train the embeddings: needed when answers hold symbols the base never wrote; auto looks for such symbols."""
     warmup: Share = 0.1
     """Share of the steps in which the learning rate rises."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"

@@ -182,8 +182,10 @@ def _config_of(model: Any, recipe: Recipe) -> Any:
         lora_alpha=recipe.lora_alpha,
         lora_dropout=recipe.lora_dropout,
         target_modules=wanted,
-        modules_to_save=saved if recipe.train_embeddings else None,
-        ensure_weight_tying=recipe.train_embeddings and _is_tied(model),
+        use_rslora=recipe.rslora,
+        use_dora=recipe.dora,
+        modules_to_save=saved if recipe.train_embeddings is True else None,
+        ensure_weight_tying=recipe.train_embeddings is True and _is_tied(model),
     )
 
 

@@ -171,7 +171,7 @@ def _adapted(run: RunSpec, base: Any) -> Any:
     for name, ours, theirs in (
         ("lora_rank", recipe.lora_rank, found.get("r")),
         ("lora_alpha", recipe.lora_alpha, found.get("lora_alpha")),
-        ("train_embeddings", recipe.train_embeddings, bool(found.get("modules_to_save"))),
+        ("train_embeddings", recipe.train_embeddings is True, bool(found.get("modules_to_save"))),
     ):
         if ours != theirs:
             raise ConfigError(
