@@ -180,10 +180,23 @@ class Validation(Section):
 
 
 class Checkpoints(Section):
-    every_steps: int = Field(default=50, ge=1)
-    """Write a checkpoint after this many optimizer steps; also at validation's best, on TERM, on pause, at the end."""
+    """When training saves what it can resume from: whichever of the three is due; also at validation's best, on TERM,
+    on pause and at the end."""
+
+    every_steps: int | None = Field(default=50, ge=1)
+    """Write a checkpoint after this many optimizer steps; null: by minutes or epochs only."""
+    every_minutes: float | None = Field(default=None, gt=0.0, le=7 * 24 * 60.0)
+    """Write a checkpoint when the last one is this old; the clock decides only when to save, never what is learnt."""
+    every_epochs: int | None = Field(default=None, ge=1)
+    """Write a checkpoint after every so many passes over the data, counted from the first."""
     keep: int = Field(default=2, ge=1)
     """How many numbered ones stay beside best and last."""
+
+    @model_validator(mode="after")
+    def _at_least_one(self) -> Checkpoints:
+        if self.every_steps is None and self.every_minutes is None and self.every_epochs is None:
+            raise ValueError("set every_steps, every_minutes or every_epochs: a run that never saves cannot resume")
+        return self
 
 
 class Budgets(Section):

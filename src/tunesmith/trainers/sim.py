@@ -87,7 +87,7 @@ class _Training:
         is_last = state.step == options.steps
         if is_last or state.step % run.validation.every_steps == 0:
             self._validate()
-        elif state.step % run.checkpoints.every_steps == 0:
+        elif run.checkpoints.every_steps and state.step % run.checkpoints.every_steps == 0:
             self._save("step")
 
     def _validate(self) -> None:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from tunesmith.clock import boot_seconds
 from tunesmith.domain.program import Phase
 from tunesmith.domain.request import RequestKind, strongest
 from tunesmith.domain.task import ErrorClass
+from tunesmith.errors import DataError
 from tunesmith.modeling.adapters import adapter_norms
-from tunesmith.modeling.chat import Tokenized
 from tunesmith.programs.fingerprint import library_versions
 from tunesmith.programs.host import ControlRequest, Program, ProgramFailure
+from tunesmith.trainers.native.assemble import Assembly
+from tunesmith.trainers.native.cadence import Moment, is_due
 from tunesmith.trainers.native.checkpoints import CheckpointShelf
-from tunesmith.trainers.native.order import Order
-from tunesmith.trainers.native.state import Standing, state_of
-from tunesmith.trainers.native.step import StepMaker
-from tunesmith.trainers.native.validation import LOSS, Validator, is_better
+from tunesmith.trainers.native.optimizer import learning_rate
+from tunesmith.trainers.native.snapshot import adapter_tensors
+from tunesmith.trainers.native.state import Standing, check_restored, state_of
+from tunesmith.trainers.native.step import MadeStep
+from tunesmith.trainers.native.validation import LOSS, is_better
 
 
 class Ending(StrEnum):
@@ -36,34 +37,25 @@ class Ending(StrEnum):
 _INTERRUPTIONS = frozenset({Ending.PAUSE, Ending.CANCEL, Ending.TERMINATED})
 
 
-@dataclass(frozen=True)
-class Work:
-    """What the loop works on."""
-
-    adapted: Any
-    optimizer: Any
-    examples: Sequence[Tokenized]
-    order: Order
-    validator: Validator | None
-    """None without a validation split: then the last step is the best."""
-    steps: StepMaker
-
-
 class Loop:
     """One attempt at a training."""
 
-    def __init__(self, program: Program, work: Work, standing: Standing, best_adapter: Path | None) -> None:
+    def __init__(self, program: Program, work: Assembly, standing: Standing, best_adapter: Path | None) -> None:
         self._program, self._work = program, work
         self._spec = program.train_spec
         self.standing = standing
         self.shelf = CheckpointShelf(program, best_adapter)
         self.last_loss: float | None = None
-        self.first_value: float | None = None
-        """The metric before training, if this attempt saw the beginning."""
+        self.first_loss: float | None = None
+        """The validation loss before training, if this attempt saw the beginning."""
         self._started_at = boot_seconds()
         self._spent_before = standing.train_s
         self._saved_step = standing.step if self._spec.resume else -1
+        self._saved_at = self._started_at
         self._best_is_saved = True
+        self._held_s = 0.0
+        """How long saving held up the training since the last step was told."""
+        self._expected_loss = standing.last_loss if self._spec.resume else None
         self._reserve_s = 0.0
         """How long validating and saving took last: kept back from the time budget."""
         self._wishes: list[ControlRequest] = []
@@ -75,24 +67,47 @@ class Loop:
 
     def run(self) -> Ending:
         """Train until something ends it; what was learnt is saved by then, unless it was cancelled."""
+        try:
+            ending = self._train()
+            self.shelf.settle()
+        finally:
+            self.shelf.close()
+        self._acknowledge(ending)
+        return ending
+
+    def _train(self) -> Ending:
         self._program.phase(Phase.TRAIN)
+        self._check_resumed()
         self._validate_if_due()
         self._save_if_due()
         while (ending := self._ending()) is None:
             self._step()
             self._validate_if_due()
             self._save_if_due()
+            self.shelf.look()
         if ending not in _INTERRUPTIONS:
             self._close(ending)
         elif ending is not Ending.CANCEL and self.standing.step > max(0, self._saved_step):
             self._save([])  # nothing to save where nothing was trained since the last time
-        self._acknowledge(ending)
         return ending
+
+    def _check_resumed(self) -> None:
+        """What many trainers get wrong in silence: weights of the file in memory, and the schedule at its place."""
+        resume, standing = self._spec.resume, self.standing
+        if resume is None:
+            return
+        check_restored(Path(resume.path), adapter_tensors(self._work.adapted))
+        rate = learning_rate(self._spec.run.recipe, standing.step - 1, self._work.order.num_steps)
+        if standing.last_lr is not None and rate != standing.last_lr:
+            raise DataError(
+                f"checkpoint {Path(resume.path).name}: the learning rate of step {standing.step} was "
+                f"{standing.last_lr:g} there and is {rate:g} now; start a new run"
+            )
 
     def _step(self) -> None:
         work, standing = self._work, self.standing
         batch = work.order.batch(standing.step)
-        made = work.steps.make(standing.step, work.order.num_steps, [work.examples[index] for index in batch.indices])
+        made = work.steps.make(standing.step, work.order.num_steps, [work.items[index] for index in batch.indices])
         self.last_loss = made.loss
         self.standing = standing.model_copy(
             update={
@@ -102,9 +117,27 @@ class Loop:
                 "num_seen": standing.num_seen + len(batch.indices),
             }
         )
-        self._program.metrics(self.standing.step, made.metrics | {"tokens": float(self.standing.num_tokens)})
+        self._program.metrics(self.standing.step, made.metrics | self._totals())
         self._program.progress(self.standing.step, work.order.num_steps)
         made.raise_if_broken(self.standing.step)
+        self._note(made)
+
+    def _totals(self) -> dict[str, float]:
+        """What is told with every step beside its own numbers: tokens so far, and seconds that saving took since."""
+        held_s, self._held_s = self._held_s, 0.0
+        tokens = float(self.standing.num_tokens)
+        return {"tokens": tokens, "save_s": held_s, "write_s": self.shelf.take_write_s()}
+
+    def _note(self, made: MadeStep) -> None:
+        """Keep what a resumed training is compared with; the first step after a resume is."""
+        expected, self._expected_loss = self._expected_loss, None
+        if expected is not None and made.loss > 2 * expected + 1:
+            self._program.log(
+                f"the loss jumped from {expected:.4g} to {made.loss:.4g} at the first step after resuming: "
+                "look whether base, data and libraries are still what they were",
+                "warning",
+            )
+        self.standing = self.standing.model_copy(update={"last_loss": made.loss, "last_lr": made.metrics["lr"]})
 
     def _validate_if_due(self) -> None:
         step = self.standing.step
@@ -121,20 +154,21 @@ class Loop:
             return
         began_at = boot_seconds()
         self._program.phase(Phase.VALIDATE)
-        value = validator.loss(self._work.adapted, self._heard_nothing)
-        if value is None:
+        values = validator.measure(self._work.adapted, self._heard_nothing)
+        if values is None:
             return
         policy = self._spec.run.validation
+        value = values[policy.best_metric]
         is_best = step > 0 and is_better(value, self.standing.best_value, policy.best_direction)
         self.standing = self.standing.model_copy(update={"validated_step": step})
         if step == 0:
-            self.first_value = value
+            self.first_loss = values[LOSS]
         if is_best:
             self._take_as_best(value)
         wants_samples = is_best or step in (0, self._work.order.num_steps)
         self._program.validation(
             step,
-            {LOSS: value},
+            values,
             is_best=is_best,
             samples=validator.samples(self._work.adapted) if wants_samples else (),
             adapter_norms=adapter_norms(self._work.adapted),
@@ -152,22 +186,35 @@ class Loop:
         return not self._program.terminating
 
     def _save_if_due(self) -> None:
-        step = self.standing.step
-        is_due = step > 0 and (step % self._spec.run.checkpoints.every_steps == 0 or step == self._work.order.num_steps)
-        if not self._best_is_saved or (is_due and self._saved_step != step):
-            self._save(["step"] if is_due else [])
+        due = is_due(self._spec.run.checkpoints, self._moment())
+        if not self._best_is_saved or (due and self._saved_step != self.standing.step):
+            self._save(["step"] if due else [])
 
-    def _save(self, kinds: list[str]) -> Path:
+    def _moment(self) -> Moment:
+        step, order = self.standing.step, self._work.order
+        ended = order.batch(step - 1).epoch if step > 0 else 0
+        is_edge = step > 0 and (step >= order.num_steps or order.batch(step).epoch != ended)
+        return Moment(
+            step=step,
+            num_steps=order.num_steps,
+            since_save_s=boot_seconds() - self._saved_at,
+            ended_epoch=ended + 1 if is_edge else None,
+            num_epochs=math.ceil(self._spec.run.recipe.epochs),
+        )
+
+    def _save(self, kinds: list[str]) -> None:
+        began_at = boot_seconds()
         self._program.phase(Phase.SAVE)
         if self.standing.best_step == self.standing.step:
             kinds = ["best", *kinds]
         self.standing = self.standing.model_copy(update={"train_s": self._spent_before + self.train_s})
         position = self._work.order.batch(max(0, self.standing.step - 1))
         state = state_of(self._spec.run, self.standing, position.epoch, position.position + 1, library_versions())
-        folder = self.shelf.save(state, self._work.adapted, self._work.optimizer, [*kinds, "last"])
+        self.shelf.save(state, self._work.adapted, self._work.optimizer, [*kinds, "last"])
         self._saved_step, self._best_is_saved = self.standing.step, True
         self._program.phase(Phase.TRAIN)
-        return folder
+        self._saved_at = boot_seconds()
+        self._held_s += self._saved_at - began_at
 
     def _ending(self) -> Ending | None:
         if self._program.terminating:
@@ -196,13 +243,16 @@ class Loop:
         step = self.standing.step
         if step == 0:
             return "nothing was trained yet"
-        folder = self.shelf.path_of(step) if self._saved_step == step else self._save([])
+        if self._saved_step != step:
+            self._save([])
+        self.shelf.settle()  # the answer tells that it is there
+        folder = self.shelf.path_of(step)
         return folder.name if folder is not None else f"step {step} is where it resumed from"
 
     def _budget(self) -> Ending | None:
         budgets, standing = self._spec.run.budgets, self.standing
         batch = self._work.order.batch(standing.step)
-        needed = sum(len(self._work.examples[index]) for index in batch.indices)
+        needed = sum(len(self._work.items[index]) for index in batch.indices)
         if standing.num_tokens + needed > budgets.tokens:
             self._refuse_if_untrained(f"budgets.tokens is {budgets.tokens}, one step needs {needed}")
             return Ending.TOKENS
