@@ -8,27 +8,74 @@ from typing import Any
 
 import torch
 
+from tunesmith.modeling.attention import segmented
 from tunesmith.modeling.chat import Tokenized
+from tunesmith.modeling.packs import Branch, Item, Layout, Packer, packed, padded, single
 
-_IGNORED = -100
 
+def span_log_probs(model: Any, layout: Layout) -> Any:
+    """Of each span of the layout, the sum of the log-probabilities of its tokens; keeps the graph for training.
 
-def nll_sums(model: Any, batch: Sequence[Tokenized], pad_id: int) -> Any:
-    """Per conversation, the sum of the negative log-likelihoods of its trained tokens; keeps the graph for training.
-
-    Rows are padded on the right, where a causal model never looks back from, so no attention mask is needed.
-    Logits are computed only for the columns in which some row has a trained token.
+    Logits are computed only where a token is wanted.
     """
-    ids, targets = _pad(batch, pad_id)
     device = next(model.parameters()).device
-    columns = (targets != _IGNORED).any(dim=0).nonzero().squeeze(1)
-    wanted = targets[:, columns].to(device)
-    with mixed_precision(device):
-        logits = model(input_ids=ids.to(device), logits_to_keep=columns.to(device), use_cache=False).logits
-    losses = torch.nn.functional.cross_entropy(
-        logits.float().flatten(0, 1), wanted.flatten(), ignore_index=_IGNORED, reduction="none"
-    )
-    return losses.view(wanted.shape).sum(dim=1)
+    inputs = {"input_ids": layout.ids.to(device), "position_ids": layout.positions.to(device), "use_cache": False}
+    columns = layout.columns.to(device)
+    with mixed_precision(device), contextlib.ExitStack() as stack:
+        if layout.segments is not None:
+            inputs |= stack.enter_context(segmented(model, layout.segments))
+        logits = model(**inputs, logits_to_keep=columns).logits.flatten(0, 1)
+    if logits.shape[0] != layout.picks.shape[0] or layout.segments is None:
+        logits = logits[layout.picks.to(device)]
+    losses = torch.nn.functional.cross_entropy(logits.float(), layout.wanted.to(device), reduction="none")
+    sums = torch.zeros(layout.num_spans, dtype=losses.dtype, device=device)
+    return sums.index_add(0, layout.spans.to(device), -losses)
+
+
+def answer_log_probs(
+    model: Any, items: Sequence[Item], packer: Packer, on_items: Callable[[int], bool] | None = None
+) -> dict[str, list[float]] | None:
+    """By item, the sum of the log-probabilities of each of its answers, as the model is now; None if told to stop.
+
+    `on_items` hears how many are done and returns whether to go on.
+    """
+    found: dict[str, list[float]] = {}
+    with evaluating(model):
+        for group in packer.groups(items):
+            some = [items[index] for index in group]
+            sums = span_log_probs(model, packer.layout(some)).double().tolist()
+            for item in some:
+                found[item.id] = sums[1 : 1 + len(item.branches)]
+                sums = sums[1 + len(item.branches) :]
+            if on_items is not None and not on_items(len(found)):
+                return None
+    return found
+
+
+def keeps_apart(model: Any) -> bool:
+    """Whether this model, asked now, computes packed sequences as it computes them alone.
+
+    Not every architecture passes on what attention needs to know; this one is asked instead of believed.
+    """
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    ids = [7 * number % min(vocabulary, 97) for number in range(40)]
+    first, second = tuple(ids[:9]), tuple(ids[9:30])
+    items = [
+        Item("a", first, (_all_trained(ids[30:34]), _all_trained(ids[34:40]))),
+        Item("b", (), (_all_trained(second, skip=1),)),
+    ]
+    with evaluating(model):
+        try:
+            together = span_log_probs(model, packed(items))
+        except (TypeError, ValueError, RuntimeError):
+            return False
+        apart = span_log_probs(model, padded(items, pad_id=ids[0]))
+    coarse = next(model.parameters()).dtype is not torch.float32
+    return torch.allclose(together, apart, rtol=2e-2 if coarse else 1e-4, atol=1e-2 if coarse else 1e-5)
+
+
+def _all_trained(ids: Sequence[int], skip: int = 0) -> Branch:
+    return Branch(tuple(ids), tuple(place >= skip for place in range(len(ids))))
 
 
 def mean_nlls(
@@ -46,9 +93,9 @@ def mean_nlls(
     done = 0
     with evaluating(model):
         for indices in batches:
-            sums = nll_sums(model, [examples[index] for index in indices], pad_id).double().tolist()
-            for index, total in zip(indices, sums, strict=True):
-                means[index] = total / examples[index].num_trained
+            sums = span_log_probs(model, padded([single(examples[index]) for index in indices], pad_id))
+            for index, total in zip(indices, sums.double().tolist()[1::2], strict=True):
+                means[index] = -total / examples[index].num_trained
             done += len(indices)
             if on_batch is not None and not on_batch(done):
                 return None
@@ -89,16 +136,3 @@ def evaluating(model: Any) -> Iterator[None]:
 def mixed_precision(device: Any) -> Any:
     """On CUDA the base is bf16 and what is trained is fp32: let torch match them. On a CPU everything is fp32."""
     return torch.autocast("cuda", dtype=torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
-
-
-def _pad(batch: Sequence[Tokenized], pad_id: int) -> tuple[Any, Any]:
-    """Token ids, and for each place the token that must come next, or `_IGNORED`."""
-    width = max(len(example) for example in batch)
-    ids = torch.full((len(batch), width), pad_id, dtype=torch.long)
-    targets = torch.full((len(batch), width), _IGNORED, dtype=torch.long)
-    for row, example in enumerate(batch):
-        tokens = torch.tensor(example.ids, dtype=torch.long)
-        ids[row, : len(example)] = tokens
-        following = torch.where(torch.tensor(example.trained[1:], dtype=torch.bool), tokens[1:], _IGNORED)
-        targets[row, : len(example) - 1] = following
-    return ids, targets

@@ -1,11 +1,13 @@
-"""One optimizer step: micro-batches, token-weighted loss, clipping, update, and the raw numbers about it."""
+"""One optimizer step: passes over packs, a loss weighed over the whole step, clipping, update, and the raw numbers."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import resource
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,12 @@ from tunesmith.clock import boot_seconds
 from tunesmith.domain.profile import Recipe
 from tunesmith.domain.task import ErrorClass
 from tunesmith.modeling.adapters import trained_parameters
-from tunesmith.modeling.chat import Tokenized
-from tunesmith.modeling.scoring import batches_by_tokens, nll_sums
+from tunesmith.modeling.packs import Item, Packer
+from tunesmith.modeling.scoring import answer_log_probs, span_log_probs
 from tunesmith.programs.host import ProgramFailure
+from tunesmith.trainers.native.objectives import Objective, Weights, weigh
 from tunesmith.trainers.native.optimizer import learning_rate
+from tunesmith.trainers.native.team import Team
 
 _NAMED_EXAMPLES = 8
 
@@ -49,56 +53,80 @@ class MadeStep:
 
 
 class StepMaker:
-    """Makes steps on one adapter with one optimizer."""
+    """Makes steps on one adapter with one optimizer, alone or as one of a team."""
 
-    def __init__(self, adapted: Any, optimizer: Any, recipe: Recipe, micro_batch_tokens: int, pad_id: int) -> None:
+    def __init__(
+        self, adapted: Any, optimizer: Any, recipe: Recipe, packer: Packer, objective: Objective, team: Team
+    ) -> None:
         self._adapted, self._optimizer, self._recipe = adapted, optimizer, recipe
-        self._micro_batch_tokens, self._pad_id = micro_batch_tokens, pad_id
+        self._packer, self._objective, self._team = packer, objective, team
         self._parameters = [tensor for _, tensor in trained_parameters(adapted)]
 
-    def make(self, step: int, num_steps: int, examples: Sequence[Tokenized]) -> MadeStep:
-        """The step after `step` others; the loss is the mean over all trained tokens, however they are batched."""
-        began_at = boot_seconds()
+    def make(self, step: int, num_steps: int, items: Sequence[Item]) -> MadeStep:
+        """The step after `step` others; the same loss and gradients however it is cut into passes."""
+        clock = _Stopwatch(self._parameters[0].is_cuda)
         rate = learning_rate(self._recipe, step, num_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        num_trained = sum(example.num_trained for example in examples)
-        loss, suspects = self._backward(examples, num_trained)
+        weights = weigh(items)
+        loss, figures, suspects = self._gradients(items, weights, clock)
         norm = update = float("nan")
         broken = None if math.isfinite(loss) else f"the loss is {loss}"
-        if broken is None:
-            norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._recipe.clip))
-            if math.isfinite(norm):
-                update = self._update()
-            else:
-                broken, suspects = f"the gradient norm is {norm}", tuple(example.id for example in examples)
-        num_tokens = sum(len(example) for example in examples)
-        seconds = max(boot_seconds() - began_at, 1e-9)
+        with clock("optimizer"):
+            if broken is None:
+                self._team.sum_gradients(self._parameters)
+                norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._recipe.clip))
+                if math.isfinite(norm):
+                    update = self._update()
+                else:
+                    broken, suspects = f"the gradient norm is {norm}", tuple(item.id for item in items)
+        num_tokens = sum(len(item) for item in items)
         metrics = {
             "loss": loss,
             "grad_norm": norm,
             "lr": rate,
-            "tokens_per_s": num_tokens / seconds,
+            "tokens_per_s": num_tokens / max(clock.total_s(), 1e-9),
             "memory_mb": _memory_mb(),
             "update_ratio": update,
         }
-        return MadeStep(loss, num_tokens, num_trained, metrics, broken, suspects)
+        return MadeStep(loss, num_tokens, weights.num_trained, metrics | figures | clock.seconds(), broken, suspects)
 
-    def _backward(self, examples: Sequence[Tokenized], num_trained: int) -> tuple[float, tuple[str, ...]]:
-        """Gradients of the whole step, one micro-batch after the other; stops at the first that is not finite."""
-        self._adapted.train()
+    def _gradients(
+        self, items: Sequence[Item], weights: Weights, clock: _Stopwatch
+    ) -> tuple[float, dict[str, float], tuple[str, ...]]:
+        """Gradients of this process's share of the step; loss and figures of the whole step."""
         self._optimizer.zero_grad(set_to_none=True)
-        total = 0.0
-        for group in batches_by_tokens([len(example) for example in examples], self._micro_batch_tokens):
-            rows = [examples[index] for index in group]
-            sums = nll_sums(self._adapted, rows, self._pad_id)
-            values = sums.detach().double().tolist()
-            total += math.fsum(values)
-            if not math.isfinite(total):
-                bad = [row.id for row, value in zip(rows, values, strict=True) if not math.isfinite(value)]
-                return total / num_trained, tuple(bad)
-            (sums.sum() / num_trained).backward()
-        return total / num_trained, ()
+        passes = [[items[index] for index in group] for group in self._packer.groups(items)]
+        mine = self._team.share(passes)
+        with clock("forward"):
+            own = [item for some in mine for item in some]
+            aside = self._team.total(self._objective.aside(own, self._score))
+        self._adapted.train()
+        totals: defaultdict[str, float] = defaultdict(float)
+        suspects: tuple[str, ...] = ()
+        for some in mine:
+            with clock("data"):
+                layout = self._packer.layout(some)
+            with clock("forward"):
+                spans = span_log_probs(self._adapted, layout)
+                terms = self._objective.terms(some, spans, weights, aside)
+            with clock("backward"):
+                value = float(terms.loss.detach())
+                totals["loss"] += value
+                if not math.isfinite(value):
+                    suspects = _broken_ones(some, spans)
+                    break  # the others of the team hear of it in the total
+                terms.loss.backward()
+            for name, figure in terms.figures.items():
+                totals[name] += figure
+        summed = self._team.totals(dict(totals))
+        loss = summed.pop("loss")
+        return loss, summed, self._team.joined(suspects)
+
+    def _score(self, items: Sequence[Item]) -> dict[str, list[float]]:
+        found = answer_log_probs(self._adapted, items, self._packer)
+        assert found is not None
+        return found
 
     def _update(self) -> float:
         """Apply the gradients; how large the change is relative to the weights."""
@@ -107,6 +135,48 @@ class StepMaker:
         with torch.no_grad():
             moved = [after - old for after, old in zip(self._parameters, before, strict=True)]
             return _norm(moved) / max(_norm(before), 1e-12)
+
+
+class _Stopwatch:
+    """Where the time of a step goes. On CUDA, work is only queued when a line is left: its own clock is asked."""
+
+    def __init__(self, is_cuda: bool) -> None:
+        self._is_cuda = is_cuda
+        self._began_at = boot_seconds()
+        self._spent: defaultdict[str, float] = defaultdict(float)
+        self._marks: list[tuple[str, Any, Any]] = []
+
+    @contextlib.contextmanager
+    def __call__(self, what: str) -> Iterator[None]:
+        if self._is_cuda:
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first.record()
+            yield
+            last.record()
+            self._marks.append((what, first, last))
+        else:
+            began_at = boot_seconds()
+            yield
+            self._spent[what] += boot_seconds() - began_at
+
+    def total_s(self) -> float:
+        return boot_seconds() - self._began_at
+
+    def seconds(self) -> dict[str, float]:
+        if self._marks:
+            torch.cuda.synchronize()
+        for what, first, last in self._marks:
+            self._spent[what] += first.elapsed_time(last) / 1000
+        return {f"{what}_s": seconds for what, seconds in self._spent.items()}
+
+
+def _broken_ones(items: Sequence[Item], spans: Any) -> tuple[str, ...]:
+    values, bad = spans.detach().tolist(), []
+    for item in items:
+        own, values = values[: 1 + len(item.branches)], values[1 + len(item.branches) :]
+        if not all(map(math.isfinite, own)):
+            bad.append(item.id)
+    return tuple(bad or [item.id for item in items])
 
 
 def _norm(tensors: Sequence[Any]) -> float:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
 
 from tunesmith.domain.dataset import Example
-from tunesmith.domain.profile import Validation
+from tunesmith.domain.profile import Method
 from tunesmith.domain.program import SampleOutput
+from tunesmith.domain.spec import RunSpec
 from tunesmith.errors import ConfigError
-from tunesmith.modeling.chat import ChatFormat, Tokenized
+from tunesmith.modeling.chat import ChatFormat
 from tunesmith.modeling.generation import answer_all
-from tunesmith.modeling.scoring import batches_by_tokens, mean_nlls
+from tunesmith.modeling.packs import Item, Packer
+from tunesmith.modeling.scoring import answer_log_probs, evaluating, span_log_probs
+from tunesmith.trainers.native.objectives import Objective, weigh
 
-LOSS = "validation_loss"
+LOSS, ACCURACY = "validation_loss", "validation_reward_accuracy"
 _NUM_SAMPLES = 4
 _SAMPLE_TOKENS = 40
 _SAMPLE_CHARACTERS = 500
@@ -29,10 +34,12 @@ def chosen_cases(num: int, max_cases: int, seed: int) -> list[int]:
     return sorted(numpy.random.default_rng([seed, num]).choice(num, size=max_cases, replace=False).tolist())
 
 
-def check_metric(validation: Validation) -> None:
-    if validation.best_metric != LOSS:
+def check_metric(run: RunSpec) -> None:
+    measured = {LOSS} if run.method is Method.SFT else {LOSS, ACCURACY}
+    if run.validation.best_metric not in measured:
         raise ConfigError(
-            f"validation.best_metric: {validation.best_metric!r} is not measured by this trainer; it measures {LOSS}"
+            f"validation.best_metric: {run.validation.best_metric!r} is not measured by this trainer for {run.method}; "
+            f"it measures {' and '.join(sorted(measured))}"
         )
 
 
@@ -45,24 +52,45 @@ def is_better(value: float, best: float | None, direction: str) -> bool:
     return value < best if direction == "lower" else value > best
 
 
+class _Stopped(Exception):
+    """Somebody wants the validation to end early."""
+
+
 class Validator:
     """The fixed cases of one training."""
 
     def __init__(
-        self, chat: ChatFormat, cases: Sequence[Tokenized], examples: Sequence[Example], micro_batch_tokens: int
+        self, chat: ChatFormat, items: Sequence[Item], examples: Sequence[Example], packer: Packer, objective: Objective
     ) -> None:
-        self._chat, self._cases = chat, cases
-        self._samples = examples[:_NUM_SAMPLES]
-        self._batches = batches_by_tokens([len(case) for case in cases], micro_batch_tokens)
+        self._chat, self._items, self._packer, self._objective = chat, items, packer, objective
+        self._samples = [example for example in examples if example.chosen][:_NUM_SAMPLES]
 
-    def loss(self, adapted: Any, on_batch: Callable[[int, int], bool]) -> float | None:
-        """Mean loss over all trained tokens of the cases; None if `on_batch` said stop."""
-        total = len(self._cases)
-        means = mean_nlls(adapted, self._cases, self._chat.pad_id, self._batches, lambda done: on_batch(done, total))
-        if means is None:
-            return None
-        weights = [case.num_trained for case in self._cases]
-        return math.fsum(mean * weight for mean, weight in zip(means, weights, strict=True)) / sum(weights)
+    def measure(self, adapted: Any, on_case: Callable[[int, int], bool]) -> dict[str, float] | None:
+        """The method's loss over all cases, as one step would have it, and its figures; None if `on_case` said stop."""
+        weights, done = weigh(self._items), 0
+
+        def score(items: Sequence[Item]) -> dict[str, list[float]]:
+            found = answer_log_probs(adapted, items, self._packer, lambda _: on_case(0, len(self._items)))
+            if found is None:
+                raise _Stopped
+            return found
+
+        values: defaultdict[str, list[float]] = defaultdict(list)
+        with evaluating(adapted), contextlib.suppress(_Stopped):
+            aside = self._objective.aside(self._items, score)
+            for group in self._packer.groups(self._items):
+                some = [self._items[index] for index in group]
+                terms = self._objective.terms(
+                    some, span_log_probs(adapted, self._packer.layout(some)).double(), weights, aside
+                )
+                values[LOSS].append(float(terms.loss))
+                for name, figure in terms.figures.items():
+                    values[f"validation_{name}"].append(figure)
+                done += len(some)
+                if not on_case(done, len(self._items)):
+                    raise _Stopped
+            return {name: math.fsum(parts) for name, parts in values.items()}
+        return None
 
     def samples(self, adapted: Any) -> list[SampleOutput]:
         """Greedy answers to a few cases, short ones, for people to look at."""

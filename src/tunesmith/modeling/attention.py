@@ -1,0 +1,112 @@
+"""Attention within segments: many sequences in one row, none of which sees another.
+
+A row is cut into segments, one after the other. The tokens of a segment see those before them in it and, where the
+segment continues a shared prompt, all of that prompt; nothing else. No mask over the whole row is ever made, so the
+work grows with the lengths of the sequences and not with the length of the row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+_NAME = "tunesmith_segments"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of a row; `prompt` is the number of an earlier segment that this one continues, or None."""
+
+    length: int
+    prompt: int | None = None
+
+
+@contextlib.contextmanager
+def segmented(model: Any, segments: Sequence[Segment]) -> Iterator[dict[str, Any]]:
+    """What to pass to `model(...)` so that it attends within the segments; the model is as before afterwards."""
+    config = model.config
+    before = config._attn_implementation
+    config._attn_implementation = _NAME
+    try:
+        yield {"segments": tuple(segments)}
+    finally:
+        config._attn_implementation = before
+
+
+def attend(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    *,
+    segments: Sequence[Segment],
+    **_: Any,
+) -> tuple[Any, None]:
+    """One layer's attention over a row (1 × heads × tokens × size), as transformers calls it."""
+    lengths = [segment.length for segment in segments]
+    # split, not slices: its backward joins the parts, where every slice would add a tensor as long as the row
+    queries, keys, values = (tensor.split(lengths, dim=2) for tensor in (query, key, value))
+    outputs = []
+    for number, segment in enumerate(segments):
+        own_key, own_value = keys[number], values[number]
+        if segment.prompt is not None:
+            own_key = torch.cat([keys[segment.prompt], own_key], dim=2)
+            own_value = torch.cat([values[segment.prompt], own_value], dim=2)
+        outputs.append(_attend_one(queries[number], own_key, own_value, scaling, dropout, sliding_window, softcap))
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _attend_one(
+    query: Any, key: Any, value: Any, scaling: float | None, dropout: float, window: int | None, softcap: float | None
+) -> Any:
+    """Causal attention of the last tokens of a sequence over all of it."""
+    num_queries, num_keys = query.shape[2], key.shape[2]
+    is_plain = num_queries == num_keys and (window is None or num_keys <= window)
+    if softcap is not None:
+        return _capped(
+            query, key, value, scaling, dropout, _visible(num_queries, num_keys, window, query.device), softcap
+        )
+    mask = None if is_plain else _visible(num_queries, num_keys, window, query.device)
+    return scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def _visible(num_queries: int, num_keys: int, window: int | None, device: Any) -> Any:
+    """Which keys each query sees: those up to its own place, and of them the last `window`."""
+    places = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
+    distance = places - torch.arange(num_keys, device=device)[None, :]
+    return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
+
+
+def _capped(
+    query: Any, key: Any, value: Any, scaling: float | None, dropout: float, visible: Any, softcap: float
+) -> Any:
+    """Attention whose scores are softly limited, as Gemma 2 has it; no fused kernel does that."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scores = query @ key.transpose(2, 3) * (scaling if scaling is not None else query.shape[-1] ** -0.5)
+    scores = softcap * torch.tanh(scores / softcap)
+    weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1, dtype=torch.float32).to(query.dtype)
+    return torch.nn.functional.dropout(weights, p=dropout) @ value
+
+
+AttentionInterface.register(_NAME, attend)

@@ -1,0 +1,168 @@
+"""Everything a training works on, made from its spec alone: so every process of a team makes the same.
+
+Data as items, base with adapter, optimizer, order of examples, reference log-probabilities, the step maker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunesmith.data.dataset import read_split
+from tunesmith.domain.dataset import Example, Split
+from tunesmith.domain.profile import Method
+from tunesmith.domain.spec import RunSpec, TrainSpec
+from tunesmith.errors import ConfigError, DataError
+from tunesmith.modeling.adapters import load_adapter, new_adapter, read_config
+from tunesmith.modeling.chat import ChatFormat
+from tunesmith.modeling.loading import load_base, pick_device
+from tunesmith.modeling.packs import Item, Packer
+from tunesmith.modeling.scoring import answer_log_probs, keeps_apart
+from tunesmith.trainers.native.items import make_items, max_length
+from tunesmith.trainers.native.objectives import Objective, drift_partners, objective_of
+from tunesmith.trainers.native.optimizer import new_optimizer
+from tunesmith.trainers.native.order import Order
+from tunesmith.trainers.native.random_state import seed_everything
+from tunesmith.trainers.native.step import StepMaker
+from tunesmith.trainers.native.team import Team
+from tunesmith.trainers.native.validation import Validator, chosen_cases
+
+
+@dataclass(frozen=True)
+class Voice:
+    """How those who assemble speak: the leader of a team through its program, the others to nobody."""
+
+    log: Callable[[str, str], None]
+    progress: Callable[[int, int, str], None]
+    is_ending: Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is trained and validated on, tokenised."""
+
+    items: list[Item]
+    dropped: list[str]
+    case_items: list[Item]
+    case_examples: list[Example]
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What the loop works with."""
+
+    adapted: Any
+    optimizer: Any
+    items: Sequence[Item]
+    order: Order
+    validator: Validator | None
+    """None without a validation split: then the last step is the best."""
+    steps: StepMaker
+    packer: Packer
+
+
+def read_data(run: RunSpec, chat: ChatFormat, voice: Voice) -> Data:
+    """The dataset's examples as items; those that do not fit are dropped whole, told and counted."""
+    folder, limit = Path(run.dataset.path), max_length(run)
+
+    def told(done: int, total: int) -> None:
+        voice.progress(done, total, "example")
+
+    training = make_items(run, chat, read_split(folder, Split.TRAIN), told)
+    if not training.items:
+        raise DataError(
+            f"dataset {run.dataset.id}: none of its {len(training.dropped)} training examples fits into "
+            f"{limit} tokens; raise recipe.max_length (the base takes {run.base.context})"
+        )
+    if training.dropped:
+        voice.log(
+            f"{len(training.dropped)} training examples are longer than {limit} tokens and were dropped whole, "
+            f"e.g. {training.dropped[0]}",
+            "warning",
+        )
+    candidates = read_split(folder, Split.VALIDATION)
+    chosen = [candidates[place] for place in chosen_cases(len(candidates), run.validation.max_cases, run.recipe.seed)]
+    cases = make_items(run, chat, chosen, told)
+    if not cases.items:
+        voice.log("no validation examples: nothing is validated, and the last step counts as the best", "warning")
+    return Data(training.items, training.dropped, cases.items, cases.examples)
+
+
+def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: Voice) -> Assembly:
+    """As at the very beginning of the training, before its first step; whoever resumes restores on top of it."""
+    run = spec.run
+    seed_everything(run.recipe.seed)
+    base = load_base(Path(run.base.path), pick_device())
+    packer = Packer(
+        max_tokens=max(1, run.recipe.micro_batch_tokens // spec.micro_batch_divisor),
+        pad_id=chat.pad_id,
+        is_packing=run.recipe.packing and _can_pack(base, voice),
+    )
+    adapted = adapted_base(run, base)
+    objective = _objective(run, adapted, data, packer, voice)
+    optimizer = new_optimizer(adapted, run.recipe)
+    order = Order(
+        [len(item) for item in data.items],
+        seed=run.recipe.seed,
+        epochs=run.recipe.epochs,
+        batch_tokens=run.recipe.batch_tokens,
+        max_steps=run.recipe.max_steps,
+    )
+    validator = Validator(chat, data.case_items, data.case_examples, packer, objective) if data.case_items else None
+    steps = StepMaker(adapted, optimizer, run.recipe, packer, objective, team)
+    return Assembly(adapted, optimizer, data.items, order, validator, steps, packer)
+
+
+def adapted_base(run: RunSpec, base: Any) -> Any:
+    """The base with a fresh adapter, or with the one the run starts from, which must have the recipe's shape."""
+    if run.start is None:
+        return new_adapter(base, run.recipe)
+    folder, recipe = Path(run.start.path), run.recipe
+    found = read_config(folder)
+    for name, ours, theirs in (
+        ("lora_rank", recipe.lora_rank, found.get("r")),
+        ("lora_alpha", recipe.lora_alpha, found.get("lora_alpha")),
+        ("train_embeddings", recipe.train_embeddings is True, bool(found.get("modules_to_save"))),
+    ):
+        if ours != theirs:
+            raise ConfigError(
+                f"recipe.{name} is {ours}, but adapter {run.start.id} that the run starts from has {theirs}; "
+                "set it to that, or start from the base"
+            )
+    return load_adapter(base, folder, trainable=True, dropout=recipe.lora_dropout)
+
+
+def _can_pack(base: Any, voice: Voice) -> bool:
+    if keeps_apart(base):
+        return True
+    voice.log("this model cannot keep packed examples apart: every example gets a row of its own instead", "warning")
+    return False
+
+
+def _objective(run: RunSpec, adapted: Any, data: Data, packer: Packer, voice: Voice) -> Objective:
+    """The method's objective. Its reference is the model before the first step: the base, or the adapter started from.
+
+    Asked with the weights it starts with, so no second copy of the model is ever in memory.
+    """
+    drift_items: dict[str, Item] = {}
+    if run.method is Method.KTO:
+        drift_items = drift_partners(data.items) | drift_partners(data.case_items)
+    reference: dict[str, list[float]] = {}
+    if run.method in (Method.DPO, Method.KTO):
+        asked = [*data.items, *data.case_items, *drift_items.values()]
+
+        def go_on(done: int) -> bool:
+            voice.progress(done, len(asked), "reference")
+            return not voice.is_ending()
+
+        found = answer_log_probs(adapted, asked, packer, go_on)
+        if found is None:
+            raise Interrupted
+        reference = found
+    return objective_of(run.method, run.recipe, reference, drift_items)
+
+
+class Interrupted(Exception):
+    """TERM came before the first step."""
