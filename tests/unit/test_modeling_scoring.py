@@ -14,7 +14,8 @@ from native_builders import a_micro_base, small_rows
 from tunesmith.modeling.chat import ChatFormat, Tokenized
 from tunesmith.modeling.generation import Sampling, answer_all
 from tunesmith.modeling.loading import load_base, load_tokenizer
-from tunesmith.modeling.scoring import batches_by_count, batches_by_tokens, evaluating, mean_nlls, nll_sums
+from tunesmith.modeling.packs import packed, single
+from tunesmith.modeling.scoring import batches_by_count, batches_by_tokens, evaluating, mean_nlls, span_log_probs
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +75,10 @@ def test_scoring_stops_when_told(model: Any, chat: ChatFormat, examples: list[To
 def test_sums_carry_gradients_only_when_asked(folder: Path, chat: ChatFormat, examples: list[Tokenized]) -> None:
     trainable = load_base(folder, torch.device("cpu"))
     trainable.requires_grad_(True)
-    assert nll_sums(trainable, examples[:2], chat.pad_id).requires_grad
+    layout = packed([single(example) for example in examples[:2]])
+    assert span_log_probs(trainable, layout).requires_grad
     with evaluating(trainable):
-        assert not nll_sums(trainable, examples[:2], chat.pad_id).requires_grad
+        assert not span_log_probs(trainable, layout).requires_grad
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 200))

@@ -39,21 +39,12 @@ def segmented(model: Any, segments: Sequence[Segment]) -> Iterator[dict[str, Any
         config._attn_implementation = before
 
 
-def attend(
-    module: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attention_mask: Any,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    *,
-    segments: Sequence[Segment],
-    **_: Any,
-) -> tuple[Any, None]:
+def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> tuple[Any, None]:
     """One layer's attention over a row (1 × heads × tokens × size), as transformers calls it."""
+    segments: Sequence[Segment] = options["segments"]
+    rules = _Rules(
+        options.get("scaling"), options.get("dropout", 0.0), options.get("sliding_window"), options.get("softcap")
+    )
     lengths = [segment.length for segment in segments]
     # split, not slices: its backward joins the parts, where every slice would add a tensor as long as the row
     queries, keys, values = (tensor.split(lengths, dim=2) for tensor in (query, key, value))
@@ -63,29 +54,35 @@ def attend(
         if segment.prompt is not None:
             own_key = torch.cat([keys[segment.prompt], own_key], dim=2)
             own_value = torch.cat([values[segment.prompt], own_value], dim=2)
-        outputs.append(_attend_one(queries[number], own_key, own_value, scaling, dropout, sliding_window, softcap))
+        outputs.append(_attend_one(queries[number], own_key, own_value, rules))
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 
 
-def _attend_one(
-    query: Any, key: Any, value: Any, scaling: float | None, dropout: float, window: int | None, softcap: float | None
-) -> Any:
+@dataclass(frozen=True)
+class _Rules:
+    """How a layer attends, whatever the segments are."""
+
+    scaling: float | None
+    dropout: float
+    window: int | None
+    softcap: float | None
+
+
+def _attend_one(query: Any, key: Any, value: Any, rules: _Rules) -> Any:
     """Causal attention of the last tokens of a sequence over all of it."""
     num_queries, num_keys = query.shape[2], key.shape[2]
-    is_plain = num_queries == num_keys and (window is None or num_keys <= window)
-    if softcap is not None:
-        return _capped(
-            query, key, value, scaling, dropout, _visible(num_queries, num_keys, window, query.device), softcap
-        )
-    mask = None if is_plain else _visible(num_queries, num_keys, window, query.device)
+    is_plain = num_queries == num_keys and (rules.window is None or num_keys <= rules.window)
+    if rules.softcap is not None:
+        return _capped(query, key, value, rules, _visible(num_queries, num_keys, rules.window, query.device))
+    mask = None if is_plain else _visible(num_queries, num_keys, rules.window, query.device)
     return scaled_dot_product_attention(
         query,
         key,
         value,
         attn_mask=mask,
-        dropout_p=dropout,
+        dropout_p=rules.dropout,
         is_causal=mask is None,
-        scale=scaling,
+        scale=rules.scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
 
@@ -97,16 +94,14 @@ def _visible(num_queries: int, num_keys: int, window: int | None, device: Any) -
     return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
 
 
-def _capped(
-    query: Any, key: Any, value: Any, scaling: float | None, dropout: float, visible: Any, softcap: float
-) -> Any:
+def _capped(query: Any, key: Any, value: Any, rules: _Rules, visible: Any) -> Any:
     """Attention whose scores are softly limited, as Gemma 2 has it; no fused kernel does that."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    scores = query @ key.transpose(2, 3) * (scaling if scaling is not None else query.shape[-1] ** -0.5)
-    scores = softcap * torch.tanh(scores / softcap)
+    scores = query @ key.transpose(2, 3) * (rules.scaling if rules.scaling is not None else query.shape[-1] ** -0.5)
+    scores = rules.softcap * torch.tanh(scores / rules.softcap)
     weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1, dtype=torch.float32).to(query.dtype)
-    return torch.nn.functional.dropout(weights, p=dropout) @ value
+    return torch.nn.functional.dropout(weights, p=rules.dropout) @ value
 
 
 AttentionInterface.register(_NAME, attend)

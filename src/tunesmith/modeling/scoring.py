@@ -71,7 +71,7 @@ def keeps_apart(model: Any) -> bool:
             return False
         apart = span_log_probs(model, padded(items, pad_id=ids[0]))
     coarse = next(model.parameters()).dtype is not torch.float32
-    return torch.allclose(together, apart, rtol=2e-2 if coarse else 1e-4, atol=1e-2 if coarse else 1e-5)
+    return bool(torch.allclose(together, apart, rtol=2e-2 if coarse else 1e-4, atol=1e-2 if coarse else 1e-5))
 
 
 def _all_trained(ids: Sequence[int], skip: int = 0) -> Branch:
