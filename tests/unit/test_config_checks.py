@@ -88,6 +88,7 @@ def test_target_modules_that_exist_pass(workspace: Workspace, modules: str) -> N
         ("base.path=models/nowhere", "no such folder; put the model there or mend base.path"),
         ("base.path=''", "cannot be a path"),
         ("targets=[{kind: directry}]", "targets: no kind of target 'directry'; did you mean 'directory'?"),
+        ("targets=[{options: {for: vlm}}]", "targets.directory.options.for: no kind of server 'vlm'; did you mean"),
     ],
 )
 def test_profile_that_cannot_work_is_refused(workspace: Workspace, override: str, reason: str) -> None:
@@ -97,6 +98,18 @@ def test_profile_that_cannot_work_is_refused(workspace: Workspace, override: str
     assert caught.value.message.startswith("profile dates: ")
     assert "\n" not in caught.value.message
     assert not isinstance(caught.value, LockedError)
+
+
+def test_recipe_that_a_target_cannot_serve_is_refused_one_line_each(workspace: Workspace) -> None:
+    recipe = ("recipe.lora_rank=64", "recipe.dora=true", "recipe.train_embeddings=true")
+    check(workspace, *recipe)
+    served = "targets=[{name: live, options: {for: vllm}}]"
+    with pytest.raises(ConfigError) as caught:
+        check(workspace, *recipe, served)
+    lines = caught.value.message.splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["recipe.lora_rank", "recipe.dora", "recipe.train_embeddings"]
+    assert all(line.startswith("profile dates: ") and "target live (vLLM)" in line for line in lines)
+    check(workspace, "recipe.lora_rank=64", "targets=[{options: {for: vllm, max_lora_rank: 64}}]")
 
 
 def test_default_length_beyond_a_small_model_is_refused(tmp_path: Path) -> None:

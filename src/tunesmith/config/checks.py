@@ -11,6 +11,7 @@ from tunesmith.config.lock import lock_differences, lock_of
 from tunesmith.config.resolve import Resolved
 from tunesmith.config.workspace import Workspace
 from tunesmith.domain.profile import ArchitectureLock, HardwareTier, Method, Profile, ProfileLock
+from tunesmith.domain.serving_limits import limit_violations
 from tunesmith.errors import ConfigError, LockedError, TunesmithError, nearest, show
 from tunesmith.modeling.architecture import adaptable_modules, read_architecture, read_tensor_shapes
 
@@ -92,6 +93,8 @@ def check_profile(
     for target in profile.targets:
         if target.kind not in target_kinds:
             found.add(f"targets: no kind of target {show(target.kind)}{nearest(target.kind, target_kinds)}")
+    for violation in limit_violations(profile.recipe, profile.targets):
+        found.add(violation)
     folder = found.attempt(lambda: workspace.locate(profile.base.path))
     architecture = found.attempt(lambda: read_architecture(folder)) if folder is not None else None
     if folder is None or architecture is None:

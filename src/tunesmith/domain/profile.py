@@ -126,7 +126,9 @@ class Recipe(Section):
     dora: bool = False
     """Train the size of each weight apart from its direction (DoRA); only where every target serves it."""
     train_embeddings: bool | Literal["auto"] = "auto"
-    """Also train the embeddings: needed when answers hold symbols the base never wrote; auto looks for such symbols."""
+    """true: train input and output embeddings; auto: the output's, if answers hold symbols the base never writes."""
+    # Under auto, input embeddings that are not tied to the output's stay as they are: what the answers need is that the
+    # symbol gets written, and the base has read it before. A token new to the tokenizer was never read: that needs true.
     warmup: Share = 0.1
     """Share of the steps in which the learning rate rises."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
@@ -266,7 +268,7 @@ class Target(Section):
     kind: str = "directory"
     """Which kind of target."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """What this kind needs, e.g. path for a directory."""
+    """What this kind needs, e.g. path for a directory, and `for: vllm` if vLLM reads it."""
 
     @field_validator("name")
     @classmethod

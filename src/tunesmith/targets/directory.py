@@ -2,15 +2,20 @@
 
 PATH/versions/dates@v7/    a published copy of the adapter
 PATH/current               → versions/dates@v7; absent while the bare base is live
+
+`for: vllm` says who reads the folder; then an adapter that this server cannot load is refused.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+from tunesmith.domain.profile import Target
+from tunesmith.domain.serving_limits import FOR, MAX_RANK, adapter_violations, option_problem
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.files import fsync_folder, publish_folder, verify_folder
 from tunesmith.targets.base import ServedAdapter, TargetError
@@ -20,9 +25,14 @@ class DirectoryTarget:
     """Anything that can watch a link can serve from it."""
 
     def __init__(self, options: dict[str, Any], *, root: Path, profile: str) -> None:
-        unknown = sorted(set(options) - {"path"})
+        known = ("path", FOR, MAX_RANK)
+        unknown = sorted(set(options) - set(known))
         if unknown:
-            raise ConfigError(f"targets: a directory target has no option {unknown[0]!r}; known: path")
+            raise ConfigError(f"targets: a directory target has no option {unknown[0]!r}; known: {', '.join(known)}")
+        problem = option_problem("directory", options)
+        if problem is not None:
+            raise ConfigError(f"targets: {problem}")
+        self._served = Target(kind="directory", options=options)
         path = options.get("path", f".tunesmith/live/{profile}")
         if not isinstance(path, str) or not path.strip() or "\x00" in path:
             raise ConfigError("targets: path of a directory target must be the name of a folder")
@@ -35,10 +45,12 @@ class DirectoryTarget:
             return f"{self.current} is not a link of ours; move it away"
         try:
             verify_folder(adapter.path, adapter.digest)
-            self._copy(adapter)
+            violations = self._violations(adapter.path)
+            if not violations:
+                self._copy(adapter)
         except (DataError, OSError) as error:
             return str(error)
-        return None
+        return "; ".join(violations) or None
 
     def serve(self, adapter: ServedAdapter | None) -> None:
         try:
@@ -59,6 +71,18 @@ class DirectoryTarget:
             return verify_folder(self.current.resolve(strict=True)).digest
         except (OSError, DataError) as error:
             raise TargetError(f"{self.current} is not healthy: {error}") from error
+
+    def _violations(self, folder: Path) -> list[str]:
+        """What of the adapter cannot be served by whom the folder is for; the bytes are verified already."""
+        if FOR not in self._served.options:
+            return []
+        try:
+            config = json.loads((folder / "adapter_config.json").read_bytes())
+        except ValueError:
+            config = None
+        if not isinstance(config, dict):
+            raise DataError(f"{folder.name}: adapter_config.json is not readable JSON")
+        return adapter_violations(config, self._served)
 
     def _copy(self, adapter: ServedAdapter) -> None:
         """Copy the adapter below `versions`, whole or not at all; a damaged earlier copy is replaced."""
