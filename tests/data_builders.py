@@ -27,6 +27,36 @@ def a_pair(number: int = 0) -> dict[str, Any]:
     return {"prompt": f"What is {number} plus one?", "chosen": f"{number + 1}", "rejected": "I do not know."}
 
 
+def a_label(number: int = 0, *, good: bool | None = None) -> dict[str, Any]:
+    """A labelled row; of each two numbers, one is desirable."""
+    is_good = number % 2 == 0 if good is None else good
+    answer = f"{number + 1}" if is_good else "I do not know."
+    return {"prompt": f"What is {number} plus one?", "completion": answer, "label": is_good}
+
+
+def a_tool(name: str = "weather") -> dict[str, Any]:
+    """The definition of a function."""
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    return {"type": "function", "function": {"name": name, "description": "Looks it up.", "parameters": parameters}}
+
+
+def a_call(city: str = "Paris", call_id: str | None = "call_0001", name: str = "weather") -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": name, "arguments": json.dumps({"city": city})}}
+    return call if call_id is None else {"id": call_id, **call}
+
+
+def a_tool_chat(number: int = 0, *, call_id: str | None = "call_0001", **changes: Any) -> dict[str, Any]:
+    """A question that is answered with the help of a function."""
+    result = {"role": "tool", "content": f"{number} degrees"}
+    messages = [
+        {"role": "user", "content": f"How warm is it in town {number}?"},
+        {"role": "assistant", "content": None, "tool_calls": [a_call(f"town {number}", call_id)]},
+        result if call_id is None else {**result, "tool_call_id": call_id},
+        {"role": "assistant", "content": f"It has {number} degrees."},
+    ]
+    return {"messages": messages, "tools": [a_tool()], **changes}
+
+
 def chats(num: int) -> list[dict[str, Any]]:
     return [a_chat(number) for number in range(num)]
 

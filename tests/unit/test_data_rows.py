@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from data_builders import a_chat, a_pair
-from tunesmith.data.conversations import BadRow
+from tunesmith.data.bad_row import BadRow
 from tunesmith.data.rows import RowParser
 
 USER = {"role": "user", "content": "Why?"}
 ANSWER = {"role": "assistant", "content": "Because."}
 SYSTEM = {"role": "system", "content": "Be brief."}
 TOOL = {"role": "tool", "content": "42"}
+
+
+_CALLED, _CONTENT = "messages[1].function_call", "messages[1].content"
 
 
 def parsed(row: Any) -> tuple[str, list[str]] | None:
@@ -49,6 +52,13 @@ def complaint(row: Any, *, ends_open: bool = False) -> BadRow:
             {"prompt": [USER], "chosen": [ANSWER, USER, ANSWER], "rejected": [ANSWER]},
             "uaua|a",
             ["Why?", "Because.", "Why?", "Because.", "Because."],
+        ),
+        ({"prompt": "Why?", "completion": "Because.", "label": True}, "ua|", ["Why?", "Because."]),
+        ({"prompt": "Why?", "completion": "Because.", "label": False}, "u|a", ["Why?", "Because."]),
+        (
+            {"prompt": [SYSTEM, USER, ANSWER, USER], "completion": [ANSWER], "label": False},
+            "sucu|a",
+            ["Be brief.", "Why?", "Because.", "Why?", "Because."],
         ),
     ],
 )
@@ -117,12 +127,8 @@ def test_blank_line_is_no_row(line: bytes) -> None:
         ({"messages": [USER, {**ANSWER, "weight": True}]}, "bad_weight", "messages[1].weight"),
         ({"messages": [USER, {**ANSWER, "weight": "1"}]}, "bad_weight", "messages[1].weight"),
         ({"messages": [{**USER, "weight": 1}, ANSWER]}, "bad_weight", "messages[0].weight"),
-        ({"messages": [USER, {**ANSWER, "tool_calls": [{"id": "1"}]}]}, "unsupported_field", "messages[1].tool_calls"),
-        (
-            {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [{}]}]},
-            "unsupported_field",
-            "messages[1].content",
-        ),
+        ({"messages": [USER, {**ANSWER, "function_call": {"name": "f"}}]}, "unsupported_field", _CALLED),
+        ({"messages": [USER, {**ANSWER, "content": None, "audio": {"id": "1"}}]}, "unsupported_field", _CONTENT),
         ({"prompt": 7, "completion": "x"}, "wrong_type", "prompt"),
         ({"prompt": " ", "completion": "x"}, "empty_content", "prompt"),
         ({"prompt": "Why?", "completion": ""}, "empty_content", "completion"),
@@ -145,6 +151,34 @@ def test_blank_line_is_no_row(line: bytes) -> None:
 def test_bad_row_is_refused_with_reason_and_field(row: Any, reason: str, field: str) -> None:
     bad = complaint(row)
     assert (bad.reason.value, bad.field) == (reason, field)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason", "field"),
+    [
+        ({"prompt": "Why?", "completion": "x", "label": "yes"}, "bad_label", "label"),
+        ({"prompt": "Why?", "completion": "x", "label": 1}, "bad_label", "label"),
+        ({"prompt": "Why?", "completion": "x", "label": None}, "bad_label", "label"),
+        ({"prompt": "Why?", "label": True}, "missing_field", "completion"),
+        ({"messages": [USER, ANSWER], "label": False}, "bad_label", "label"),
+        ({"prompt": "Why?", "chosen": "x", "rejected": "y", "label": True}, "bad_label", "label"),
+        (
+            {"prompt": "Why?", "completion": [{**ANSWER, "weight": 0}, USER, ANSWER], "label": True},
+            "bad_weight",
+            "completion",
+        ),
+        (b'{"prompt":"a","completion":"b","label":false,"label":true}', "duplicate_key", "label"),
+    ],
+)
+def test_bad_label_is_refused_with_reason_and_field(row: Any, reason: str, field: str) -> None:
+    bad = complaint(row)
+    assert (bad.reason.value, bad.field) == (reason, field)
+
+
+def test_label_of_another_meaning_beside_messages_is_only_counted() -> None:
+    parser = RowParser()
+    parser.parse(json.dumps({"messages": [USER, ANSWER], "label": "maths"}).encode())
+    assert parser.ignored_fields == {"label": 1}
 
 
 def test_second_of_two_equal_messages_is_named() -> None:

@@ -75,6 +75,14 @@ def verify(ctx: typer.Context, dataset_id: Id, json: Json = False) -> None:
     print_id(dataset.id)
 
 
+def _undesirable(report: DatasetReport) -> str | None:
+    """How many of the labelled answers are to be avoided; None where there are no labels."""
+    nums = {split.value: num for split, num in report.num_undesirable.items()}
+    if not nums:
+        return None
+    return f"{nums['train']} train, {nums['validation']} validation, {nums['heldout']} held out (never judged on)"
+
+
 def _describe(dataset: Dataset, report: DatasetReport) -> None:
     counts = dataset.counts
     show_fields(
@@ -83,6 +91,7 @@ def _describe(dataset: Dataset, report: DatasetReport) -> None:
             ("profile", dataset.profile),
             ("kind", dataset.kind),
             ("examples", f"{counts['train']} train, {counts['validation']} validation, {counts['heldout']} held out"),
+            ("undesirable", _undesirable(report)),
             ("duplicates", report.num_duplicates or None),
             ("mean score", f"{report.mean_score:.2f}"),
             ("prepared", age(dataset.created_at)),

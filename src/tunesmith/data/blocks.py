@@ -7,15 +7,15 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from tunesmith.data.bad_row import BadRow
 from tunesmith.data.columns import ParsedRow, batch_from_bytes, batch_to_bytes, to_batch
-from tunesmith.data.conversations import BadRow
 from tunesmith.data.parse_pool import ParseRules
 from tunesmith.data.readers import Block
 from tunesmith.data.rows import Row, RowParser
 from tunesmith.data.scoring import score
 from tunesmith.data.splitting import group_of, split_of
 from tunesmith.data.tally import Tally
-from tunesmith.domain.example import Reason, Split, identity
+from tunesmith.domain.example import Reason, Split, identity, num_prompt_of
 from tunesmith.errors import show
 
 _PLACES = {split: place for place, split in enumerate(Split)}
@@ -100,10 +100,10 @@ class BlockParser:
     def _judged(self, row: Row, line: int) -> ParsedRow:
         """A row with its id, group, split and score."""
         shape, contents = row
-        num_prompt, end = shape.find("a"), shape.find("|")
+        num_prompt, end = num_prompt_of(shape), shape.find("|")
         group = group_of(shape[:num_prompt], contents)
         split = split_of(group, self._rules.heldout_share, self._rules.validation_share)
-        quality = score(contents[num_prompt - 1], contents[end - 1 if end > 0 else -1])
+        quality = score(contents[num_prompt - 1], contents[end - 1 if end > num_prompt else -1])
         return identity(shape, contents), group, _PLACES[split], quality, line, shape, contents
 
     def _too_long(self, num_bytes: int) -> BadRow:

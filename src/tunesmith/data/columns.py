@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from tunesmith.domain.example import ROLE_OF_CODE
+from tunesmith.domain.example import ROLE_OF_CODE, num_prompt_of
 
-_ROLES = ("system", "user", "assistant", "tool")
+_ROLES = tuple(dict.fromkeys(role for role, _ in ROLE_OF_CODE.values()))
 _LETTERS = "".join(ROLE_OF_CODE).encode()
 _ROLE_INDEX = bytes.maketrans(_LETTERS, bytes(_ROLES.index(role) for role, _ in ROLE_OF_CODE.values()))
 _WEIGHT = bytes.maketrans(_LETTERS, bytes(weight for _, weight in ROLE_OF_CODE.values()))
@@ -28,9 +28,9 @@ SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
         pa.field("group", pa.string(), nullable=False),
-        pa.field("messages", _MESSAGES, nullable=False),  # the prompt and, after it, the answer to learn
+        pa.field("messages", _MESSAGES, nullable=False),  # the prompt and, after it, the answer to learn, if any
         pa.field("num_prompt", pa.int32(), nullable=False),  # follows from the weights; for other tools
-        pa.field("rejected", _MESSAGES),
+        pa.field("rejected", _MESSAGES),  # none: supervised; empty: a desirable answer of labelled data
         pa.field("num_chars", pa.int32(), nullable=False),
         pa.field("score", pa.float64(), nullable=False),
         pa.field("source", pa.int32(), nullable=False),
@@ -66,13 +66,13 @@ def to_batch(rows: Sequence[ParsedRow], source: int) -> Any:
 
 def _message_columns(shapes: Sequence[str], contents: Sequence[list[str]]) -> tuple[Any, Any, Any]:
     """The columns messages, num_prompt and rejected."""
-    num_prompts = numbers(pa.int32(), array("i", [shape.find("a") for shape in shapes]))
+    num_prompts = numbers(pa.int32(), array("i", map(num_prompt_of, shapes)))
     if not any("|" in shape for shape in shapes):
         return _message_lists(shapes, contents), num_prompts, pa.nulls(len(shapes), _MESSAGES)
-    chosen, _, rejected = zip(*(shape.partition("|") for shape in shapes), strict=True)
+    chosen, bars, rejected = zip(*(shape.partition("|") for shape in shapes), strict=True)
     messages = _message_lists(chosen, [texts[: len(shape)] for shape, texts in zip(chosen, contents, strict=True)])
     worse = [texts[len(shape) :] for shape, texts in zip(chosen, contents, strict=True)]
-    return messages, num_prompts, _message_lists(rejected, worse, mask=pa.array([not shape for shape in rejected]))
+    return messages, num_prompts, _message_lists(rejected, worse, mask=pa.array([not bar for bar in bars]))
 
 
 def _message_lists(shapes: Sequence[str], contents: Sequence[list[str]], mask: Any = None) -> Any:

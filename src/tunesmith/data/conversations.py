@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from tunesmith.domain.example import ROLE_OF_CODE, Reason
+from tunesmith.data.bad_row import BadRow, named
+from tunesmith.data.tool_calls import packed_calls, packed_result
+from tunesmith.domain.example import Reason
 from tunesmith.errors import show
 
 _AFTER: dict[str, dict[str, str]] = {  # who may speak next, with the letter it gets, after whom ("" begins)
@@ -15,37 +17,19 @@ _AFTER: dict[str, dict[str, str]] = {  # who may speak next, with the letter it 
     "a": {"user": "u", "tool": "t"},
     "c": {"user": "u", "tool": "t"},
     "t": {"tool": "t", "assistant": "a"},
+    "A": {"tool": "t"},
+    "C": {"tool": "t"},
+    "r": {"tool": "t", "assistant": "a"},
 }
+_SPEAKER = {"s": "system", "u": "user", "a": "assistant", "c": "assistant", "t": "tool", "r": "tool"}
+_SPEAKER |= {"A": "an assistant message with tool calls", "C": "an assistant message with tool calls"}
 _ROLES = ("system", "user", "assistant", "tool")
 _OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "ai": "assistant"}
 _OTHER_ROLES |= {"developer": "system", "function": "tool", "ipython": "tool"}
 _OTHER_KEYS = {"from": "role", "value": "content", "text": "content"}
-_CHANGES_MEANING = ("tool_calls", "function_call", "audio", "images")  # leaving these out would teach something else
+_CHANGES_MEANING = ("function_call", "audio", "images")  # leaving these out would teach something else
 _IN_CONTENT = "write it into the message's content as the model should write it, or remove the line"
 _MAX_IGNORED_NAMES = 50
-
-
-_NAMES = {
-    type(None): "null",
-    list: "an array",
-    dict: "an object",
-    str: "a string",
-    bool: "a boolean",
-    int: "a number",
-    float: "a number",
-}
-
-
-class BadRow(Exception):
-    """A row that cannot be an example: why, where in it, and what to do."""
-
-    def __init__(self, reason: Reason, field: str, problem: str, fix: str, at_byte: int | None = None) -> None:
-        super().__init__(problem)
-        self.at_byte = at_byte  # in the line, where one byte is to blame
-        self.reason = reason
-        self.field = field
-        self.problem = problem
-        self.fix = fix
 
 
 class MessageChecker:
@@ -54,6 +38,8 @@ class MessageChecker:
     def __init__(self) -> None:
         self.ignored: Counter[str] = Counter()
         self.num_weights = 0  # in the present row, for the search for duplicate keys
+        self.has_tools = False  # the present row
+        self._open_ids: list[str] = []  # of calls in the present list that have no result yet
 
     def check(self, messages: Any, field: str, shape: str, contents: list[str], *, trained: bool = True) -> str:
         """Append the texts of a message list to `contents`; returns `shape` with the letters of its roles appended.
@@ -66,24 +52,28 @@ class MessageChecker:
             raise BadRow(Reason.EMPTY_LIST, field, "has no messages", "add messages, or remove the line")
         last = shape[-1:]
         start = len(contents)
+        self._open_ids = []
         for message in messages:
             try:
                 code = _AFTER[last][message["role"]]
                 content = message["content"]
             except (KeyError, TypeError):
-                raise _bad_message(message, last, f"{field}[{len(contents) - start}]") from None
-            if type(content) is not str or not content or content.isspace():
+                code = _code_of_bare_call(message, last, f"{field}[{len(contents) - start}]")
+                content = ""
+            if (type(content) is not str or not content or content.isspace()) and not _is_call(message):
                 raise _bad_message(message, last, f"{field}[{len(contents) - start}]")
             if code == "a" and not trained:
                 code = "c"
-            if len(message) > 2:
-                code = self._extra(message, f"{field}[{len(contents) - start}]", code)
+            if len(message) > 2 or not content:
+                code, content = self._extra(message, f"{field}[{len(contents) - start}]", code)
             last = code
             shape += code
             contents.append(content)
         return shape
 
-    def _extra(self, message: dict[str, Any], field: str, code: str) -> str:
+    def _extra(self, message: dict[str, Any], field: str, code: str) -> tuple[str, str]:
+        """Letter and stored text of a message that has more than role and content."""
+        content: str | None = None
         for key, value in message.items():
             if key in {"role", "content"}:
                 continue
@@ -92,9 +82,19 @@ class MessageChecker:
                 code = _weighted(value, f"{field}.weight", code)
             elif key in _CHANGES_MEANING and value:
                 raise BadRow(Reason.UNSUPPORTED_FIELD, f"{field}.{key}", "cannot be trained on", _IN_CONTENT)
-            else:
+            elif key == "tool_calls" and value:
+                if code not in "ac":
+                    fix = "move the calls to the assistant message that makes them"
+                    raise BadRow(Reason.BAD_TOOLS, f"{field}.tool_calls", "only the assistant calls functions", fix)
+                content, self._open_ids = packed_calls(message, field)
+            elif code != "t" or key not in {"tool_call_id", "name"}:
                 count_ignored(self.ignored, f"messages.{key}")
-        return code
+        if content is not None:
+            code = code.upper()
+        elif code == "t" and (content := packed_result(message, field, self._open_ids)) is not None:
+            code = "r"
+        self.has_tools = self.has_tools or content is not None
+        return code, message["content"] if content is None else content
 
 
 def count_ignored(counts: Counter[str], name: str, num: int = 1) -> None:
@@ -103,9 +103,18 @@ def count_ignored(counts: Counter[str], name: str, num: int = 1) -> None:
     counts[short if short in counts or len(counts) < _MAX_IGNORED_NAMES else "(others)"] += num
 
 
-def named(value: Any) -> str:
-    """What a JSON value is, in words."""
-    return _NAMES[type(value)]
+def _is_call(message: dict[str, Any]) -> bool:
+    """Whether it may do without a content."""
+    return bool(message.get("tool_calls")) and message["role"] == "assistant"
+
+
+def _code_of_bare_call(message: Any, last: str, field: str) -> str:
+    """The letter of an answer that has calls and no content at all; everything else without a content is bad."""
+    if type(message) is dict and message.get("role") == "assistant" and message.get("tool_calls"):
+        code = _AFTER[last].get("assistant")
+        if code is not None:
+            return code
+    raise _bad_message(message, last, field)
 
 
 def _weighted(value: Any, field: str, code: str) -> str:
@@ -140,7 +149,7 @@ def _bad_role(message: dict[str, Any], last: str, field: str) -> BadRow | None:
         return BadRow(Reason.BAD_ROLE, field, f"{show(role, 30)} is not a role", fix)
     if role in _AFTER[last]:
         return None
-    where = f"follows {ROLE_OF_CODE[last][0]}" if last else "begins the conversation"
+    where = f"follows {_SPEAKER[last]}" if last else "begins the conversation"
     expected = " or ".join(_AFTER[last])
     return BadRow(Reason.ROLE_ORDER, field, f"{role} {where}", f"expected {expected} here; merge or reorder messages")
 
@@ -150,7 +159,7 @@ def _bad_content(message: dict[str, Any], field: str) -> BadRow:
         return BadRow(Reason.MISSING_FIELD, field, "is missing", _rename(message, "content"))
     content = message["content"]
     if any(message.get(key) for key in _CHANGES_MEANING):
-        return BadRow(Reason.UNSUPPORTED_FIELD, field, "has no text beside a tool call or media", _IN_CONTENT)
+        return BadRow(Reason.UNSUPPORTED_FIELD, field, "has no text beside a call or media", _IN_CONTENT)
     if type(content) is not str:
         fix = "join its text parts into one string" if type(content) is list else "write a string"
         return BadRow(Reason.WRONG_TYPE, field, f"is {named(content)}, not a string", fix)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from tunesmith.data.splitting import group_of
 from tunesmith.domain.dataset import DatasetReport, PreparedDataset, SplitDigest, fingerprint
-from tunesmith.domain.example import Example, Split, codes_of
+from tunesmith.domain.example import Example, Split, codes_of, pack
 from tunesmith.errors import DataError
 from tunesmith.files import Manifest, read_manifest, verify_folder
 
@@ -42,7 +42,8 @@ def verify(folder: Path, expected: str) -> None:
     for split, digest in digests.items():
         for example in iter_examples(folder, split):
             digest.update([example.id])
-            if example.group != group_of(codes_of(example.prompt), [message["content"] for message in example.prompt]):
+            prompt = [pack(message) for message in example.prompt]
+            if example.group != group_of(codes_of(prompt), [message["content"] for message in prompt]):
                 raise DataError(
                     f"{folder}: example {example.id[:12]}… is in a foreign group; prepare the dataset again"
                 )

@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunesmith.data.conversations import BadRow, count_ignored
+from tunesmith.data.bad_row import BadRow
+from tunesmith.data.conversations import count_ignored
 from tunesmith.data.dedupe import SeenHashes
 from tunesmith.data.parse_pool import ParsePool, ParseRules
 from tunesmith.data.readers import Block, LineReader, size_of
@@ -152,16 +153,17 @@ class _Intake:
 
     def _of_one_kind(self, batch: Any, source: int) -> Any:
         """The rows of the dataset's kind, which its first valid row decides; the others are bad."""
-        from tunesmith.data.parting import part_by_kind
+        from tunesmith.data.parting import kind_of_first, part_by_kind
 
         if batch.num_rows and self._kind is None:
-            self._kind = Kind.PREFERENCE if batch.column("rejected")[0].is_valid else Kind.SUPERVISED
-        ours, foreign_lines = part_by_kind(batch, self._kind)
-        for line in foreign_lines:
-            other = Kind.SUPERVISED if self._kind is Kind.PREFERENCE else Kind.PREFERENCE
+            self._kind = kind_of_first(batch)
+        ours, foreign = part_by_kind(batch, self._kind)
+        for line, other in foreign:
             problem = f"is a {other} row in a dataset of {self._kind} rows"
-            bad = BadRow(Reason.MIXED_KIND, "", problem, "prepare the two kinds as two datasets")
-            self._tally.add(source, line, bad)
+            fix = "prepare the two kinds as two datasets"
+            if {other, self._kind} == {Kind.LABELLED, Kind.SUPERVISED}:
+                fix = f"give every line a label, or {fix}"
+            self._tally.add(source, line, BadRow(Reason.MIXED_KIND, "", problem, fix))
         return ours
 
     def finish(self, files: Sequence[SourceFile]) -> DatasetReport:
@@ -175,26 +177,30 @@ class _Intake:
         if self._kind is None:
             raise DataError(f"{names[0]}: only blank lines; give a file with one JSON object per line")
         _refuse_empty_splits(counts, self._options)
+        undesirable = {split: writer.num_undesirable for split, writer in self._writers.items()}
+        if self._kind is Kind.LABELLED:
+            _refuse_one_label(counts, undesirable, self._options)
         num_examples = sum(counts.values())
         return DatasetReport(
             fingerprint=fingerprint(digests),
             kind=self._kind,
             counts=counts,
+            num_undesirable=undesirable if self._kind is Kind.LABELLED else {},
             num_lines=sum(file.num_lines for file in files),
             num_blank=self._num_blank,
             num_duplicates=self._num_duplicates,
             drops=self._tally.drops(names),
             ignored_fields=dict(sorted(self._ignored.items())),
-            warnings=self._warnings(counts),
+            warnings=self._warnings(counts, undesirable),
             sources=tuple(files),
             options=self._options,
             lengths=_buckets(sum((writer.lengths for writer in self._writers.values()), Counter())),
             mean_score=round(sum(writer.total_score for writer in self._writers.values()) / num_examples, 4),
         )
 
-    def _warnings(self, counts: dict[Split, int]) -> tuple[str, ...]:
+    def _warnings(self, counts: dict[Split, int], undesirable: dict[Split, int]) -> tuple[str, ...]:
         found = []
-        heldout = counts[Split.HELDOUT]
+        heldout = counts[Split.HELDOUT] - undesirable[Split.HELDOUT]
         if heldout < self._options.few_heldout:
             found.append(f"only {heldout} examples are held out; the gate may need more to see a difference")
         if not counts[Split.VALIDATION] and self._options.validation_share:
@@ -219,6 +225,19 @@ def _refuse_empty_splits(counts: dict[Split, int], options: PrepareOptions) -> N
                 f"none of the {num} examples is {what}: the split goes by the hash of the prompt; "
                 f"add examples with different prompts, or {fix}"
             )
+
+
+def _refuse_one_label(counts: dict[Split, int], undesirable: dict[Split, int], options: PrepareOptions) -> None:
+    """Labels tell something only where there are both; and only a desirable answer can judge a model."""
+    bad, num = undesirable[Split.TRAIN], counts[Split.TRAIN]
+    if bad in (0, num):
+        fix = "add desirable answers" if bad else "add undesirable answers, or remove label to learn them all"
+        raise DataError(f"label is {'false' if bad else 'true'} in all {num} examples to train on; {fix}")
+    if undesirable[Split.HELDOUT] == counts[Split.HELDOUT]:
+        raise DataError(
+            f"none of the {counts[Split.HELDOUT]} held-out answers is desirable, so nothing can be judged by them; "
+            f"add desirable answers to other prompts, or raise heldout_share (now {options.heldout_share:g})"
+        )
 
 
 def _buckets(lengths: Counter[int]) -> tuple[LengthBucket, ...]:

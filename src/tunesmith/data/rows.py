@@ -1,7 +1,8 @@
 """Turns one line of JSONL into one canonical row, or says exactly what is wrong with it.
 
-Three forms are read: `messages`; `prompt` and `completion`; `prompt`, `chosen` and `rejected`. Each of prompt,
-completion, chosen and rejected is a text or a list of messages.
+Four forms are read: `messages`; `prompt` and `completion`; these two with a `label`; `prompt`, `chosen` and `rejected`.
+Each of prompt, completion, chosen and rejected is a text or a list of messages. Beside each form, `tools` may define
+the functions that the model can call.
 """
 
 from __future__ import annotations
@@ -14,17 +15,22 @@ from typing import Any
 
 import orjson
 
-from tunesmith.data.conversations import BadRow, MessageChecker, count_ignored, named
+from tunesmith.data.bad_row import BadRow, named
+from tunesmith.data.conversations import MessageChecker, count_ignored
 from tunesmith.data.syntax import explain
+from tunesmith.data.tool_calls import packed_definitions, refuse_duplicate_keys
 from tunesmith.domain.example import Reason
 from tunesmith.errors import show
 
-_FORMS = "messages, or prompt and completion, or prompt, chosen and rejected"
+_FORMS = "messages, or prompt and completion (and label), or prompt, chosen and rejected"
 _KNOWN = ("messages", "prompt", "completion", "chosen", "rejected")
-_READ_KEYS = frozenset({*_KNOWN, "role", "content", "weight"})
+_READ_KEYS = frozenset({*_KNOWN, "label", "tools", "role", "content", "weight", "tool_calls", "tool_call_id"})
 _QUOTED_KEYS = {key: f'"{key}"'.encode() for key in _READ_KEYS}
 _ESCAPED_KEY = re.compile(rb"\\u00[67]")  # a letter of a key may hide behind an escape
 _MESSAGES_FORM: tuple[str, ...] = ("messages",)
+_PLAIN_FORM: tuple[str, ...] = ("prompt", "completion")
+_LABELLED_FORM: tuple[str, ...] = ("prompt", "completion", "label")
+_PAIR_FORM: tuple[str, ...] = ("prompt", "chosen", "rejected")
 _OTHER_NAMES = {  # what other tools call our fields
     "conversations": "messages",
     "conversation": "messages",
@@ -63,18 +69,21 @@ class RowParser:
             problem = f"the line is {named(fields)}, not an object"
             raise BadRow(Reason.NOT_OBJECT, "", problem, "write one JSON object per line, without an array around them")
         self._checker.num_weights = 0
+        self._checker.has_tools = False
         try:
             shape, contents, form, num_objects = self._read(fields)
         except BadRow:
             _refuse_duplicates(line)  # the better explanation, if it is one
             raise
+        if self._checker.has_tools:
+            return self._exact(line)
         # Two quotes for each key and text we know of: then there is nothing else in the line, no key twice either.
         if line.count(b'"') != 2 * (len(form) + 3 * num_objects + len(contents)) and self._may_repeat(
             line, form, num_objects
         ):
             _refuse_duplicates(line)
         if b"\\" in line and b"\\u0000" in line and any("\0" in content for content in contents):
-            raise BadRow(Reason.NUL, "", "a text holds the NUL character", "remove \\u0000 from the line")
+            raise _nul()
         return shape, contents
 
     def _read(self, fields: dict[str, Any]) -> tuple[str, list[str], tuple[str, ...], int]:
@@ -83,7 +92,7 @@ class RowParser:
         if "messages" in fields and "completion" not in fields and "chosen" not in fields and "rejected" not in fields:
             form = _MESSAGES_FORM
             shape = self._checker.check(fields["messages"], "messages", "", contents)
-            if shape[-1] != "a":
+            if shape[-1] not in "aA":
                 raise _no_answer("messages", shape)
             num_objects = len(contents)
         else:
@@ -91,9 +100,40 @@ class RowParser:
             shape = self._pair(fields, form, contents)
             num_objects = len(contents) - sum(type(fields[name]) is str for name in form)
         if len(fields) > len(form):
-            for name in fields.keys() - set(form):
-                count_ignored(self._checker.ignored, name)
+            shape = self._beside(fields, form, shape, contents)
         return shape, contents, form, num_objects
+
+    def _beside(self, fields: dict[str, Any], form: tuple[str, ...], shape: str, contents: list[str]) -> str:
+        """The shape with what stands beside the form in the line."""
+        for name in fields.keys() - set(form):
+            value = fields[name]
+            if name == "tools" and value:
+                contents.insert(0, packed_definitions(value))
+                shape = "d" + shape
+                self._checker.has_tools = True
+            elif name == "label" and type(value) is bool:
+                fix = "write the line as prompt, completion and label, or remove label"
+                raise BadRow(Reason.BAD_LABEL, "label", f"does not go with {' and '.join(form)}", fix)
+            else:
+                count_ignored(self._checker.ignored, name)
+        return shape
+
+    def _exact(self, line: bytes) -> Row:
+        """The row again, with the numbers in its calls as they are written, and no key twice in any object.
+
+        The quick parser rounds numbers of more than 64 bits and keeps the last of two equal keys.
+        """
+        counted, self._checker.ignored = self._checker.ignored, Counter()  # the first look has counted already
+        try:
+            fields = json.loads(line, object_pairs_hook=refuse_duplicate_keys)
+            shape, contents, *_ = self._read(fields)
+        except RecursionError:
+            raise _too_deep() from None
+        finally:
+            self._checker.ignored = counted
+        if any("\0" in content for content in contents):
+            raise _nul()
+        return shape, contents
 
     def _may_repeat(self, line: bytes, form: tuple[str, ...], num_objects: int) -> bool:
         """Whether a key that we read may be in an object twice: orjson keeps the last one without a word."""
@@ -102,27 +142,34 @@ class RowParser:
             not line.count(b'"role"') == num_objects == line.count(b'"content"')
             or any(line.count(_QUOTED_KEYS[key]) != 1 for key in form)
             or (num_weights > 0 and line.count(b'"weight"') != num_weights)
+            or b'"tool_calls"' in line
+            or b'"tools"' in line
             or (b"\\u00" in line and _ESCAPED_KEY.search(line) is not None)
         )
 
     def _pair(self, fields: dict[str, Any], form: tuple[str, ...], contents: list[str]) -> str:
-        """The shape of a prompt with one answer, or with a better and a worse one."""
+        """The shape of a prompt with one answer, with or without a label, or with a better and a worse one."""
         prompt = self._part(fields["prompt"], "prompt", "", contents)
-        if prompt[-1] not in "ut":
+        if prompt[-1] not in "utr":
             fix = "end the prompt with what the user asks; the answer belongs into the other field"
             raise BadRow(Reason.ROLE_ORDER, "prompt", "does not end with a user or tool message", fix)
         answers = []
         for name in form[1:]:
+            if name == "label":
+                continue
             whole = self._part(fields[name], name, prompt, contents)
-            if whole[-1] != "a":
+            if whole[-1] not in "aA":
                 raise _no_answer(name, whole)
-            answers.append(whole[len(prompt) :])
-        if len(answers) == 1:
+            answer = whole[len(prompt) :]
+            if form is not _PLAIN_FORM and "c" in answer.lower():
+                fix = "remove weight: an answer is compared, or labelled, as a whole"
+                raise BadRow(Reason.BAD_WEIGHT, name, "has an answer of weight 0", fix)
+            answers.append(answer)
+        if form is _PLAIN_FORM:
             return prompt + answers[0]
+        if form is _LABELLED_FORM:
+            return prompt + (answers[0] + "|" if _label(fields["label"]) else "|" + answers[0])
         chosen, rejected = answers
-        if "c" in chosen or "c" in rejected:
-            fix = "remove weight: the answers of a pair are compared as a whole"
-            raise BadRow(Reason.BAD_WEIGHT, "chosen" if "c" in chosen else "rejected", "has an answer of weight 0", fix)
         middle = len(prompt) + len(chosen)
         if chosen == rejected and contents[len(prompt) : middle] == contents[middle:]:
             fix = "give two different answers, or use the prompt and completion form"
@@ -148,7 +195,7 @@ def _form_of(fields: dict[str, Any]) -> tuple[str, ...]:
     if ("messages" in fields) + ("completion" in fields) + preference > 1:
         problem = f"holds {', '.join(name for name in _KNOWN if name in fields)} together"
         raise BadRow(Reason.AMBIGUOUS_FORM, "", problem, f"keep one form: {_FORMS}")
-    form = ("prompt", "chosen", "rejected") if preference else ("prompt", "completion")
+    form = _PAIR_FORM if preference else _LABELLED_FORM if "label" in fields else _PLAIN_FORM
     missing = [name for name in form if name not in fields]
     if not missing:
         return form
@@ -168,11 +215,26 @@ def _form_of(fields: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _no_answer(field: str, codes: str) -> BadRow:
-    if codes[-1] == "c":
+    if codes[-1] in "cC":
         fix = "give the last answer weight 1, or remove the line"
         return BadRow(Reason.NO_ANSWER, field, "the last answer has weight 0, so there is nothing to learn", fix)
     fix = "end with an assistant message, or remove the line"
     return BadRow(Reason.NO_ANSWER, field, "does not end with an assistant message", fix)
+
+
+def _label(value: Any) -> bool:
+    if type(value) is not bool:
+        fix = "write true for an answer like which the model should write, false for one it should avoid; or remove it"
+        raise BadRow(Reason.BAD_LABEL, "label", f"is {named(value)}, neither true nor false", fix)
+    return value
+
+
+def _nul() -> BadRow:
+    return BadRow(Reason.NUL, "", "a text holds the NUL character", "remove \\u0000 from the line")
+
+
+def _too_deep() -> BadRow:
+    return BadRow(Reason.NOT_JSON, "", "is nested too deeply", "flatten it, or remove the line")
 
 
 def _refuse_duplicates(line: bytes) -> None:
@@ -180,7 +242,7 @@ def _refuse_duplicates(line: bytes) -> None:
     try:
         json.loads(line, object_pairs_hook=_refuse_duplicate_keys)
     except RecursionError:
-        raise BadRow(Reason.NOT_JSON, "", "is nested too deeply", "flatten it, or remove the line") from None
+        raise _too_deep() from None
 
 
 def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tunesmith.data.columns import SCHEMA
+from tunesmith.data.parting import num_undesirable
 from tunesmith.domain.dataset import SplitDigest
-from tunesmith.domain.example import Example, Message, codes_of, identity
+from tunesmith.domain.example import Example, Message, codes_of, identity, num_prompt_of, unpack
 from tunesmith.errors import DataError
 
 _DICTIONARIES = ["score", "source", "messages.list.element.role", "rejected.list.element.role"]
 _GROUP_BYTES = 16 << 20
 """A row group is written when it is so large; each split holds one at most."""
 _READ_ROWS = 1024
+_PLAIN = frozenset("suactd|")
+"""Letters of messages that are stored as they are."""
 
 
 class SplitWriter:
@@ -31,6 +34,7 @@ class SplitWriter:
         self.lengths: Counter[int] = Counter()
         """Examples by the number of binary digits of their number of characters."""
         self.total_score = 0.0
+        self.num_undesirable = 0
         self._batches: list[Any] = []
         self._num_bytes = 0
         self._writer = pq.ParquetWriter(
@@ -47,6 +51,8 @@ class SplitWriter:
         self.digest.update(batch.column("id").to_pylist())
         self.lengths.update(map(int.bit_length, batch.column("num_chars").to_pylist()))
         self.total_score += pc.sum(batch.column("score")).as_py()
+        if batch.column("rejected").null_count < batch.num_rows:
+            self.num_undesirable += num_undesirable(batch)
         self._batches.append(batch)
         self._num_bytes += batch.nbytes
         if self._num_bytes >= _GROUP_BYTES:
@@ -91,8 +97,18 @@ def _examples(batch: Any, path: Path) -> Iterator[Example]:
         texts = [message["content"] for message in (*(messages or ()), *(rejected or ()))]
         if messages is None or example_id != identity(shape, texts):
             raise DataError(f"{path}: example {example_id[:12]}… is not what its id says; prepare the dataset again")
-        num_prompt = codes.find("a")
-        yield Example(example_id, messages[:num_prompt], messages[num_prompt:], rejected, group, score, source, line)
+        num_prompt = num_prompt_of(shape)
+        prompt, chosen, worse = messages[:num_prompt], messages[num_prompt:], rejected
+        if not _PLAIN.issuperset(shape):
+            prompt, chosen, worse = (_unpacked(part, path) for part in (prompt, chosen, worse))
+        yield Example(example_id, prompt, chosen, worse, group, score, source, line)
+
+
+def _unpacked(stored: Sequence[Message] | None, path: Path) -> Any:
+    try:
+        return None if stored is None else tuple(map(unpack, stored))
+    except (ValueError, RecursionError):
+        raise DataError(f"{path}: holds a tool call that is not one; prepare the dataset again") from None
 
 
 def _read_lists(column: Any) -> Iterator[tuple[Message, ...] | None]:

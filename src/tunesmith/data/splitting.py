@@ -6,10 +6,11 @@ Nothing here may change: a different answer for an old prompt would train on wha
 from __future__ import annotations
 
 import hashlib
+import json
 import unicodedata
 from collections.abc import Sequence
 
-from tunesmith.domain.example import Split
+from tunesmith.domain.example import Split, to_json
 
 _SALT = b"tunesmith split 1"  # constant, so that every machine and every round agrees
 _RANGE = 2.0**64
@@ -31,11 +32,23 @@ def group_of(codes: str, contents: Sequence[str]) -> str:
 
     The prompt is everything before the *first* trained answer. With everything before the last one, a conversation and
     its own beginning, captured as two examples, could part: one is trained on, answer included, and the other held out.
-    Collapsed white space holds no U+001E, so it parts the messages.
+    Collapsed white space holds no U+001E, so it parts the messages. `contents` are as stored; the ids of calls in them
+    are chance, so they do not count.
     """
+    if "C" in codes or "r" in codes:
+        contents = [_without_ids(text) if code in "Cr" else text for code, text in zip(codes, contents, strict=False)]
     parts = [_SALT, codes.encode()]
     parts += map(normalise, contents[: len(codes)])
     return hashlib.sha256(b"\x1e".join(parts)).hexdigest()
+
+
+def _without_ids(stored: str) -> str:
+    """A stored call, or its result, without the id that ties the two together."""
+    fields = json.loads(stored)
+    fields.pop("tool_call_id", None)
+    for call in fields.get("tool_calls", ()):
+        call.pop("id", None)
+    return to_json(fields)
 
 
 def split_of(group: str, heldout_share: float, validation_share: float) -> Split:

@@ -7,7 +7,7 @@ import math
 import re
 from typing import TYPE_CHECKING, NoReturn
 
-from tunesmith.data.conversations import BadRow
+from tunesmith.data.bad_row import BadRow
 from tunesmith.domain.example import Reason
 from tunesmith.errors import show
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tunesmith.data.conversations import BadRow
+from tunesmith.data.bad_row import BadRow
 from tunesmith.domain.example import Reason
 from tunesmith.errors import DataError
 

@@ -120,6 +120,8 @@ class DatasetReport(Section):
     kind: Kind
     counts: dict[Split, int]
     """Examples per split."""
+    num_undesirable: dict[Split, int] = Field(default_factory=dict)
+    """Of these, the answers to avoid; only where examples are labelled."""
     num_lines: int
     num_blank: int
     num_duplicates: int

@@ -6,11 +6,13 @@ import shutil
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from tunesmith.config.checks import CheckedProfile
 from tunesmith.config.lock import check_lock
 from tunesmith.config.workspace import Workspace
 from tunesmith.domain.dataset import DatasetReport, PreparedDataset, PrepareOptions, Split
+from tunesmith.domain.example import Message
 from tunesmith.errors import DataError
 from tunesmith.files import verify_folder
 from tunesmith.ids import new_id
@@ -94,8 +96,12 @@ def _record(
 def _heldout_cases(folder: Path, cap: int) -> list[HeldoutCase]:
     from tunesmith.data.dataset import iter_examples
 
-    examples = islice(iter_examples(folder, Split.HELDOUT), cap)
+    desirable = (example for example in iter_examples(folder, Split.HELDOUT) if example.is_desirable)
     return [
-        HeldoutCase(example.group, [{"role": m["role"], "content": m["content"]} for m in example.messages])
-        for example in examples
+        HeldoutCase(example.group, [_without_weight(message) for message in example.messages])
+        for example in islice(desirable, cap)
     ]
+
+
+def _without_weight(message: Message) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key != "weight"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 from tunesmith.config.checks import CheckedProfile, check_profile
 from tunesmith.config.resolve import Resolved, resolve
@@ -27,9 +27,12 @@ from tunesmith.store.database import Database, Tx
 from tunesmith.store.datasets import Dataset
 from tunesmith.targets.registry import make_target, target_kinds
 from tunesmith.trainers.base import TrainerInfo
+from tunesmith.trainers.command import sealed
 from tunesmith.trainers.registry import find_trainer
 
 DRY_RUN = "dry-run"
+_OF_KIND = {Kind.SUPERVISED: Method.SFT, Kind.PREFERENCE: Method.ORPO, Kind.LABELLED: Method.KTO}
+"""The method that `auto` stands for."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ def check(
     if checked.profile.trainer.options and not trainer.takes_options and not dry_run:
         named = ", ".join(sorted(checked.profile.trainer.options))
         raise ConfigError(f"profile {profile}: trainer.options: trainer {trainer.name} takes none, found {named}")
+    sealed(trainer, checked.profile.trainer.options, workspace.root)
     for target in checked.profile.targets:
         make_target(target.kind, target.options, root=workspace.root, profile=profile)
     return checked, trainer, None if campaign is None else campaign.id
@@ -172,7 +176,7 @@ def _spec(
         run_id=new_id("run"),
         profile=profile.name,
         trainer=trainer.name,
-        trainer_options=profile.trainer.options,
+        trainer_options=sealed(trainer, profile.trainer.options, workspace.root),
         method=method,
         hardware_tier=checked.tier.value,
         base=base,
@@ -202,16 +206,32 @@ def _spec(
 
 
 def _method(wanted: Method, trainer: TrainerInfo, dataset: Dataset) -> Method:
-    """`auto` is orpo where pairs exist, else sft; whatever it is, trainer and data must fit it."""
-    has_pairs = dataset.kind == Kind.PREFERENCE
-    method = wanted if wanted is not Method.AUTO else (Method.ORPO if has_pairs else Method.SFT)
+    """`auto` is orpo for pairs, kto for labelled answers, else sft; trainer and data must fit whatever it is."""
+    kind = Kind(dataset.kind)
+    method = _OF_KIND[kind] if wanted is Method.AUTO else wanted
     if method not in trainer.methods:
         known = ", ".join(sorted(trainer.methods))
-        hint = "; `--set recipe.method=sft` learns the chosen answers" if has_pairs else ""
+        hint = "; `--set recipe.method=sft` learns the chosen answers" if kind is Kind.PREFERENCE else ""
         raise ConfigError(f"recipe.method: trainer {trainer.name} cannot do {method}; it can do: {known}{hint}")
-    if method in (Method.DPO, Method.ORPO) and not has_pairs:
-        raise ConfigError(f"recipe.method: {method} needs pairs (chosen and rejected); dataset {dataset.id} has none")
-    return method
+    match kind:
+        case Kind.LABELLED if method is not Method.KTO:
+            raise ConfigError(
+                f"recipe.method: {method} cannot learn from labelled answers, of which dataset {dataset.id} is made; "
+                "set recipe.method: kto, or prepare the desirable answers alone, without label"
+            )
+        case Kind.SUPERVISED if method is Method.KTO:
+            raise ConfigError(
+                f"recipe.method: kto needs undesirable answers too, and dataset {dataset.id} has none; "
+                "add label: true or false to each line, or give pairs (chosen and rejected), or set recipe.method: sft"
+            )
+        case Kind.SUPERVISED if method is not Method.SFT:
+            raise ConfigError(
+                f"recipe.method: {method} needs pairs (chosen and rejected); dataset {dataset.id} has none"
+            )
+        case Kind.SUPERVISED | Kind.PREFERENCE | Kind.LABELLED:
+            return method
+        case _:
+            assert_never(kind)
 
 
 def _live(database: Database, workspace: Workspace, profile: str) -> AdapterRef | None:
