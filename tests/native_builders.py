@@ -96,6 +96,26 @@ def small_rows(num: int = 60) -> list[Row]:
     )
 
 
+def pair_rows(num: int = 60) -> list[Row]:
+    """Questions with a better and a worse answer."""
+    return [
+        {
+            "prompt": f"say {number}" + "!" * (number % 7),
+            "chosen": "yes " * (1 + number % 3) + str(number),
+            "rejected": "no " * (1 + number % 2) + str(number + 1),
+        }
+        for number in range(num)
+    ]
+
+
+def labelled_rows(num: int = 60) -> list[Row]:
+    """Answers that somebody called good or bad."""
+    return [
+        {"prompt": row["prompt"], "completion": row["chosen" if number % 2 else "rejected"], "label": bool(number % 2)}
+        for number, row in enumerate(pair_rows(num))
+    ]
+
+
 def a_base_ref(folder: Path, context: int = 256) -> BaseModelRef:
     return BaseModelRef(
         path=str(folder), revision=None, digest=base_digest(folder), lock=read_architecture(folder), context=context
@@ -126,7 +146,6 @@ def a_recipe(**changes: Any) -> Recipe:
         "micro_batch_tokens": 128,
         "max_length": 256,
         "lora_rank": 4,
-        "packing": False,
     }
     return Recipe(**(fields | changes))
 

@@ -266,9 +266,13 @@ def logs_of(folder: Path) -> list[Log]:
     return [event for event in events_of(folder) if isinstance(event, Log)]
 
 
-def test_packing_is_not_ignored_silently(base: BaseModelRef, data: DatasetRef, tmp_path: Path) -> None:
-    train_here(a_train_spec(base, data, recipe=a_recipe(packing=True, max_steps=1)), tmp_path / "out")
-    assert any("does not pack" in event.message for event in logs_of(tmp_path / "out"))
+def test_packed_and_padded_trainings_follow_the_same_losses(
+    base: BaseModelRef, data: DatasetRef, tmp_path: Path
+) -> None:
+    for packing in (True, False):
+        recipe = a_recipe(packing=packing, lora_dropout=0.0, max_steps=6)
+        train_here(a_train_spec(base, data, recipe=recipe), tmp_path / str(packing))
+    assert losses_of(tmp_path / "True") == pytest.approx(losses_of(tmp_path / "False"), rel=1e-4)
 
 
 # ---- data that does not fit -----------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def item_of(run: RunSpec, chat: ChatFormat, example: Example) -> Item:
     good = [chat.tokenize(example.id, example.prompt + example.chosen)] if example.chosen else []
     if run.method is Method.SFT:
         return single(good[0])
-    bad = [] if example.rejected is None else [chat.tokenize(example.id, example.prompt + example.rejected)]
+    bad = [chat.tokenize(example.id, example.prompt + example.rejected)] if example.rejected else []
     counts_context = run.method is Method.ORPO and run.recipe.orpo_nll == "conversation"
     are_good = [True] * len(good) + [False] * len(bad)
     return siblings(example.id, good + bad, are_good, counts_context=counts_context)
