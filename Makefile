@@ -16,7 +16,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) -e '.[train,report,postgres,dev]'
+	$(PIP) -e '.[train,report,trl,postgres,dev]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

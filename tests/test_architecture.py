@@ -39,7 +39,8 @@ ALLOWED_SIDEWAYS = {
     ("data", "settings"),
 }
 TORCH = {"torch", "transformers", "peft", "safetensors", "accelerate", "numpy", "matplotlib"}
-MAY_IMPORT_TORCH_AT_TOP = ("trainers/native/", "evaluators/held_out", "modeling/", "demo/base_model")
+TORCH |= {"trl", "datasets", "unsloth"}
+MAY_IMPORT_TORCH_AT_TOP = ("trainers/native/", "trainers/trl/", "evaluators/held_out", "modeling/", "demo/base_model")
 
 
 def room_of(path: Path) -> str:

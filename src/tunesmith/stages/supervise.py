@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tunesmith.domain.live_checks import Finding, broken_numbers
@@ -50,9 +50,11 @@ class Supervisor:
         self.passed_on: set[str] = set()
         self.kill_at: float | None = None
 
-    def run(self, argv: Sequence[str], spec: TrainSpec | EvaluateSpec) -> ProgramEnd:
+    def run(
+        self, argv: Sequence[str], spec: TrainSpec | EvaluateSpec, env: Mapping[str, str] | None = None
+    ) -> ProgramEnd:
         context = self.context
-        program = launch(argv, spec, context.attempt_dir)
+        program = launch(argv, spec, context.attempt_dir, env=env)
         context.pulse.program = program
         try:
             process = program.identity.to_json()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tunesmith.stages.context import DryRunPassed, StageContext, StageEnd, Train
 from tunesmith.stages.supervise import ProgramEnd, Supervisor
 from tunesmith.store import checkpoints, queue, runs
 from tunesmith.store.tasks import Attempt
+from tunesmith.trainers.command import argv_of, changed_since_sealed, environment_of
 from tunesmith.trainers.registry import find_trainer
 
 
@@ -31,6 +33,10 @@ def train(context: StageContext) -> StageEnd:
     problem = _dataset_problem(run.spec)
     if problem is not None:
         return StageEnd.failed(ErrorClass.DATA, problem)
+    trainer, options, root = find_trainer(run.spec.trainer), run.spec.trainer_options, context.workspace.root
+    changed = changed_since_sealed(trainer, options, root)
+    if changed is not None:
+        return StageEnd.failed(ErrorClass.MISMATCH, f"{changed}; submit it again: tunesmith run retry {run.id}")
     spec = TrainSpec(
         attempt=context.attempt_ref,
         run=run.spec,
@@ -40,7 +46,8 @@ def train(context: StageContext) -> StageEnd:
     )
     wall_s = max(0.0, run.spec.budgets.wall_s - spec.spent_wall_s)
     supervisor = Supervisor(context, lambda event: _register_checkpoint(context, event), wall_s)
-    end = supervisor.run(find_trainer(run.spec.trainer).argv, spec)
+    env = environment_of(trainer, options, os.environ)
+    end = supervisor.run(argv_of(trainer, options, root), spec, env)
     return _conclude(context, spec, end)
 
 

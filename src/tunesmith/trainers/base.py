@@ -18,7 +18,7 @@ class TrainerInfo:
     default_tier: HardwareTier
     methods: frozenset[Method]
     argv: tuple[str, ...]
-    """The command; a first element "python" stands for the running interpreter."""
+    """The command; a first element "python" stands for the running interpreter. Empty: `trainer.options` say it."""
     description: str
     takes_options: bool = True
     """Whether `trainer.options` of a profile mean anything to it."""

@@ -23,7 +23,7 @@ def train(program: Program) -> Result:
         )
     trainer = find_trainer(run.trainer)
     if trainer.module is None:
-        raise ProgramFailure(ErrorClass.CONFIG, f"trainer {trainer.name!r} has a command of its own: {trainer.argv}")
+        raise ProgramFailure(ErrorClass.CONFIG, f"trainer {trainer.name!r} is started by a command of its own")
     result: Result = importlib.import_module(trainer.module).train(program)
     return result
 

@@ -12,6 +12,7 @@ from tunesmith.trainers.base import ALL_TIERS, TrainerInfo
 GROUP = "tunesmith.trainers"
 _OURS = ("python", "-m", "tunesmith.trainers.main")
 _ALL_METHODS = frozenset({Method.SFT, Method.DPO, Method.ORPO, Method.KTO})
+_GPUS = ALL_TIERS - {HardwareTier.CPU}
 
 TRAINERS: dict[str, TrainerInfo] = {
     "native": TrainerInfo(
@@ -23,6 +24,34 @@ TRAINERS: dict[str, TrainerInfo] = {
         description="our own LoRA loop over any transformers causal model, on CPU or GPU",
         takes_options=False,
         module="tunesmith.trainers.native.train",
+    ),
+    "trl": TrainerInfo(
+        name="trl",
+        tiers=ALL_TIERS,
+        default_tier=HardwareTier.CPU,
+        methods=frozenset({Method.SFT, Method.DPO, Method.ORPO}),
+        argv=_OURS,
+        description="TRL's trainers with our tokens, checkpoints and endings; needs the trl extra",
+        takes_options=False,
+        module="tunesmith.trainers.trl.train",
+    ),
+    "unsloth": TrainerInfo(
+        name="unsloth",
+        tiers=_GPUS,
+        default_tier=HardwareTier.CONSUMER_GPU,
+        methods=frozenset({Method.SFT, Method.ORPO}),
+        argv=_OURS,
+        description="unsloth's kernels under TRL's trainers; on CUDA, in an environment of its own",
+        takes_options=False,
+        module="tunesmith.trainers.unsloth",
+    ),
+    "command": TrainerInfo(
+        name="command",
+        tiers=ALL_TIERS,
+        default_tier=HardwareTier.CPU,
+        methods=_ALL_METHODS,
+        argv=(),
+        description="any program of yours that speaks the protocol: trainer.options.argv",
     ),
     "dry-run": TrainerInfo(
         name="dry-run",

@@ -1,0 +1,1 @@
+"""The `trl` trainer: TRL's SFT, DPO and ORPO trainers behind our protocol, with our tokens, checkpoints and endings."""

@@ -1,0 +1,179 @@
+"""One attempt at a run by TRL: load, hand over, publish; from the spec to the result."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tunesmith.data.dataset import fingerprint_of
+from tunesmith.domain.profile import Method
+from tunesmith.domain.program import Phase, Result, ResultStatus
+from tunesmith.domain.spec import RunSpec
+from tunesmith.domain.task import ErrorClass
+from tunesmith.errors import DataError
+from tunesmith.modeling.chat import ChatFormat
+from tunesmith.modeling.loading import load_tokenizer
+from tunesmith.modeling.packs import Packer
+from tunesmith.modeling.scoring import answer_log_probs
+from tunesmith.programs.host import Program, ProgramFailure
+from tunesmith.trainers.inputs import Inputs, read_inputs
+from tunesmith.trainers.native.assemble import Data, Interrupted, Voice, read_data
+from tunesmith.trainers.native.loop import Ending
+from tunesmith.trainers.native.objectives import objective_of
+from tunesmith.trainers.native.random_state import seed_everything
+from tunesmith.trainers.native.state import ADAPTER, BEST, read_state
+from tunesmith.trainers.native.validation import LOSS, Validator
+from tunesmith.trainers.trl.engine import Engine, Setup
+from tunesmith.trainers.trl.plan import Plan
+from tunesmith.trainers.trl.rows import num_tokens, width
+from tunesmith.trainers.trl.session import INTERRUPTIONS, Session, Work
+
+_SCRATCH = ".trl"
+
+
+def run_attempt(program: Program, make_model: Callable[[RunSpec], Any]) -> Result:
+    run = program.train_spec.run
+    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
+    program.phase(Phase.HASH)
+    inputs = _read_inputs(run)
+    program.phase(Phase.LOAD)
+    tokenizer = load_tokenizer(Path(run.base.path))
+    chat = ChatFormat(tokenizer)
+    voice = Voice(program.log, program.progress, lambda: program.terminating)
+    data = read_data(run, chat, voice)
+    if run.recipe.packing:
+        program.log(
+            "recipe.packing is on, but this trainer does not pack: TRL keeps packed examples apart only with flash "
+            "attention, so batches are padded"
+        )
+    seed_everything(run.recipe.seed)
+    adapted = make_model(run)
+    try:
+        validator = _validator(program, chat, data, adapted, voice)
+    except Interrupted:
+        return program.result(ResultStatus.INTERRUPTED, detail={"reason": Ending.TERMINATED.value})
+    try:
+        engine, session = _assemble(program, adapted, tokenizer, chat.pad_id, data, validator)
+        try:
+            if session.begin():
+                engine.run(session)
+            ending = session.close()
+        finally:
+            session.shelf.close()
+    finally:
+        shutil.rmtree(program.dir / _SCRATCH, ignore_errors=True)
+    return _result(program, session, ending, inputs, data, str(tokenizer.chat_template))
+
+
+def _read_inputs(run: RunSpec) -> Inputs:
+    """As for every trainer, and the dataset's fingerprint from every text in it rather than from its manifest."""
+    inputs = read_inputs(run)
+    found = fingerprint_of(Path(run.dataset.path))
+    if found != run.dataset.fingerprint:
+        raise ProgramFailure(ErrorClass.DATA, f"dataset {run.dataset.id} is not what its fingerprint says")
+    return replace(inputs, dataset_fingerprint=found)
+
+
+def _validator(program: Program, chat: ChatFormat, data: Data, adapted: Any, voice: Voice) -> Validator | None:
+    """Our own scoring of fixed cases; for dpo against the weights it starts with, so it is made before resuming."""
+    spec, run = program.train_spec, program.train_spec.run
+    if not data.case_items:
+        return None
+    tokens = max(1, run.recipe.micro_batch_tokens // spec.micro_batch_divisor)
+    packer = Packer(max_tokens=tokens, pad_id=chat.pad_id, is_packing=False)
+    reference: dict[str, list[float]] = {}
+    if run.method is Method.DPO:
+
+        def go_on(done: int) -> bool:
+            voice.progress(done, len(data.case_items), "reference")
+            return not voice.is_ending()
+
+        found = answer_log_probs(adapted, data.case_items, packer, go_on)
+        if found is None:
+            raise Interrupted
+        reference = found
+    objective = objective_of(run.method, run.recipe, reference, {})
+    return Validator(chat, data.case_items, data.case_examples, packer, objective)
+
+
+def _assemble(
+    program: Program, adapted: Any, tokenizer: Any, pad_id: int, data: Data, validator: Validator | None
+) -> tuple[Engine, Session]:
+    spec, run = program.train_spec, program.train_spec.run
+    plan = Plan(
+        [num_tokens(item) for item in data.items],
+        max(width(item) for item in data.items),
+        run.recipe,
+        spec.micro_batch_divisor,
+    )
+    saved = read_state(spec.resume, run) if spec.resume else None
+    best = None
+    if saved is not None and spec.resume is not None:
+        folder, standing = Path(spec.resume.path), saved.standing
+        if standing.step > plan.num_steps or plan.place(standing.step) != (saved.epoch, saved.position):
+            raise DataError(f"checkpoint {folder.name} stands at a place that this data does not have; start a new run")
+        if standing.best_step is not None:
+            best = folder / (ADAPTER if standing.best_step == standing.step else BEST)
+        program.log(f"resumed at step {standing.step} of {plan.num_steps}")
+    engine = Engine(
+        Setup(
+            method=run.method,
+            recipe=run.recipe,
+            adapted=adapted,
+            tokenizer=tokenizer,
+            pad_id=pad_id,
+            items=data.items,
+            plan=plan,
+            first_step=saved.standing.step if saved else 0,
+            folder=program.dir / _SCRATCH,
+        )
+    )
+    work = Work(adapted, engine.optimizer, data.items, plan, validator)
+    return engine, Session(program, work, saved, best)
+
+
+def _result(
+    program: Program, session: Session, ending: Ending, inputs: Inputs, data: Data, chat_template: str
+) -> Result:
+    standing, run = session.standing, program.train_spec.run
+    known = {
+        "loss": standing.last_loss,
+        run.validation.best_metric: standing.best_value,
+        f"{LOSS}_before": session.first_loss,
+    }
+    fields: dict[str, Any] = {
+        **asdict(inputs),
+        "best_step": standing.best_step,
+        "num_steps": standing.step,
+        "num_trained_tokens": standing.num_trained_tokens,
+        "num_trained_examples": min(standing.num_seen, len(data.items)),
+        "num_dropped_examples": len(data.dropped),
+        "train_s": session.train_s,
+        "metrics": {name: value for name, value in known.items() if value is not None},
+        "detail": {"num_tokens": standing.num_tokens, "num_seen": standing.num_seen},
+    }
+    if ending in (Ending.WALL, Ending.TOKENS):
+        fields["detail"]["budget"] = ending.value
+    elif ending is not Ending.FINISHED:
+        fields["detail"]["reason"] = ending.value
+    if ending in INTERRUPTIONS:
+        return program.result(ResultStatus.INTERRUPTED, **fields)
+    if session.shelf.best_adapter is None:
+        if program.terminating:
+            fields["detail"]["reason"] = Ending.TERMINATED.value
+            return program.result(ResultStatus.INTERRUPTED, **fields)
+        raise ProgramFailure(
+            ErrorClass.NONFINITE,
+            f"{run.validation.best_metric} was never a finite number, so no step can be called the best; "
+            "lower recipe.lr",
+        )
+    program.phase(Phase.SAVE, "artifact")
+    meta = {"run_id": run.run_id, "step": standing.best_step, "base_digest": inputs.base_digest}
+    fields["artifact"] = session.shelf.publish_artifact(chat_template, meta)
+    status = ResultStatus.STOPPED if ending is Ending.STOP else ResultStatus.SUCCEEDED
+    return program.result(status, **fields)

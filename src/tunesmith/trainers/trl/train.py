@@ -1,0 +1,75 @@
+"""Entry of the trl trainer: what it refuses, before anything heavy is imported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tunesmith.domain.profile import Method
+from tunesmith.domain.program import Result
+from tunesmith.domain.spec import RunSpec
+from tunesmith.domain.task import ErrorClass
+from tunesmith.errors import ConfigError
+from tunesmith.programs.host import Program, ProgramFailure
+
+MakeModel = Callable[[RunSpec], Any]
+"""The base with the adapter that is trained on it, as peft makes it."""
+
+
+def train(program: Program) -> Result:
+    """Entry point, called by `tunesmith.trainers.main`."""
+    return train_with(program, _base_with_adapter)
+
+
+def train_with(program: Program, make_model: MakeModel) -> Result:
+    """Train a model by TRL, wherever it comes from; the unsloth trainer brings its own."""
+    run = program.train_spec.run
+    _prepare_environment()
+    _refuse_what_it_cannot_do(run)
+    try:
+        import datasets  # noqa: F401
+        import trl  # noqa: F401
+    except ImportError as error:
+        raise ProgramFailure(
+            ErrorClass.CONFIG,
+            f"trainer {run.trainer} needs TRL, which is not installed here ({error.name}); install it: "
+            "pip install 'tunesmith[trl]'",
+        ) from None
+    from tunesmith.trainers.trl.attempt import run_attempt
+
+    return run_attempt(program, make_model)
+
+
+def _prepare_environment() -> None:
+    """Read by the libraries when they are imported or when the device is first used."""
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    # one process, one device: with several in sight, transformers would split every batch over all of them
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0]
+
+
+def _refuse_what_it_cannot_do(run: RunSpec) -> None:
+    from tunesmith.trainers.native.validation import check_metric
+
+    if run.method not in (Method.SFT, Method.DPO, Method.ORPO):
+        raise ConfigError(f"recipe.method: trainer {run.trainer} cannot do {run.method}; use native")
+    if run.trainer_options:
+        named = ", ".join(sorted(run.trainer_options))
+        raise ConfigError(f"trainer.options: trainer {run.trainer} takes none, found {named}")
+    if run.method is Method.ORPO and run.recipe.orpo_nll != "conversation":
+        raise ConfigError(
+            f"recipe.orpo_nll: TRL learns the whole conversation, not only the {run.recipe.orpo_nll}; "
+            "set it to conversation, or use trainer native"
+        )
+    check_metric(run)
+
+
+def _base_with_adapter(run: RunSpec) -> Any:
+    from tunesmith.modeling.loading import load_base, pick_device
+    from tunesmith.trainers.native.assemble import adapted_base
+
+    return adapted_base(run, load_base(Path(run.base.path), pick_device()))
