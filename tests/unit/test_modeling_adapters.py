@@ -23,10 +23,13 @@ from tunesmith.modeling.adapters import (
     load_adapter,
     new_adapter,
     num_nonfinite,
+    read_config,
     save_adapter,
+    start_differences,
     trained_parameters,
 )
 from tunesmith.modeling.loading import load_base, load_tokenizer
+from tunesmith.programs.weights import weights_problem
 
 CPU = torch.device("cpu")
 IDS = torch.arange(20, 60).view(2, 20)
@@ -91,6 +94,151 @@ def test_tied_embeddings_stay_tied_while_trained(tmp_path: Path) -> None:
     inner = model.get_input_embeddings().modules_to_save["default"].weight
     outer = model.get_output_embeddings().modules_to_save["default"].weight
     assert inner is outer
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {"dora": True},
+    {"rslora": True},
+    {"dora": True, "rslora": True, "train_embeddings": True},
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_variants_of_lora_are_saved_loaded_detached_and_judged(
+    base_folder: Path, tmp_path: Path, variant: dict[str, Any]
+) -> None:
+    from peft import PeftModel
+
+    torch.manual_seed(4)
+    base = load_base(base_folder, CPU)
+    before = logits(base)
+    adapted = new_adapter(base, a_recipe(**variant))
+    save_adapter(adapted, tmp_path / "fresh", "base")
+    disturb(adapted)
+    after = logits(adapted)
+    save_adapter(adapted, tmp_path / "adapter", "base")
+    assert torch.equal(logits(load_adapter(load_base(base_folder, CPU), tmp_path / "adapter")), after)
+    theirs = PeftModel.from_pretrained(load_base(base_folder, CPU), str(tmp_path / "adapter"))
+    assert torch.equal(logits(theirs), after)
+    assert torch.equal(logits(detach(adapted)), before)
+    fresh, trained = (tmp_path / name / "adapter_model.safetensors" for name in ("fresh", "adapter"))
+    assert weights_problem(trained) is None
+    assert weights_problem(trained, start=fresh) is None
+    assert "nothing was learnt" in str(weights_problem(fresh))
+    assert any("lora_magnitude_vector" in name for name in load_file(trained)) == variant.get("dora", False)
+    trained_weights = load_file(trained)
+    trained_weights[max(trained_weights)].flatten()[0] = float("nan")
+    save_file(trained_weights, trained)
+    assert "NaN" in str(weights_problem(trained))
+
+
+@pytest.mark.parametrize("variant", [{}, {"rslora": True}, {"dora": True}, {"dora": True, "rslora": True}], ids=str)
+def test_norms_are_those_of_the_change_of_weights(tmp_path: Path, variant: dict[str, Any]) -> None:
+    base = load_base(a_micro_base(tmp_path / "base"), CPU)
+    name = "model.layers.0.self_attn.q_proj"
+    before = base.get_submodule(name).weight.detach().clone()
+    adapted = new_adapter(base, a_recipe(lora_dropout=0.0, **variant))
+    assert max(adapter_norms(adapted).values()) < 1e-6
+    disturb(adapted)
+    measured = adapter_norms(adapted)[name]
+    layer = adapted.get_base_model().get_submodule(name)
+    layer.merge()
+    assert measured == pytest.approx(float((layer.base_layer.weight - before).norm()), rel=1e-5)
+
+
+def test_resolved_embeddings_are_the_outputs_where_they_are_not_tied(tmp_path: Path) -> None:
+    untied = a_micro_base(tmp_path / "untied", tied=False)
+    cases: list[tuple[bool | str, bool | None, list[str]]] = [
+        ("auto", True, ["lm_head"]),
+        (True, True, ["embed_tokens", "lm_head"]),
+        ("auto", False, []),
+        (True, None, ["embed_tokens", "lm_head"]),
+        ("auto", None, []),
+    ]
+    for said, resolved, expected in cases:
+        adapted = new_adapter(load_base(untied, CPU), a_recipe(train_embeddings=said), train_embeddings=resolved)
+        saved = [name.split(".")[-4] for name, _ in trained_parameters(adapted) if "modules_to_save" in name]
+        assert sorted(saved) == expected
+    tied = load_base(a_micro_base(tmp_path / "tied", tied=True), CPU)
+    adapted = new_adapter(tied, a_recipe(train_embeddings="auto"), train_embeddings=True)
+    assert sum("modules_to_save" in name for name, _ in trained_parameters(adapted)) == 1  # one matrix for both
+    assert len([name for name in adapted.state_dict() if "modules_to_save" in name]) == 2
+
+
+def test_output_embeddings_alone_survive_saving(tmp_path: Path) -> None:
+    folder = a_micro_base(tmp_path / "base", tied=False)
+    adapted = new_adapter(load_base(folder, CPU), a_recipe(), train_embeddings=True)
+    disturb(adapted)
+    save_adapter(adapted, tmp_path / "adapter", "base")
+    assert not any("embed_tokens" in name for name in load_file(tmp_path / "adapter" / "adapter_model.safetensors"))
+    assert torch.equal(logits(load_adapter(load_base(folder, CPU), tmp_path / "adapter")), logits(adapted))
+
+
+# ---- starting from an adapter ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Any]]:
+    """A base, and the config of an adapter of it."""
+    folder = tmp_path_factory.mktemp("started")
+    base = a_micro_base(folder / "base", tied=False)
+    return load_base(base, CPU), read_config(an_adapter(base, folder / "adapter", embeddings=True))
+
+
+@pytest.mark.parametrize("embeddings", [True, "auto"])
+def test_recipe_that_made_the_adapter_has_no_differences(
+    started: tuple[Any, dict[str, Any]], embeddings: bool | str
+) -> None:
+    base, config = started
+    assert start_differences(a_recipe(train_embeddings=embeddings), config, base) == []
+    same = ("q_proj", "k_proj", "v_proj", "self_attn.o_proj", "gate_proj", "up_proj", "mlp.down_proj")
+    assert start_differences(a_recipe(train_embeddings=embeddings, target_modules=same), config, base) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"lora_rank": 8}, "recipe.lora_rank is 8, but the adapter that the run starts from has 4; set it to that"),
+        ({"lora_alpha": 8.0}, "recipe.lora_alpha is 8.0, but"),
+        ({"rslora": True}, "recipe.rslora is True, but"),
+        ({"dora": True}, "recipe.dora is True, but"),
+        ({"train_embeddings": False}, "recipe.train_embeddings is False, but"),
+        ({"target_modules": ("q_proj", "v_proj")}, "recipe.target_modules is q_proj, v_proj, but"),
+    ],
+)
+def test_field_in_which_the_recipe_differs_from_the_start_is_named(
+    started: tuple[Any, dict[str, Any]], change: dict[str, Any], line: str
+) -> None:
+    base, config = started
+    (found,) = start_differences(a_recipe(**({"train_embeddings": True} | change)), config, base)
+    assert found.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"bias": "all"}, "bias 'all'"),
+        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
+        ({"layers_to_transform": [0]}, "layers_to_transform"),
+        ({"target_modules": r".*q_proj"}, "target_modules"),
+        ({"target_modules": ["q_proj"]}, "target_modules is all-linear"),
+    ],
+)
+def test_start_that_no_recipe_can_describe_is_named(
+    started: tuple[Any, dict[str, Any]], change: dict[str, Any], words: str
+) -> None:
+    base, config = started
+    (found,) = start_differences(a_recipe(), config | change, base)
+    assert words in found
+
+
+def test_all_differences_are_named_at_once(started: tuple[Any, dict[str, Any]]) -> None:
+    base, config = started
+    recipe = a_recipe(lora_rank=8, dora=True, train_embeddings=False, target_modules=("q_proj",))
+    assert len(start_differences(recipe, config, base)) == 4
+
+
+# ---- nothing is executed, nothing half right is loaded --------------------------------------------------------------
 
 
 def test_detached_base_is_as_before(base_folder: Path, tmp_path: Path) -> None:
@@ -183,14 +331,11 @@ def test_all_linear_leaves_the_output_head_alone(base_folder: Path) -> None:
     assert sum(1 for _ in trained_parameters(adapted)) == 2 * 2 * 7
 
 
-def test_norms_are_those_of_the_change_of_weights(tmp_path: Path) -> None:
-    adapted = new_adapter(load_base(a_micro_base(tmp_path / "base"), CPU), a_recipe())
-    assert set(adapter_norms(adapted).values()) == {0.0}
-    disturb(adapted)
-    name = "model.layers.0.self_attn.q_proj"
-    layer = adapted.get_base_model().get_submodule(name)
-    change = layer.get_delta_weight("default").detach()
-    assert adapter_norms(adapted)[name] == pytest.approx(float(change.norm()), rel=1e-5)
+@pytest.mark.parametrize("target", ["mlp", "input_layernorm"])
+def test_target_module_without_a_matrix_is_refused_by_name(tmp_path: Path, target: str) -> None:
+    base = load_base(a_micro_base(tmp_path / "base"), CPU)
+    with pytest.raises(ConfigError, match=rf"'model\.layers\.0\.{target}' has no matrix; .*q_proj"):
+        new_adapter(base, a_recipe(target_modules=(target,)))
 
 
 def test_nonfinite_tensors_are_counted(tmp_path: Path) -> None:

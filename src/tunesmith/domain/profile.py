@@ -128,7 +128,7 @@ class Recipe(Section):
     train_embeddings: bool | Literal["auto"] = "auto"
     """true: train input and output embeddings; auto: the output's, if answers hold symbols the base never writes."""
     # Under auto, input embeddings that are not tied to the output's stay as they are: what the answers need is that the
-    # symbol gets written, and the base has read it before. A token new to the tokenizer was never read: that needs true.
+    # symbol gets written, and the base has read it before. A token new to the tokenizer was never read: set true.
     warmup: Share = 0.1
     """Share of the steps in which the learning rate rises."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,13 @@ _WITHOUT_EFFECT = frozenset(
 )
 
 
-def new_adapter(model: Any, recipe: Recipe) -> Any:
-    """The base with a fresh LoRA adapter on it, ready to train; torch's random state decides its initial weights."""
-    return _attach(model, _config_of(model, recipe), trainable=True)
+def new_adapter(model: Any, recipe: Recipe, *, train_embeddings: bool | None = None) -> Any:
+    """The base with a fresh LoRA adapter on it, ready to train; torch's random state decides its initial weights.
+
+    `train_embeddings` is what `auto` was resolved to; without it only an explicit `true` of the recipe trains them.
+    """
+    with_embeddings = recipe.train_embeddings is True if train_embeddings is None else train_embeddings
+    return _attach(model, _config_of(model, recipe, with_embeddings), trainable=True)
 
 
 def load_adapter(model: Any, folder: Path, *, trainable: bool = False, dropout: float = 0.0) -> Any:
@@ -146,36 +150,120 @@ def num_nonfinite(adapted: Any) -> int:
 
 
 def adapter_norms(adapted: Any) -> dict[str, float]:
-    """By module, how far the adapter moves its weights: the Frobenius norm of scale · B · A."""
+    """By module, how far the adapter moves its weights: the Frobenius norm of the change."""
     norms: dict[str, float] = {}
     for name, module in adapted.named_modules():
         if _NAME not in getattr(module, "lora_A", {}):
             continue
         down = module.lora_A[_NAME].weight.detach().float()
         up = module.lora_B[_NAME].weight.detach().float()
-        # ‖BA‖² = trace(BᵀB · AAᵀ): products of rank × rank, never the full matrix
-        squared = float(((up.T @ up) * (down @ down.T)).sum())
-        norms[name.removeprefix("base_model.model.")] = module.scaling[_NAME] * math.sqrt(max(0.0, squared))
+        if _NAME in module.lora_magnitude_vector:
+            norm = _dora_norm(module, up, down)
+        else:
+            # ‖BA‖² = trace(BᵀB · AAᵀ): products of rank × rank, never the full matrix
+            squared = float(((up.T @ up) * (down @ down.T)).sum())
+            norm = module.scaling[_NAME] * math.sqrt(max(0.0, squared))
+        norms[name.removeprefix("base_model.model.")] = norm
     return norms
 
 
-def _config_of(model: Any, recipe: Recipe) -> Any:
+def _dora_norm(module: Any, up: Any, down: Any) -> float:
+    """Of size · (W + scale · BA) / ‖W + scale · BA‖ - W, row by row: here the full matrix cannot be avoided."""
+    weight = module.base_layer.weight.detach().float()
+    moved = weight + module.scaling[_NAME] * (up @ down)
+    size = module.lora_magnitude_vector[_NAME].weight.detach().float()
+    return float(((size / moved.norm(dim=1)).unsqueeze(1) * moved - weight).norm())
+
+
+def adapted_modules(model: Any, target_modules: tuple[str, ...] | str) -> frozenset[str]:
+    """Full names of the base's modules that get an adapter; a name that matches none, or no matrix, is refused."""
     head = model.get_output_embeddings()
     names = dict(model.named_modules())
+    linear = {name for name, module in names.items() if isinstance(module, torch.nn.Linear) and module is not head}
+    if target_modules == "all-linear":
+        return frozenset(linear)
+    found: set[str] = set()
+    for target in target_modules:
+        matching = _matching(names, target)
+        odd = [name for name in sorted(matching) if getattr(getattr(names[name], "weight", None), "ndim", 0) != 2]
+        if not matching or odd:
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+            problem = f"{odd[0]!r} has no matrix" if odd else f"the base model has no module {target!r}"
+            raise ConfigError(f"recipe.target_modules: {problem}; its linear modules are {known}")
+        found |= matching
+    return frozenset(found)
+
+
+def start_differences(recipe: Recipe, config: Mapping[str, Any], base: Any) -> list[str]:
+    """Every field in which the adapter that a run starts from (`read_config`) is not what the recipe would make.
+
+    Training goes on in the adapter's own shape, so each difference would silently be ignored. `auto` embeddings take
+    what the adapter has.
+    """
+    saved = bool(config.get("modules_to_save"))
+    pairs: list[tuple[str, object, object]] = [
+        ("lora_rank", recipe.lora_rank, config.get("r")),
+        ("lora_alpha", recipe.lora_alpha, config.get("lora_alpha")),
+        ("rslora", recipe.rslora, bool(config.get("use_rslora"))),
+        ("dora", recipe.dora, bool(config.get("use_dora"))),
+        ("train_embeddings", saved if recipe.train_embeddings == "auto" else recipe.train_embeddings, saved),
+    ]
+    lines = [
+        f"recipe.{name} is {ours}, but the adapter that the run starts from has {theirs}; set it to that, or start "
+        "from the base"
+        for name, ours, theirs in pairs
+        if ours != theirs
+    ]
+    theirs = config.get("target_modules")
+    names = dict(base.named_modules())
+    if theirs == "all-linear":
+        trained = adapted_modules(base, "all-linear")
+    else:
+        parts = theirs if isinstance(theirs, list | tuple) else ()  # a pattern: no recipe can say the same
+        trained = frozenset().union(*(_matching(names, str(part)) for part in parts))
+    if trained != adapted_modules(base, recipe.target_modules):
+        shown = f"a list: {', '.join(map(str, theirs))}" if isinstance(theirs, list | tuple) else theirs
+        lines.append(
+            f"recipe.target_modules is {_shown_modules(recipe)}, but the adapter that the run starts from has {shown}; "
+            "set it to that, or start from the base"
+        )
+    lines += [
+        f"the adapter that the run starts from has {key} {config[key]!r}, which no recipe can train on; start from the "
+        "base"
+        for key in _BEYOND_RECIPES
+        if config.get(key) not in (None, False, "none", {}, [])
+    ]
+    return lines
+
+
+_BEYOND_RECIPES = (
+    "bias",
+    "lora_bias",
+    "exclude_modules",
+    "fan_in_fan_out",
+    "rank_pattern",
+    "alpha_pattern",
+    "layers_to_transform",
+    "layers_pattern",
+)
+
+
+def _shown_modules(recipe: Recipe) -> str:
+    wanted = recipe.target_modules
+    return wanted if isinstance(wanted, str) else ", ".join(wanted)
+
+
+def _matching(names: Mapping[str, Any], target: str) -> set[str]:
+    """As peft matches: the whole name, or its end behind a dot."""
+    return {name for name in names if name == target or name.endswith(f".{target}")}
+
+
+def _config_of(model: Any, recipe: Recipe, with_embeddings: bool) -> Any:
+    modules = adapted_modules(model, recipe.target_modules)
     if recipe.target_modules == "all-linear":
-        targets = {name for name, module in names.items() if isinstance(module, torch.nn.Linear) and module is not head}
-        wanted = sorted({name.rpartition(".")[2] for name in targets})
+        wanted = sorted({name.rpartition(".")[2] for name in modules})
     else:
         wanted = sorted(recipe.target_modules)
-        for target in wanted:
-            if not any(name == target or name.endswith(f".{target}") for name in names):
-                known = sorted({n.rpartition(".")[2] for n, m in names.items() if isinstance(m, torch.nn.Linear)})
-                raise ConfigError(
-                    f"recipe.target_modules: the base model has no module {target!r}; its linear modules are "
-                    f"{', '.join(known)}"
-                )
-    embeddings = [module for module in (model.get_input_embeddings(), head) if module is not None]
-    saved = [name.rpartition(".")[2] for name, module in names.items() if any(module is one for one in embeddings)]
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=recipe.lora_rank,
@@ -184,9 +272,17 @@ def _config_of(model: Any, recipe: Recipe) -> Any:
         target_modules=wanted,
         use_rslora=recipe.rslora,
         use_dora=recipe.dora,
-        modules_to_save=saved if recipe.train_embeddings is True else None,
-        ensure_weight_tying=recipe.train_embeddings is True and _is_tied(model),
+        modules_to_save=_embedding_names(model, recipe) if with_embeddings else None,
+        ensure_weight_tying=with_embeddings and _is_tied(model),
     )
+
+
+def _embedding_names(model: Any, recipe: Recipe) -> list[str]:
+    """Input and output where they are one matrix or the recipe says true; else the output alone (see the recipe)."""
+    modules = [model.get_output_embeddings()]
+    if recipe.train_embeddings is True or _is_tied(model):
+        modules.append(model.get_input_embeddings())
+    return [name.rpartition(".")[2] for name, found in model.named_modules() if any(found is one for one in modules)]
 
 
 def _is_tied(model: Any) -> bool:
