@@ -12,11 +12,12 @@ from typing import Any
 from tunesmith.clock import boot_seconds
 from tunesmith.domain.program import Artifact
 from tunesmith.domain.task import ErrorClass
-from tunesmith.files import MANIFEST, publish_folder, sha256_text
+from tunesmith.files import MANIFEST, fsync_folder, publish_folder, sha256_text
 from tunesmith.modeling.adapters import num_nonfinite
 from tunesmith.programs.host import Program, ProgramFailure
 from tunesmith.programs.protocol import ARTIFACT, CHECKPOINTS
 from tunesmith.trainers.native.cadence import to_remove
+from tunesmith.trainers.native.optimizer import optimizer_tensors
 from tunesmith.trainers.native.snapshot import Snapshot, take_snapshot
 from tunesmith.trainers.native.state import ADAPTER, BEST, SavedState
 
@@ -43,7 +44,9 @@ class CheckpointShelf:
         self._pending: Future[None] | None = None
         self._write_s = 0.0
 
-    def save(self, state: SavedState, adapted: Any, optimizer: Any, kinds: Sequence[str]) -> None:
+    def save(
+        self, state: SavedState, adapted: Any, optimizer: Any, random_tensors: dict[str, Any], kinds: Sequence[str]
+    ) -> None:
         """Copy the step that the state stands at, and leave the writing to the writer."""
         self.settle()
         bad = num_nonfinite(adapted)
@@ -53,7 +56,8 @@ class CheckpointShelf:
                 f"{bad} tensors of the adapter hold NaN or infinity after step {state.standing.step}: no checkpoint "
                 f"was written; the last good one is {self._last_name()}; lower recipe.lr or recipe.clip",
             )
-        snapshot = take_snapshot(state, adapted, optimizer, Path(self._run.base.path).name)
+        memory = {**optimizer_tensors(adapted, optimizer), **random_tensors}
+        snapshot = take_snapshot(state, adapted, memory, Path(self._run.base.path).name)
         self._pending = self._writer.submit(self._write, snapshot, tuple(kinds))
 
     def settle(self) -> None:
@@ -110,6 +114,9 @@ class CheckpointShelf:
             snapshot.write(staged)
             if "best" not in kinds and self.best_adapter is not None:
                 shutil.copytree(self.best_adapter, staged / BEST)
+            for part in staged.iterdir():
+                if part.is_dir():
+                    fsync_folder(part)  # the names in it; publishing makes their content durable
             final = self._free_name(step)
             manifest = publish_folder(staged, final, {"step": step, "run_id": self._run.run_id})
         finally:
@@ -128,6 +135,9 @@ class CheckpointShelf:
         """A step saved twice, e.g. because it turned out to be the best, never takes the place of the first one:
         for a moment that would be the only good one, and gone."""
         folder = self._program.dir / CHECKPOINTS
+        if not folder.exists():
+            folder.mkdir()
+            fsync_folder(folder.parent)
         names = (f"step-{step}" if number == 1 else f"step-{step}-{number}" for number in range(1, 1000))
         return next(folder / name for name in names if not (folder / name).exists())
 

@@ -1,0 +1,96 @@
+"""A process that has the native trainer loaded and forks one child per training: a drill of many kills takes seconds.
+
+It reads one JSON line per training from stdin, {"spec", "dir", "traced", "tmpfs_kb"}, and answers with {"pid"} when the
+child exists and {"code"} when it ended. In a traced child the thread that writes checkpoints tells its id in DIR/writer
+and begins when strace has attached to it. With `tmpfs_kb`, the child's folder is a file system of that size, which only
+the child sees; its content is copied to DIR-left at the end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.models.llama import modeling_llama  # noqa: F401  (loaded once, for all children)
+
+from tunesmith.programs.host import host
+from tunesmith.trainers.native.train import train
+
+_NEW_MOUNTS = 0x20000  # CLONE_NEWNS
+
+
+def main() -> None:
+    torch.set_num_threads(1)  # threads do not survive a fork
+    for line in sys.stdin:
+        wish = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            code = 99
+            try:
+                code = child(wish)
+            finally:
+                os._exit(code)
+        say({"pid": pid})
+        _, status = os.waitpid(pid, 0)
+        say({"code": os.waitstatus_to_exitcode(status)})
+
+
+def child(wish: dict[str, Any]) -> int:
+    folder = Path(wish["dir"])
+    if wish["tmpfs_kb"]:
+        mount(folder, wish["tmpfs_kb"])
+    for name in ("control.jsonl", "keepalive"):
+        (folder / name).touch()
+    redirect(folder)
+    if wish["traced"]:
+        threading.setprofile(lambda *_: let_be_traced(folder / "writer"))
+    code = host(train, ["--spec", wish["spec"], "--output-dir", str(folder)])
+    if wish["tmpfs_kb"]:
+        shutil.copytree(folder, folder.with_name(f"{folder.name}-left"))
+    return code
+
+
+def mount(folder: Path, size_kb: int) -> None:
+    """Only for this process, and gone with it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_NEW_MOUNTS) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_kb}k", "tmpfs", str(folder)], check=True)
+
+
+def let_be_traced(told_in: Path) -> None:
+    """Called first thing in every new thread; only the writer waits."""
+    sys.setprofile(None)
+    if not threading.current_thread().name.startswith("checkpoint"):
+        return
+    tid = threading.get_native_id()
+    told_in.with_suffix(".tmp").write_text(str(tid))
+    told_in.with_suffix(".tmp").rename(told_in)
+    while "TracerPid:\t0\n" in Path(f"/proc/self/task/{tid}/status").read_text():
+        time.sleep(0.005)
+
+
+def redirect(folder: Path) -> None:
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(handle, number)
+        os.close(handle)
+
+
+def say(answer: dict[str, int]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,314 @@
+"""Saves of the native trainer under fire: killed at each call, disks that fail or are full, TERM, too little memory.
+
+After each of them the last good checkpoint is there, and the resumed training ends with the bytes of one never stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders import wait_for
+from native_builders import (
+    a_base_ref,
+    a_dataset,
+    a_micro_base,
+    a_recipe,
+    a_train_spec,
+    events_of,
+    losses_of,
+    small_rows,
+)
+from story_builders import MakeFleet, programs_below
+from tunesmith.domain.profile import Checkpoints, Validation
+from tunesmith.domain.program import CheckpointEvent, Log, Metrics, Result, ResultStatus
+from tunesmith.domain.spec import ResumeSource, TrainSpec
+from tunesmith.domain.task import ErrorClass
+from tunesmith.errors import DataError
+from tunesmith.files import verify_folder
+
+CALLS = "write,pwrite64,writev,sendfile,copy_file_range,ftruncate,fsync,rename,renameat,mkdir,unlink,unlinkat,rmdir"
+
+
+def strace_works() -> bool:
+    try:
+        return subprocess.run(["strace", "-o", "/dev/null", "true"], check=False, capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+needs_strace = pytest.mark.skipif(not strace_works(), reason="strace cannot trace here")
+
+
+@dataclass
+class Forked:
+    """One training in a child of the forge."""
+
+    folder: Path
+    pid: int
+    forge: Forge
+    tracer: subprocess.Popen[bytes] | None = None
+
+    def wait(self) -> int:
+        code = self.forge.answer()["code"]
+        if self.tracer is not None:
+            self.tracer.wait(10)
+        return code
+
+    def log(self) -> str:
+        return (self.folder / "stderr").read_text(errors="replace")[-2000:]
+
+
+class Forge:
+    """The process that forks trainings; see fork_trainer.py."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._num = 0
+        script = Path(__file__).with_name("fork_trainer.py")
+        self._process = subprocess.Popen(
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def start(self, spec: TrainSpec, inject: str | None = None, tmpfs_kb: int | None = None) -> Forked:
+        self._num += 1
+        folder = self.root / f"attempt-{self._num}"
+        folder.mkdir()
+        path = self.root / f"spec-{self._num}.json"
+        path.write_text(spec.model_dump_json())
+        wish = {"spec": str(path), "dir": str(folder), "traced": inject is not None, "tmpfs_kb": tmpfs_kb}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(wish) + "\n")
+        self._process.stdin.flush()
+        forked = Forked(folder, self.answer()["pid"], self)
+        if inject is not None:
+            forked.tracer = trace(forked, inject)
+        return forked
+
+    def run(self, spec: TrainSpec, **how: Any) -> tuple[int, Path]:
+        forked = self.start(spec, **how)
+        return forked.wait(), forked.folder
+
+    def answer(self) -> dict[str, int]:
+        assert self._process.stdout is not None
+        answer: dict[str, int] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(30)
+
+
+def trace(forked: Forked, inject: str) -> subprocess.Popen[bytes]:
+    """strace on the thread that writes checkpoints; it ends with the thread."""
+    told = forked.folder / "writer"
+    tid = wait_for(lambda: told.read_text() if told.exists() else None, 20, "for the writer")
+    command = ["strace", "-qq", "-y", "-o", str(forked.folder.with_suffix(".strace")), "-e", f"trace={CALLS}"]
+    return subprocess.Popen([*command, *(["-e", inject] if inject else []), "-p", tid])
+
+
+@pytest.fixture(scope="module")
+def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
+    made = Forge(tmp_path_factory.mktemp("forge"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> TrainSpec:
+    """Several micro-batches per step, dropout, trained embeddings, several epochs."""
+    root = tmp_path_factory.mktemp("saves")
+    return a_train_spec(
+        a_base_ref(a_micro_base(root / "base")),
+        a_dataset(root / "data", small_rows(40), validation_share=0.2),
+        recipe=a_recipe(lora_dropout=0.1, train_embeddings=True, epochs=9, max_steps=9, batch_tokens=250),
+        checkpoints=Checkpoints(every_steps=3, keep=1),
+        validation=Validation(every_steps=4, max_cases=6),
+    )
+
+
+@pytest.fixture(scope="module")
+def straight(forge: Forge, spec: TrainSpec) -> str:
+    """The artefact of a training that nothing disturbed."""
+    code, folder = forge.run(spec)
+    assert code == 0, (folder / "stderr").read_text()
+    return artifact_of(folder)
+
+
+def artifact_of(folder: Path) -> str:
+    result = result_of(folder)
+    assert result.status is ResultStatus.SUCCEEDED, result.error
+    assert result.artifact is not None
+    return verify_folder(folder / "artifact", result.artifact.digest).digest
+
+
+def result_of(folder: Path) -> Result:
+    return Result.model_validate_json((folder / "result.json").read_bytes())
+
+
+def last_good(folder: Path) -> ResumeSource | None:
+    """As a worker chooses: the furthest that was announced and is whole."""
+    announced = [event for event in events_of(folder) if isinstance(event, CheckpointEvent)]
+    for event in sorted(announced, key=lambda event: (event.step, event.seq), reverse=True):
+        path = folder / "checkpoints" / event.path
+        with contextlib.suppress(DataError):
+            verify_folder(path, event.digest)
+            return ResumeSource(path=str(path), digest=event.digest, step=event.step)
+    return None
+
+
+def finish(forge: Forge, spec: TrainSpec, folder: Path) -> str:
+    """Resume from the newest checkpoint that was ever announced, which must be whole; the artefact it ends with."""
+    announced = [event.step for event in events_of(folder) if isinstance(event, CheckpointEvent)]
+    source = last_good(folder)
+    assert (source.step if source else 0) == max(announced, default=0)
+    code, resumed = forge.run(spec.model_copy(update={"resume": source}))
+    assert code == 0, (resumed / "stderr").read_text()
+    return artifact_of(resumed)
+
+
+# ---- killed in a save -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Call:
+    """One system call of the writer: its kind, which of that kind it is, and how strace wrote it down."""
+
+    kind: str
+    number: int
+    text: str
+
+
+def calls_of(forge: Forge, spec: TrainSpec) -> list[Call]:
+    """What the writer calls over a whole training; also proof that the drill sees it."""
+    forked = forge.start(spec, inject="")
+    assert forked.wait() == 0, forked.log()
+    calls: list[Call] = []
+    for line in forked.folder.with_suffix(".strace").read_text().splitlines():
+        kind = line.partition("(")[0]
+        number = 1 + sum(1 for call in calls if call.kind == kind)
+        calls.append(Call(kind, number, line.replace(str(forked.folder), "")))
+    assert {"write", "fsync", "rename", "renameat", "mkdir", "unlinkat"} <= {call.kind for call in calls}
+    return calls
+
+
+def killed_at(forge: Forge, spec: TrainSpec, call: Call) -> Path:
+    """The folder of a training that was killed at that call of its writer."""
+    forked = forge.start(spec, inject=f"inject={call.kind}:signal=SIGKILL:when={call.number}")
+    assert forked.wait() == -signal.SIGKILL, f"{call.text}: {forked.log()}"
+    return forked.folder
+
+
+def is_at(*words: str) -> Callable[[Call], bool]:
+    return lambda call: all(word in call.text for word in words)
+
+
+@needs_strace
+def test_save_killed_at_some_of_its_calls_leaves_the_one_before_it(
+    forge: Forge, spec: TrainSpec, straight: str
+) -> None:
+    """All of its calls are a drill of `make soak`."""
+    calls = calls_of(forge, spec)
+    for wanted in (
+        is_at("write(", ".staged-step-3/adapter"),  # before anything was saved
+        is_at("write(", ".staged-step-6/.tmp"),
+        is_at("fsync(", ".staged-step-6/state.safetensors"),
+        is_at("rename(", "/.staged-step-6", "/checkpoints/step-6"),
+        is_at("write(", "events.jsonl"),
+        is_at("unlinkat(", "/checkpoints/step-3"),
+    ):
+        call = next(call for call in calls if wanted(call))
+        assert finish(forge, spec, killed_at(forge, spec, call)) == straight, call.text
+
+
+@pytest.mark.soak
+@needs_strace
+def test_save_killed_at_each_of_its_calls_leaves_the_one_before_it(
+    forge: Forge, spec: TrainSpec, straight: str
+) -> None:
+    calls = calls_of(forge, spec)
+    assert len(calls) > 100
+    for call in calls:
+        assert finish(forge, spec, killed_at(forge, spec, call)) == straight, call.text
+    print(f"survived {len(calls)} kills inside the saves of one training")  # noqa: T201
+
+
+# ---- disks that fail or are full ------------------------------------------------------------------------------------
+
+
+@needs_strace
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [("fsync", "state.safetensors"), ("fsync", "/checkpoints>"), ("write", ".tmp"), ("rename", "/checkpoints/step-6")],
+)
+def test_save_that_meets_a_broken_disk_fails_and_leaves_the_one_before_it(
+    forge: Forge, spec: TrainSpec, straight: str, kind: str, place: str
+) -> None:
+    """A failed fsync is a failure: what the kernel did not write is never announced."""
+    calls = calls_of(forge, spec)
+    saves = [call for call in calls if is_at(f"{kind}(", place)(call)]
+    call = next(call for call in saves if call.text.count("step-6") or call.number > 3)
+    forked = forge.start(spec, inject=f"inject={kind}:error=EIO:when={call.number}")
+    assert forked.wait() == 1, forked.log()
+    result = result_of(forked.folder)
+    assert (result.status, result.error_class) == (ResultStatus.FAILED, ErrorClass.TRANSIENT)
+    assert os.strerror(errno.EIO) in str(result.error)
+    assert not list(forked.folder.glob(".staged-*"))
+    assert finish(forge, spec, forked.folder) == straight
+
+
+@pytest.mark.soak
+@needs_strace
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+def test_save_that_meets_an_error_at_each_of_its_calls_leaves_the_one_before_it(
+    forge: Forge, spec: TrainSpec, straight: str, error: str
+) -> None:
+    calls = [call for call in calls_of(forge, spec) if call.kind in ("write", "fsync", "rename", "renameat", "mkdir")]
+    ended = {"EIO": ResultStatus.FAILED, "ENOSPC": ResultStatus.INTERRUPTED}[error]
+    for call in calls:
+        if call.text.endswith("(File exists)"):
+            continue
+        forked = forge.start(spec, inject=f"inject={call.kind}:error={error}:when={call.number}")
+        code = forked.wait()
+        assert code in (1, 75), f"{call.text}: {forked.log()}"
+        assert result_of(forked.folder).status is ended, call.text
+        assert finish(forge, spec, forked.folder) == straight, call.text
+    print(f"survived {error} at {len(calls)} calls")  # noqa: T201
+
+
+def test_full_disk_interrupts_the_training_and_leaves_the_last_good_one(
+    forge: Forge, spec: TrainSpec, straight: str
+) -> None:
+    """A real one: 400 KiB, which is enough for two checkpoints but not for three."""
+    try:
+        subprocess.run(["unshare", "--mount", "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no file system can be mounted here")
+    code, mounted = forge.run(spec, tmpfs_kb=400)
+    folder = mounted.with_name(f"{mounted.name}-left")
+    assert code == 75, (folder / "stderr").read_text()
+    result = result_of(folder)
+    assert (result.status, result.error) == (ResultStatus.INTERRUPTED, "the disk is full")
+    assert not list(folder.glob(".staged-*"))
+    source = last_good(folder)
+    assert source is not None
+    assert 0 < source.step < 9
+    assert finish(forge, spec, folder) == straight
