@@ -29,6 +29,8 @@ class TrainerFacts(Protocol):
     def default_tier(self) -> HardwareTier: ...
     @property
     def methods(self) -> frozenset[Method]: ...
+    @property
+    def max_processes(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,11 @@ def _check_trainer(profile: Profile, trainer: TrainerFacts, found: _Findings) ->
     if tier is not None and tier not in trainer.tiers:
         accepted = ", ".join(member for member in HardwareTier if member in trainer.tiers)
         found.add(f"hardware.tier: trainer {trainer.name} does not accept {tier}; it accepts: {accepted}")
+    if profile.hardware.processes > trainer.max_processes:
+        found.add(
+            f"hardware.processes: trainer {trainer.name} trains with at most {trainer.max_processes}, "
+            f"not {profile.hardware.processes}"
+        )
     method = profile.recipe.method
     candidates = {Method.SFT, Method.ORPO} if method is Method.AUTO else {method}
     if not candidates & trainer.methods:

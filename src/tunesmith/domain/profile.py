@@ -80,6 +80,8 @@ class Base(Section):
 class Hardware(Section):
     tier: HardwareTier | None = None
     """What the run needs; unset takes the trainer's default tier."""
+    processes: int = Field(default=1, ge=1, le=64)
+    """Processes on this machine that train together, each on its share of every step; with GPUs, one per GPU."""
 
 
 class Method(StrEnum):

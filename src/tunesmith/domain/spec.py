@@ -69,6 +69,8 @@ class RunSpec(Section):
     trainer_options: dict[str, Any]
     method: Method
     hardware_tier: str
+    num_processes: int = 1
+    """Processes that make each training step together."""
     base: BaseModelRef
     start: AdapterRef | None
     """None starts from the base."""

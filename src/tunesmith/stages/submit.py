@@ -179,6 +179,7 @@ def _spec(
         trainer_options=sealed(trainer, profile.trainer.options, workspace.root),
         method=method,
         hardware_tier=checked.tier.value,
+        num_processes=profile.hardware.processes,
         base=base,
         start=None if submission.start == "base" else _live(database, workspace, profile.name),
         dataset=DatasetRef(

@@ -22,5 +22,7 @@ class TrainerInfo:
     description: str
     takes_options: bool = True
     """Whether `trainer.options` of a profile mean anything to it."""
+    max_processes: int = 1
+    """How many processes can train together (`hardware.processes`)."""
     module: str | None = None
     """Ours only: the module whose `train(program)` the entry point calls."""

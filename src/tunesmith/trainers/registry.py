@@ -23,6 +23,7 @@ TRAINERS: dict[str, TrainerInfo] = {
         argv=_OURS,
         description="our own LoRA loop over any transformers causal model, on CPU or GPU",
         takes_options=False,
+        max_processes=64,
         module="tunesmith.trainers.native.train",
     ),
     "trl": TrainerInfo(

@@ -39,6 +39,9 @@ class Voice:
     is_ending: Callable[[], bool]
 
 
+SILENT = Voice(lambda _message, _level: None, lambda _done, _total, _unit: None, lambda: False)
+
+
 @dataclass(frozen=True)
 class Data:
     """What is trained and validated on, tokenised."""
@@ -60,7 +63,7 @@ class Assembly:
     validator: Validator | None
     """None without a validation split: then the last step is the best."""
     steps: StepMaker
-    packer: Packer
+    team: Team
 
 
 def read_data(run: RunSpec, chat: ChatFormat, voice: Voice) -> Data:
@@ -101,7 +104,9 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
         is_packing=run.recipe.packing and _can_pack(base, voice),
     )
     adapted = adapted_base(run, base)
-    objective = _objective(run, adapted, data, packer, voice)
+    objective = _objective(run, adapted, data, packer, team, voice)
+    if team.rank > 0:
+        seed_everything(run.recipe.seed + team.rank)  # from here on only dropout draws: in every process its own
     optimizer = new_optimizer(adapted, run.recipe)
     order = Order(
         [len(item) for item in data.items],
@@ -112,7 +117,7 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
     )
     validator = Validator(chat, data.case_items, data.case_examples, packer, objective) if data.case_items else None
     steps = StepMaker(adapted, optimizer, run.recipe, packer, objective, team)
-    return Assembly(adapted, optimizer, data.items, order, validator, steps, packer)
+    return Assembly(adapted, optimizer, data.items, order, validator, steps, team)
 
 
 def adapted_base(run: RunSpec, base: Any) -> Any:
@@ -141,7 +146,7 @@ def _can_pack(base: Any, voice: Voice) -> bool:
     return False
 
 
-def _objective(run: RunSpec, adapted: Any, data: Data, packer: Packer, voice: Voice) -> Objective:
+def _objective(run: RunSpec, adapted: Any, data: Data, packer: Packer, team: Team, voice: Voice) -> Objective:
     """The method's objective. Its reference is the model before the first step: the base, or the adapter started from.
 
     Asked with the weights it starts with, so no second copy of the model is ever in memory.
@@ -151,7 +156,7 @@ def _objective(run: RunSpec, adapted: Any, data: Data, packer: Packer, voice: Vo
         drift_items = drift_partners(data.items) | drift_partners(data.case_items)
     reference: dict[str, list[float]] = {}
     if run.method in (Method.DPO, Method.KTO):
-        asked = [*data.items, *data.case_items, *drift_items.values()]
+        asked = team.share([*data.items, *data.case_items, *drift_items.values()])
 
         def go_on(done: int) -> bool:
             voice.progress(done, len(asked), "reference")
@@ -160,7 +165,7 @@ def _objective(run: RunSpec, adapted: Any, data: Data, packer: Packer, voice: Vo
         found = answer_log_probs(adapted, asked, packer, go_on)
         if found is None:
             raise Interrupted
-        reference = found
+        reference = team.merged(found)
     return objective_of(run.method, run.recipe, reference, drift_items)
 
 

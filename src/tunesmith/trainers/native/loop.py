@@ -12,7 +12,6 @@ from tunesmith.domain.request import RequestKind, strongest
 from tunesmith.domain.task import ErrorClass
 from tunesmith.errors import DataError
 from tunesmith.modeling.adapters import adapter_norms
-from tunesmith.programs.fingerprint import library_versions
 from tunesmith.programs.host import ControlRequest, Program, ProgramFailure
 from tunesmith.trainers.native.assemble import Assembly
 from tunesmith.trainers.native.cadence import Moment, is_due
@@ -21,6 +20,7 @@ from tunesmith.trainers.native.optimizer import learning_rate
 from tunesmith.trainers.native.snapshot import adapter_tensors
 from tunesmith.trainers.native.state import Standing, check_restored, state_of
 from tunesmith.trainers.native.step import MadeStep
+from tunesmith.trainers.native.team import Call
 from tunesmith.trainers.native.validation import LOSS, is_better
 
 
@@ -107,6 +107,7 @@ class Loop:
     def _step(self) -> None:
         work, standing = self._work, self.standing
         batch = work.order.batch(standing.step)
+        work.team.call(Call.STEP)
         made = work.steps.make(standing.step, work.order.num_steps, [work.items[index] for index in batch.indices])
         self.last_loss = made.loss
         self.standing = standing.model_copy(
@@ -209,8 +210,11 @@ class Loop:
             kinds = ["best", *kinds]
         self.standing = self.standing.model_copy(update={"train_s": self._spent_before + self.train_s})
         position = self._work.order.batch(max(0, self.standing.step - 1))
-        state = state_of(self._spec.run, self.standing, position.epoch, position.position + 1, library_versions())
-        self.shelf.save(state, self._work.adapted, self._work.optimizer, [*kinds, "last"])
+        team = self._work.team
+        team.call(Call.RANDOM)
+        random = team.random_state()
+        state = state_of(self._spec.run, self.standing, position.epoch, position.position + 1, random.plain, team.size)
+        self.shelf.save(state, self._work.adapted, self._work.optimizer, random.tensors, [*kinds, "last"])
         self._saved_step, self._best_is_saved = self.standing.step, True
         self._program.phase(Phase.TRAIN)
         self._saved_at = boot_seconds()

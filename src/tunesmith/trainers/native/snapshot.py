@@ -12,8 +12,6 @@ from peft import get_peft_model_state_dict
 from tunesmith.files import canonical_json
 from tunesmith.modeling.adapters import CONFIG, WEIGHTS
 from tunesmith.modeling.tensor_files import write_tensors
-from tunesmith.trainers.native.optimizer import optimizer_tensors
-from tunesmith.trainers.native.random_state import random_tensors
 from tunesmith.trainers.native.state import ADAPTER, STATE, TENSORS, SavedState
 
 
@@ -35,9 +33,8 @@ class Snapshot:
         write_tensors(folder / TENSORS, self.tensors)
 
 
-def take_snapshot(state: SavedState, adapted: Any, optimizer: Any, base_name: str) -> Snapshot:
+def take_snapshot(state: SavedState, adapted: Any, memory: dict[str, Any], base_name: str) -> Snapshot:
     """The one part of a save that training waits for."""
-    memory = {**optimizer_tensors(adapted, optimizer), **random_tensors()}
     return Snapshot(
         state=state,
         adapter=adapter_tensors(adapted),

@@ -22,9 +22,10 @@ from tunesmith.errors import DataError
 from tunesmith.files import MANIFEST, canonical_json, verify_folder
 from tunesmith.modeling.adapters import WEIGHTS, put_weights
 from tunesmith.programs.failure import ProgramFailure
+from tunesmith.programs.fingerprint import library_versions
 from tunesmith.programs.weights import read_header, weights_problem
 from tunesmith.trainers.native.optimizer import put_optimizer_tensors
-from tunesmith.trainers.native.random_state import put_random_state, random_json
+from tunesmith.trainers.native.random_state import put_random_state
 
 ADAPTER, BEST = "adapter", "best"
 STATE, TENSORS = "state.json", "state.safetensors"
@@ -142,15 +143,16 @@ def check_restored(folder: Path, weights: dict[str, Any]) -> None:
 
 
 def state_of(
-    run: RunSpec, standing: Standing, epoch: int, position: int, libraries: dict[str, str], world_size: int = 1
+    run: RunSpec, standing: Standing, epoch: int, position: int, random: dict[str, Any], world_size: int = 1
 ) -> SavedState:
+    """What is saved now, beside the tensors; `random` as `Team.random_state` tells it."""
     return SavedState(
         identity=identity_of(run, world_size),
         standing=standing,
         epoch=epoch,
         position=position,
-        random=random_json(),
-        libraries=libraries,
+        random=random,
+        libraries=library_versions(),
     )
 
 

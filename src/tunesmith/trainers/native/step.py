@@ -63,7 +63,7 @@ class StepMaker:
         self._parameters = [tensor for _, tensor in trained_parameters(adapted)]
 
     def make(self, step: int, num_steps: int, items: Sequence[Item]) -> MadeStep:
-        """The step after `step` others; the same loss and gradients however it is cut into passes."""
+        """The step after `step` others, together with the team; the same loss and gradients however it is cut."""
         clock = _Stopwatch(self._parameters[0].is_cuda)
         rate = learning_rate(self._recipe, step, num_steps)
         for group in self._optimizer.param_groups:

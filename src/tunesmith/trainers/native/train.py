@@ -20,7 +20,7 @@ from tunesmith.trainers.inputs import Inputs, read_inputs
 from tunesmith.trainers.native.assemble import Assembly, Data, Interrupted, Voice, assemble, read_data
 from tunesmith.trainers.native.loop import Ending, Loop
 from tunesmith.trainers.native.state import ADAPTER, BEST, Standing, read_state, restore
-from tunesmith.trainers.native.team import Team
+from tunesmith.trainers.native.team import led_team
 from tunesmith.trainers.native.validation import LOSS, check_metric
 
 
@@ -36,11 +36,12 @@ def train(program: Program) -> Result:
     chat = ChatFormat(tokenizer)
     voice = Voice(program.log, program.progress, lambda: program.terminating)
     data = read_data(run, chat, voice)
-    try:
-        loop = _prepare(program, assemble(program.train_spec, chat, data, Team(), voice))
-    except Interrupted:
-        return program.result(ResultStatus.INTERRUPTED, detail={"reason": Ending.TERMINATED.value})
-    ending = loop.run()
+    with led_team(program.train_spec, program.dir) as team:
+        try:
+            loop = _prepare(program, assemble(program.train_spec, chat, data, team, voice))
+        except Interrupted:
+            return program.result(ResultStatus.INTERRUPTED, detail={"reason": Ending.TERMINATED.value})
+        ending = loop.run()
     return _result(program, loop, ending, inputs, data, str(tokenizer.chat_template))
 
 
@@ -66,7 +67,7 @@ def _prepare(program: Program, work: Assembly) -> Loop:
     spec = program.train_spec
     if spec.resume is None:
         return Loop(program, work, Standing(), None)
-    saved = read_state(spec.resume, spec.run)
+    saved = read_state(spec.resume, spec.run, work.team.size)
     folder, standing = Path(spec.resume.path), saved.standing
     here = work.order.batch(max(0, standing.step - 1))
     if standing.step > work.order.num_steps or (here.epoch, here.position + 1) != (saved.epoch, saved.position):

@@ -18,13 +18,13 @@ from tunesmith.domain.request import RequestKind, strongest
 from tunesmith.domain.task import ErrorClass
 from tunesmith.modeling.adapters import adapter_norms, trained_parameters
 from tunesmith.modeling.packs import Item
-from tunesmith.programs.fingerprint import library_versions
 from tunesmith.programs.host import ControlRequest, Program, ProgramFailure
 from tunesmith.trainers.native.cadence import Moment, is_due
 from tunesmith.trainers.native.checkpoints import CheckpointShelf
 from tunesmith.trainers.native.loop import Ending
 from tunesmith.trainers.native.random_state import seed_everything
 from tunesmith.trainers.native.state import SavedState, Standing, restore, state_of
+from tunesmith.trainers.native.team import Team
 from tunesmith.trainers.native.validation import LOSS, Validator, is_better
 from tunesmith.trainers.trl.plan import Plan
 from tunesmith.trainers.trl.rows import num_tokens
@@ -224,8 +224,9 @@ class Session:
             kinds = ["best", *kinds]
         self.standing = self.standing.model_copy(update={"train_s": self._spent_before + self.train_s})
         epoch, position = self._work.plan.place(self.standing.step)
-        state = state_of(self._spec.run, self.standing, epoch, position, library_versions())
-        self.shelf.save(state, self._work.adapted, self._work.optimizer, [*kinds, "last"])
+        random = Team().random_state()
+        state = state_of(self._spec.run, self.standing, epoch, position, random.plain)
+        self.shelf.save(state, self._work.adapted, self._work.optimizer, random.tensors, [*kinds, "last"])
         self._saved_step, self._saved_at, self._best_is_saved = self.standing.step, boot_seconds(), True
         self._program.phase(Phase.TRAIN)
 

@@ -1,0 +1,51 @@
+"""A process that trains under a leader: ``python -m tunesmith.trainers.native.follower DIR RANK SIZE``.
+
+It makes the same data, model and order from the same spec, does its share of every step that the leader calls for, and
+says nothing: what it finds goes to the leader in the sums.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from tunesmith.domain.spec import TrainSpec
+from tunesmith.modeling.chat import ChatFormat
+from tunesmith.modeling.loading import load_tokenizer
+from tunesmith.trainers.native.assemble import SILENT, assemble, read_data
+from tunesmith.trainers.native.state import read_state, restore
+from tunesmith.trainers.native.team import Call, Team, joined_team, read_team_spec
+
+
+def follow(spec: TrainSpec, team: Team) -> None:
+    """Take part in every step until the leader is done."""
+    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
+    chat = ChatFormat(load_tokenizer(Path(spec.run.base.path)))
+    work = assemble(spec, chat, read_data(spec.run, chat, SILENT), team, SILENT)
+    step = 0
+    if spec.resume is not None:
+        saved = read_state(spec.resume, spec.run, team.size)
+        restore(Path(spec.resume.path), saved, work.adapted, work.optimizer, team.rank)
+        step = saved.standing.step
+    while (call := team.heard()) is not Call.END:
+        if call is Call.RANDOM:
+            team.random_state()
+        else:
+            batch = work.order.batch(step)
+            work.steps.make(step, work.order.num_steps, [work.items[index] for index in batch.indices])
+            step += 1
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the leader hears it too, saves, and then ends us
+    directory, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    spec = read_team_spec(directory)
+    with joined_team(directory, rank, size) as team:
+        follow(spec, team)
+
+
+if __name__ == "__main__":
+    main()
