@@ -133,7 +133,9 @@ def _case(case_id: str, messages: Sequence[dict[str, Any]], chat: ChatFormat, co
         return _Case(case_id, error=error.message)
     if len(tokens) > context:
         return _Case(case_id, error=f"{len(tokens)} tokens are more than the {context} the base may use")
-    return _Case(case_id, str(messages[-1]["content"]), tokens, prompt)
+    # What the model has to write: the same text as the content, or more where the answer calls a function.
+    reference = chat.text_of(token for token, trained in zip(tokens.ids, tokens.trained, strict=True) if trained)
+    return _Case(case_id, reference, tokens, prompt)
 
 
 @contextmanager

@@ -8,16 +8,17 @@ Nothing is ever cut: what does not fit is dropped whole by whoever asked, and co
 from __future__ import annotations
 
 import itertools
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tunesmith.errors import ConfigError, DataError
+from tunesmith.modeling.chat_template import ChatTemplate, Message
 
-Message = Mapping[str, Any]
-"""role and content; an answer of weight 0 is context, every other answer is trained."""
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_Span = tuple[int, int]
+"""Where in the text something begins and ends."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +41,15 @@ class ChatFormat:
     """How one base model writes conversations."""
 
     def __init__(self, tokenizer: Any) -> None:
-        if not tokenizer.chat_template:
-            raise ConfigError(
-                "the base model has no chat template; add its chat_template.jinja to the base folder, then lock again"
-            )
         self._tokenizer = tokenizer
-        self._marks_answers = _GENERATION.search(str(tokenizer.chat_template)) is not None
         self._special = frozenset(tokenizer.all_special_ids) | {
             token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
         }
         texts = {str(tokenizer.convert_ids_to_tokens(token_id)) for token_id in self._special}
         longest_first = sorted(filter(str.strip, texts), key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        ends = self._turn_ends()
+        self._template = ChatTemplate(tokenizer, self._control)
+        ends = self._turn_ends([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
         eos = tokenizer.eos_token_id
         if not ends and eos is None:
             raise ConfigError(
@@ -60,6 +57,8 @@ class ChatFormat:
                 "set eos_token in the base's tokenizer_config.json"
             )
         self._missing_end: int | None = None if ends else eos
+        if (call := self._template.call_probe()) is not None:
+            ends |= self._turn_ends(call)  # some templates end a call in another way than an answer
         self.stop_ids = frozenset(ends) | ({eos} if eos is not None else frozenset())
         """A generated token out of these ends the answer."""
         self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(self.stop_ids)
@@ -67,7 +66,7 @@ class ChatFormat:
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The tokens in front of an answer to these messages."""
         self._refuse_forged("a prompt", messages)
-        return tuple(self._encode(self._render(messages, "a prompt", add_generation_prompt=True)))
+        return tuple(self._encode(self._template.render(messages, "a prompt", add_generation_prompt=True)))
 
     def text_of(self, ids: Iterable[int]) -> str:
         """What the tokens say, special ones left out."""
@@ -81,71 +80,58 @@ class ChatFormat:
         wanted = [_is_trained(message) for message in messages]
         if final_only:
             wanted = [False] * (len(messages) - 1) + [True]
-        if self._marks_answers:
-            ids, trained = self._by_marks(example_id, messages, wanted)
-        else:
-            ids, trained = self._by_prefix(example_id, messages, wanted)
+        full = self._template.render(messages, example_id)
+        find = self._marked if self._template.marks_answers else self._by_prefix
+        ids, trained = self._encode_spans(example_id, full, find(example_id, messages, full, wanted))
         if self._missing_end is not None and trained and trained[-1]:
             ids, trained = [*ids, self._missing_end], [*trained, True]
         if not any(trained):
             raise DataError(f"{example_id}: the chat template leaves no token of the answer to train on")
         return Tokenized(example_id, tuple(ids), tuple(trained))
 
-    def _by_marks(
-        self, example_id: str, messages: Sequence[Message], wanted: Sequence[bool]
-    ) -> tuple[list[int], list[bool]]:
-        try:
-            marked = self._tokenizer.apply_chat_template(
-                _plain(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-            )
-        except Exception as error:  # whatever the template raises, it is about this conversation
-            raise _refusal(example_id, error) from None
-        ids, trained = list(marked["input_ids"]), [bool(mark) for mark in marked["assistant_masks"]]
-        for place in range(1, len(ids)):  # many templates close the mark in front of the token that ends the turn
-            is_after = trained[place - 1] and not trained[place] and ids[place - 1] not in self.stop_ids
-            trained[place] = trained[place] or (is_after and ids[place] in self._special)
-        runs = _runs(trained)
-        answers = [is_wanted for is_wanted, message in zip(wanted, messages, strict=True) if _is_answer(message)]
+    def _marked(self, example_id: str, messages: Sequence[Message], full: str, wanted: Sequence[bool]) -> list[_Span]:
+        """Where the wanted answers lie in the text, by the marks of the template."""
+        marks = self._template.marks(messages, example_id)
+        offsets = self._tokenizer(full, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
+        runs = [(offsets[start][0], offsets[end - 1][1]) for start, end in _runs(marks)]
+        answers = [place for place, message in enumerate(messages) if _is_answer(message)]
         if len(runs) != len(answers):
             raise ConfigError(
                 f"the base's chat template marks {len(runs)} answers with {{% generation %}} where {example_id} has "
                 f"{len(answers)}; correct the template"
             )
-        for (start, end), is_wanted in zip(runs, answers, strict=True):
-            trained[start:end] = [is_wanted] * (end - start)
-        return ids, trained
+        spans = []
+        for place, (start, end) in zip(answers, runs, strict=True):
+            if wanted[place]:
+                before = self._template.render(messages[:place], example_id, add_generation_prompt=True)
+                spans.append((_start(full, before, start, end), self._with_end(full, start, end)))
+        return spans
+
+    def _with_end(self, full: str, start: int, end: int) -> int:
+        """Many templates close the mark in front of the token that ends the turn: the end of that token."""
+        last = self._encode(full[start:end])[-1]
+        if last in self.stop_ids:
+            return end
+        blank = len(full[end:]) - len(full[end:].lstrip())
+        follows = self._control.match(full, end + blank)
+        return end if follows is None else follows.end()
 
     def _by_prefix(
-        self, example_id: str, messages: Sequence[Message], wanted: Sequence[bool]
-    ) -> tuple[list[int], list[bool]]:
-        full = self._render(messages, example_id)
-        cuts = [0]
-        for start, end in self._answers(example_id, messages, full, wanted):
-            cuts += [start, end]
-        cuts.append(len(full))
-        texts = [full[left:right] for left, right in itertools.pairwise(cuts)]
-        if not texts[-1]:
-            texts.pop()  # nothing follows the last answer, as usual
-        ids: list[int] = []
-        trained: list[bool] = []
-        for number, piece in enumerate(self._encode_pieces(example_id, texts)):
-            ids += piece
-            trained += self._up_to_end_of_turn(piece) if number % 2 else [False] * len(piece)
-        return ids, trained
-
-    def _answers(
         self, example_id: str, messages: Sequence[Message], full: str, wanted: Sequence[bool]
-    ) -> list[tuple[int, int]]:
+    ) -> list[_Span]:
         """Where the wanted answers lie in the text.
 
-        Some templates write an earlier answer in another way than the last one (they leave its reasoning out): such an
-        answer is context, not something to learn, because the model would never have to write it like that.
+        Some templates write an earlier answer in another way than the last one (they leave its reasoning out), or
+        something in front of it: such an answer is context, not something to learn, because the model would never have
+        to write it like that.
         """
-        spans: list[tuple[int, int]] = []
+        spans: list[_Span] = []
+        tail = self._template.tail
         for place in (place for place, is_wanted in enumerate(wanted) if is_wanted):
             is_last = place == len(messages) - 1
-            before = self._render(messages[:place], example_id, add_generation_prompt=True)
-            whole = full if is_last else self._render(messages[: place + 1], example_id)
+            before = self._template.render(messages[:place], example_id, add_generation_prompt=True)
+            whole = full if is_last else self._template.render(messages[: place + 1], example_id)
+            whole = whole.removesuffix(tail)
             if whole.startswith(before) and len(whole) > len(before) and full.startswith(whole):
                 spans.append((len(before), len(whole)))
             elif is_last:
@@ -155,6 +141,19 @@ class ChatFormat:
                     "with that text; correct the template, or mark the answer with {% generation %}"
                 )
         return spans
+
+    def _encode_spans(self, example_id: str, full: str, spans: Sequence[_Span]) -> tuple[list[int], list[bool]]:
+        """The tokens of a text, those in the spans marked."""
+        cuts = [0, *itertools.chain.from_iterable(spans), len(full)]
+        texts = [full[left:right] for left, right in itertools.pairwise(cuts)]
+        if not texts[-1]:
+            texts.pop()  # nothing follows the last answer, as usual
+        ids: list[int] = []
+        trained: list[bool] = []
+        for number, piece in enumerate(self._encode_pieces(example_id, texts)):
+            ids += piece
+            trained += self._up_to_end_of_turn(piece) if number % 2 else [False] * len(piece)
+        return ids, trained
 
     def _encode_pieces(self, example_id: str, texts: Sequence[str]) -> list[list[int]]:
         """Tokens of consecutive texts, cut exactly where a server would cut them: it tokenises the prompt alone."""
@@ -185,11 +184,12 @@ class ChatFormat:
         blank = last >= 0 and not self.text_of(piece[last + 1 :]).strip()
         return [place <= last or not blank for place in range(len(piece))]
 
-    def _turn_ends(self) -> set[int]:
-        """The special tokens that the template writes right after an answer; asked once with a tiny conversation."""
-        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-        before = self._encode(self._render(messages[:1], "a test conversation", add_generation_prompt=True))
-        after = self._encode(self._render(messages, "a test conversation"))[len(before) :]
+    def _turn_ends(self, messages: Sequence[Message]) -> set[int]:
+        """The special tokens that the template writes right after the answer of this tiny conversation."""
+        what = "a test conversation"
+        before = self._encode(self._template.render(messages[:-1], what, add_generation_prompt=True))
+        whole = self._template.render(messages, what).removesuffix(self._template.tail)
+        after = self._encode(whole)[len(before) :]
         ends: set[int] = set()
         for token in reversed(after):
             if token in self._special:
@@ -201,20 +201,13 @@ class ChatFormat:
     def _refuse_forged(self, what: str, messages: Sequence[Message]) -> None:
         """A control token written in a message would become a real one: a turn that nobody took."""
         for message in messages:
-            if (found := self._control.search(str(message["content"]))) is not None:
-                raise DataError(f"{what}: a {message['role']} message holds the control token {found[0]!r}; remove it")
-
-    def _render(self, messages: Sequence[Message], what: str, *, add_generation_prompt: bool = False) -> str:
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    _plain(messages),
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                )
-            )
-        except Exception as error:  # whatever the template raises, it is about this conversation
-            raise _refusal(what, error) from None
+            said = [str(message["content"]), *(str(message.get(key, "")) for key in ("tool_call_id", "name"))]
+            if message.get("tool_calls"):
+                said.append(json.dumps(message["tool_calls"], ensure_ascii=False))
+            for text in said:
+                if (found := self._control.search(text)) is not None:
+                    role = message["role"]
+                    raise DataError(f"{what}: a {role} message holds the control token {found[0]!r}; remove it")
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False).input_ids)
@@ -228,9 +221,13 @@ def _is_trained(message: Message) -> bool:
     return _is_answer(message) and message.get("weight", 1) != 0
 
 
-def _plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """What a template may see: our weights are not for it."""
-    return [{key: value for key, value in message.items() if key != "weight"} for message in messages]
+def _start(full: str, before: str, start: int, end: int) -> int:
+    """Where an answer begins that the template marks: never in front of what the server writes, `before`, and with the
+    blanks that the model has to write after it."""
+    asked = len(before)
+    if not full.startswith(before) or asked >= end:
+        return start
+    return asked if start < asked or not full[asked:start].strip() else start
 
 
 def _runs(trained: Sequence[bool]) -> list[tuple[int, int]]:
@@ -241,10 +238,3 @@ def _runs(trained: Sequence[bool]) -> list[tuple[int, int]]:
 
 def _at(trained: Sequence[bool], place: int) -> bool:
     return 0 <= place < len(trained) and trained[place]
-
-
-def _refusal(what: str, error: Exception) -> DataError:
-    return DataError(
-        f"{what}: the base's chat template refuses the conversation ({type(error).__name__}: {error}); "
-        "change the conversation, or the template"
-    )
