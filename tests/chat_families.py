@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -138,6 +139,24 @@ PHI4 = """
 {%- for m in messages %}{{- '<|im_start|>' + m.role + '<|im_sep|>' + m.content + '<|im_end|>' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant<|im_sep|>' }}{%- endif %}
 """
+MARKED_WHOLE = """
+{%- for m in messages %}
+    {%- if m.role == 'assistant' %}
+        {%- generation %}{{- '<|assistant|>\\n' + m.content + '<|end|>\\n' }}
+        {%- if loop.last and not add_generation_prompt %}{{- eos_token }}{%- endif %}{%- endgeneration %}
+    {%- else %}{{- '<|' + m.role + '|>\\n' + m.content + '<|end|>\\n' }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif %}
+"""
+"""Marks more than the answer: the header of the turn, what follows its end, and the tail of the conversation."""
+IN_PARTS = """
+{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '\\n' }}
+    {%- for part in m.content %}{{- part.text }}{%- endfor %}{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+"""A content is a list of parts, as where models see pictures."""
 TEXT_ARGUMENTS = CHATML.replace("call.function.arguments | tojson", "'' + call.function.arguments")
 """As some families do it: the arguments of a call must be a text already."""
 PRINTED_ARGUMENTS = CHATML.replace("call.function.arguments | tojson", "call.function.arguments")
@@ -196,8 +215,21 @@ FAMILIES = {
     "phi3": Family(
         PHI3, ("<|endoftext|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"), "<|endoftext|>", "<|end|>"
     ),
+    "marked whole": Family(
+        MARKED_WHOLE,
+        ("<|endoftext|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"),
+        "<|endoftext|>",
+        "<|end|>",
+    ),
+    "in parts": Family(IN_PARTS, _IM, "<|im_end|>", "<|im_end|>"),
     "phi4": Family(PHI4, (*_IM, "<|im_sep|>", "<|endoftext|>"), "<|endoftext|>", "<|im_end|>"),
 }  # fmt: skip
+
+
+def special_tokens_in(template: str) -> tuple[str, ...]:
+    """What looks like a special token in a template."""
+    looks = r"<\|[A-Za-z_0-9]+\|>|<｜[^｜]+｜>|<(?:start|end)_of_(?:turn|utterance)>|\[/?INST\]|</s>|<turn\|>|<\|turn>"
+    return ("<bos>", "<|endoftext|>", *sorted(set(re.findall(looks, template)) - {"<|endoftext|>"}))
 
 
 def a_tokenizer(family: Family, *, merges: bool = False) -> Any:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chat_families import FAMILIES, PRINTED_ARGUMENTS, TEXT_ARGUMENTS, Family, a_tokenizer
+from chat_families import FAMILIES, PRINTED_ARGUMENTS, TEXT_ARGUMENTS, Family, a_tokenizer, special_tokens_in
 from data_builders import a_tool
-from tunesmith.errors import ConfigError, DataError
+from tunesmith.errors import ConfigError, DataError, TunesmithError
 from tunesmith.modeling.chat import ChatFormat, Tokenized
 
+_trl = importlib.util.find_spec("trl")
+REAL = [] if _trl is None else sorted((Path(str(_trl.origin)).parent / "chat_templates").glob("*.jinja"))
+"""Templates of real models, as far as an installed package brings them."""
 WITH_TOOLS = [name for name, family in FAMILIES.items() if family.call is not None]
 Turns = list[dict[str, Any]]
 
@@ -81,8 +86,9 @@ def test_several_turns_train_every_answer(name: str) -> None:
     family, (tokenizer, chat) = FAMILIES[name], chat_of(name)
     messages = turns("one", "first", "two", "second", "three", "third")
     answers = ["third"] if family.earlier_is_context else ["first", "second", "third"]
-    found = trained_texts(tokenizer, chat.tokenize("e", messages))
-    assert found == [learnt(family, answer) for answer in answers]
+    example = chat.tokenize("e", messages)
+    assert trained_texts(tokenizer, example) == [learnt(family, answer) for answer in answers]
+    assert example.num_rewritten == 3 - len(answers)
     assert trained_texts(tokenizer, chat.tokenize("e", messages, final_only=True)) == [learnt(family, "third")]
     assert all(agrees_with_serving(chat, messages[:num]) for num in (2, 4, 6))
 
@@ -129,6 +135,19 @@ def test_template_that_knows_no_functions_is_refused(name: str) -> None:
         chat.tokenize("example-3", calling())
     with pytest.raises(ConfigError, match=r"example-3: .* use a base whose template knows tools"):
         chat.tokenize("example-3", calling(tools=False)[:2])
+
+
+def test_template_that_writes_the_date_writes_the_same_tokens_every_day() -> None:
+    family = FAMILIES["phi4"]
+    template = "{{ strftime_now('%d %b %Y') }}" + family.template
+    tokenizer = a_tokenizer(Family(template, family.special, family.eos, family.end))
+    text = tokenizer.decode(ChatFormat(tokenizer).tokenize("e", turns("one", "first")).ids)
+    assert text.startswith("01 Jan 2026<|im_start|>user")
+
+
+def test_template_that_leaves_the_answer_out_is_refused() -> None:
+    with pytest.raises(ConfigError, match="does not write what the assistant says"):
+        ChatFormat(a_tokenizer(Family("{{ '<|im_end|>' * messages | length }}", ("<|im_end|>",), "<|im_end|>", "")))
 
 
 @pytest.mark.parametrize("template", [TEXT_ARGUMENTS, PRINTED_ARGUMENTS])
@@ -210,3 +229,24 @@ def _said(family: Family, trained: str) -> str:
     assert trained.startswith(family.lead.rstrip())
     assert trained.endswith(family.end)
     return " ".join(trained.removeprefix(family.lead.rstrip()).removesuffix(family.end).split())
+
+
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.stem)
+def test_template_of_a_real_model_trains_exactly_the_answers_or_is_refused(path: Path) -> None:
+    """What a model has to write around an answer differs; what others say, and their headers, is never in it."""
+    source = path.read_text()
+    tokenizer = a_tokenizer(Family(source, special_tokens_in(source), "<|endoftext|>", ""))
+    tokenizer.bos_token, tokenizer.model_max_length = "<bos>", 100_000
+    chat = ChatFormat(tokenizer)
+    said = {"FIRST", "SECOND", "It is warm.", "Rome"}
+    for messages in (turns("ASK", "FIRST", "MORE", "SECOND"), calling()):
+        try:
+            example = chat.tokenize("e", messages)
+        except TunesmithError as error:
+            assert "template" in error.message  # noqa: PT017 (either way is fine, and each has its own check)
+            continue
+        found = trained_texts(tokenizer, example)
+        assert len(found) + example.num_rewritten == 2
+        for text in found:
+            assert sum(words in text for words in said) == 1
+            assert not any(words in text for words in ("ASK", "MORE", "How warm", "20", "<|im_start|>", "user\n"))

@@ -28,6 +28,8 @@ class Tokenized:
     id: str
     ids: tuple[int, ...]
     trained: tuple[bool, ...]
+    num_rewritten: int = 0
+    """Answers of weight 1 that are context all the same: the template writes them in another way once others follow."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -49,7 +51,7 @@ class ChatFormat:
         longest_first = sorted(filter(str.strip, texts), key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._template = ChatTemplate(tokenizer, self._control)
-        ends = self._turn_ends([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+        ends = set(self._turn_ends(*self._template.probe))
         eos = tokenizer.eos_token_id
         if not ends and eos is None:
             raise ConfigError(
@@ -58,7 +60,8 @@ class ChatFormat:
             )
         self._missing_end: int | None = None if ends else eos
         if (call := self._template.call_probe()) is not None:
-            ends |= self._turn_ends(call)  # some templates end a call in another way than an answer
+            # some templates end a call in another way; only the last token, because another call may follow a call
+            ends.update(self._turn_ends(*call)[:1])
         self.stop_ids = frozenset(ends) | ({eos} if eos is not None else frozenset())
         """A generated token out of these ends the answer."""
         self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(self.stop_ids)
@@ -82,12 +85,13 @@ class ChatFormat:
             wanted = [False] * (len(messages) - 1) + [True]
         full = self._template.render(messages, example_id)
         find = self._marked if self._template.marks_answers else self._by_prefix
-        ids, trained = self._encode_spans(example_id, full, find(example_id, messages, full, wanted))
+        spans = find(example_id, messages, full, wanted)
+        ids, trained = self._encode_spans(example_id, full, spans)
         if self._missing_end is not None and trained and trained[-1]:
             ids, trained = [*ids, self._missing_end], [*trained, True]
         if not any(trained):
             raise DataError(f"{example_id}: the chat template leaves no token of the answer to train on")
-        return Tokenized(example_id, tuple(ids), tuple(trained))
+        return Tokenized(example_id, tuple(ids), tuple(trained), sum(wanted) - len(spans))
 
     def _marked(self, example_id: str, messages: Sequence[Message], full: str, wanted: Sequence[bool]) -> list[_Span]:
         """Where the wanted answers lie in the text, by the marks of the template."""
@@ -104,17 +108,30 @@ class ChatFormat:
         for place, (start, end) in zip(answers, runs, strict=True):
             if wanted[place]:
                 before = self._template.render(messages[:place], example_id, add_generation_prompt=True)
-                spans.append((_start(full, before, start, end), self._with_end(full, start, end)))
+                spans.append((self._with_start(full, before, start, end), self._with_end(full, start, end)))
         return spans
+
+    def _with_start(self, full: str, before: str, start: int, end: int) -> int:
+        """Where a marked answer begins: after all that the server writes, `before`, and with the blanks after it."""
+        if full.startswith(before):
+            asked = len(before)
+        else:  # the template writes a little more when it asks; the header of the turn is the server's all the same
+            same = next(
+                (place for place, (ours, asks) in enumerate(zip(full, before, strict=False)) if ours != asks), 0
+            )
+            asked = max((found.end() for found in self._control.finditer(full, 0, same)), default=0)
+        is_near = start < asked or not full[asked:start].strip()
+        return asked if is_near and asked < end else start
 
     def _with_end(self, full: str, start: int, end: int) -> int:
         """Many templates close the mark in front of the token that ends the turn: the end of that token."""
-        last = self._encode(full[start:end])[-1]
-        if last in self.stop_ids:
+        end = min(end, len(full) - len(self._template.tail))
+        if set(self._encode(full[start:end].rstrip())[-1:]) & self.stop_ids:
             return end
-        blank = len(full[end:]) - len(full[end:].lstrip())
-        follows = self._control.match(full, end + blank)
-        return end if follows is None else follows.end()
+        rest = full[end:]
+        found = self._control.match(full, end + len(rest) - len(rest.lstrip()))
+        is_end = found is not None and self._tokenizer.convert_tokens_to_ids(found[0]) in self.stop_ids
+        return found.end() if found is not None and is_end else end
 
     def _by_prefix(
         self, example_id: str, messages: Sequence[Message], full: str, wanted: Sequence[bool]
@@ -184,16 +201,13 @@ class ChatFormat:
         blank = last >= 0 and not self.text_of(piece[last + 1 :]).strip()
         return [place <= last or not blank for place in range(len(piece))]
 
-    def _turn_ends(self, messages: Sequence[Message]) -> set[int]:
-        """The special tokens that the template writes right after the answer of this tiny conversation."""
-        what = "a test conversation"
-        before = self._encode(self._template.render(messages[:-1], what, add_generation_prompt=True))
-        whole = self._template.render(messages, what).removesuffix(self._template.tail)
-        after = self._encode(whole)[len(before) :]
-        ends: set[int] = set()
-        for token in reversed(after):
+    def _turn_ends(self, messages: Sequence[Message], said: str) -> list[int]:
+        """The special tokens that the template writes after the answer of a tiny conversation, the last one first."""
+        whole = self._template.render(messages, "a test conversation").removesuffix(self._template.tail)
+        ends: list[int] = []
+        for token in reversed(self._encode(whole.rpartition(said)[2])):
             if token in self._special:
-                ends.add(token)
+                ends.append(token)
             elif ends or self.text_of([token]).strip():
                 break
         return ends
@@ -219,15 +233,6 @@ def _is_answer(message: Message) -> bool:
 
 def _is_trained(message: Message) -> bool:
     return _is_answer(message) and message.get("weight", 1) != 0
-
-
-def _start(full: str, before: str, start: int, end: int) -> int:
-    """Where an answer begins that the template marks: never in front of what the server writes, `before`, and with the
-    blanks that the model has to write after it."""
-    asked = len(before)
-    if not full.startswith(before) or asked >= end:
-        return start
-    return asked if start < asked or not full[asked:start].strip() else start
 
 
 def _runs(trained: Sequence[bool]) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +23,9 @@ Message = Mapping[str, Any]
 A first message with the role "tools" defines functions."""
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PROBE = "the probe of a template"
-_DEFINED, _CALLED, _KEY, _RESULT = "probe_defined", "probe_called", "probe_key", "probe_result"
+_DEFINED, _CALLED, _KEY, _VALUE, _RESULT = "probe_defined", "probe_called", "probe_key", "probe_value", "probe_result"
+_TODAY = date(2026, 1, 1)
+_SAID = "what the probe says"
 _WITHOUT = "use a base whose template knows tools, or write calls and results as plain text"
 
 
@@ -41,6 +44,12 @@ class _Habits:
 class ChatTemplate:
     """Renders conversations; `control` finds the texts of control tokens."""
 
+    probe: tuple[Sequence[Message], str] = (
+        ({"role": "user", "content": "a"}, {"role": "assistant", "content": _SAID}),
+        _SAID,
+    )
+    """A question and its answer, and what the answer says."""
+
     def __init__(self, tokenizer: Any, control: re.Pattern[str]) -> None:
         if not tokenizer.chat_template:
             raise ConfigError(
@@ -50,6 +59,7 @@ class ChatTemplate:
         self._control = control
         self._source = str(tokenizer.chat_template)
         self.marks_answers = _GENERATION.search(self._source) is not None
+        self._content_in_parts = self._find_form()
 
     def render(self, messages: Sequence[Message], what: str, *, add_generation_prompt: bool = False) -> str:
         """The text of a conversation, or the text in front of the answer to it."""
@@ -67,11 +77,10 @@ class ChatTemplate:
         It is what comes after a last answer, but not after an earlier one. A template whose turns have no end of their
         own ends the answer with it; then it is part of the turn.
         """
-        answer = "the first answer"
-        asked = [{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}]
+        asked, answer = self.probe
         more = [{"role": "user", "content": "b"}, {"role": "assistant", "content": "another"}]
         try:
-            last, earlier = self.render(asked, _PROBE), self.render(asked + more, _PROBE)
+            last, earlier = self.render(asked, _PROBE), self.render([*asked, *more], _PROBE)
         except TunesmithError:
             return ""  # it takes single questions only
         rests = [self._pieces(text.partition(answer)[2]) for text in (last, earlier)]
@@ -80,11 +89,25 @@ class ChatTemplate:
         has_end = any(map(self._control.fullmatch, same))
         return tail if has_end and self._control.search(tail) else ""
 
-    def call_probe(self) -> list[Message] | None:
-        """A question and a call, if the template can write calls."""
+    def _find_form(self) -> bool:
+        """Whether a content must be given as a list of parts, as in templates of models that see pictures."""
+        trouble: TunesmithError | None = None
+        messages, said = self.probe
+        for self._content_in_parts in (False, True):
+            try:
+                if said in self.render(messages, _PROBE):
+                    return self._content_in_parts
+            except TunesmithError as error:
+                trouble = trouble or error
+        raise trouble or ConfigError(
+            "the base's chat template does not write what the assistant says; correct the template"
+        )
+
+    def call_probe(self) -> tuple[Sequence[Message], str] | None:
+        """A question and a call, and the last thing that the call says; None if the template cannot write calls."""
         if "tool_calls" not in self._source or not self._habits.calls:
             return None
-        return _probe()[:3]
+        return _probe()[0 if self._habits.definitions else 1 : 3], _VALUE
 
     def _pieces(self, text: str) -> list[str]:
         """The text cut around its control tokens."""
@@ -111,8 +134,8 @@ class ChatTemplate:
         tools = None
         if messages and messages[0]["role"] == TOOLS:
             tools, messages = json.loads(messages[0]["content"]), messages[1:]
-        plain = [_plain(message, as_text) for message in messages]
-        return self._tokenizer.apply_chat_template(plain, tools=tools, **options)
+        plain = [_plain(message, as_text, self._content_in_parts) for message in messages]
+        return self._tokenizer.apply_chat_template(plain, tools=tools, strftime_now=_strftime_now, **options)
 
     @cached_property
     def _habits(self) -> _Habits:
@@ -145,13 +168,18 @@ class ChatTemplate:
             raise ConfigError(f"{what}: the base's chat template leaves out {name}; {_WITHOUT}")
 
 
+def _strftime_now(form: str) -> str:
+    """Some templates write today's date: then a training that goes on tomorrow would go on with other tokens."""
+    return _TODAY.strftime(form)
+
+
 def _probe() -> list[Message]:
     """A conversation with a function. Ids of nine letters and digits, because some templates refuse others."""
     definition = {
         "type": "function",
         "function": {"name": _DEFINED, "description": "d", "parameters": {"type": "object", "properties": {}}},
     }
-    call = {"id": "abcdefghi", "type": "function", "function": {"name": _CALLED, "arguments": {_KEY: "value"}}}
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": _CALLED, "arguments": {_KEY: _VALUE}}}
     return [
         {"role": TOOLS, "content": json.dumps([definition])},
         {"role": "user", "content": "a"},
@@ -161,9 +189,11 @@ def _probe() -> list[Message]:
     ]
 
 
-def _plain(message: Message, as_text: bool) -> dict[str, Any]:
+def _plain(message: Message, as_text: bool, in_parts: bool) -> dict[str, Any]:
     """What a template may see: our weights are not for it."""
     plain = {key: value for key, value in message.items() if key != "weight"}
+    if in_parts:
+        plain["content"] = [{"type": "text", "text": message["content"]}]
     if as_text and plain.get("tool_calls"):
         plain["tool_calls"] = [_with_text(call) for call in plain["tool_calls"]]
     return plain
