@@ -46,10 +46,13 @@ from tunesmith.programs.fingerprint import code_fingerprint
 from tunesmith.programs.launch import RunningProgram, launch
 from tunesmith.programs.process_identity import MARKER
 from tunesmith.programs.shim import all_processes
+from tunesmith.trainers.command import argv_of, environment_of
 from tunesmith.trainers.registry import find_trainer
 from tunesmith.trainers.sim_files import safetensors_bytes
 
 _numbers = itertools.count(1)
+REPOSITORY = Path(__file__).resolve().parent.parent
+"""The workspace of command trainers: they are named as examples/NAME.py."""
 
 BASE_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -195,9 +198,11 @@ class World:
         return self.root / "attempts" / spec.attempt.attempt_id
 
     def launch(self, spec: TrainSpec | EvaluateSpec, argv: tuple[str, ...] | None = None) -> RunningProgram:
-        if argv is None:
-            argv = find_trainer(spec.run.trainer).argv if isinstance(spec, TrainSpec) else EVALUATE
-        program = launch(argv, spec, self.folder(spec))
+        env = None
+        if argv is None and isinstance(spec, TrainSpec):
+            trainer, options = find_trainer(spec.run.trainer), spec.run.trainer_options
+            argv, env = argv_of(trainer, options, REPOSITORY), environment_of(trainer, options, os.environ)
+        program = launch(argv or EVALUATE, spec, self.folder(spec), env=env)
         self.running.append(program)
         return program
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tunesmith.data.dataset import fingerprint_of
 from tunesmith.domain.profile import Method
 from tunesmith.domain.program import Phase, Result, ResultStatus
-from tunesmith.domain.spec import RunSpec
+from tunesmith.domain.spec import RunSpec, TrainSpec
 from tunesmith.domain.task import ErrorClass
 from tunesmith.errors import DataError
 from tunesmith.modeling.chat import ChatFormat
@@ -21,13 +20,13 @@ from tunesmith.modeling.loading import load_tokenizer
 from tunesmith.modeling.packs import Packer
 from tunesmith.modeling.scoring import answer_log_probs
 from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.trainers.inputs import Inputs, read_inputs
+from tunesmith.trainers.inputs import Inputs
 from tunesmith.trainers.native.assemble import Data, Interrupted, Voice, read_data
 from tunesmith.trainers.native.loop import Ending
 from tunesmith.trainers.native.objectives import objective_of
 from tunesmith.trainers.native.random_state import seed_everything
-from tunesmith.trainers.native.state import ADAPTER, BEST, read_state
-from tunesmith.trainers.native.validation import LOSS, Validator
+from tunesmith.trainers.native.state import ADAPTER, BEST, SavedState, read_state
+from tunesmith.trainers.native.validation import LOSS, Validator, check_metric
 from tunesmith.trainers.trl.engine import Engine, Setup
 from tunesmith.trainers.trl.plan import Plan
 from tunesmith.trainers.trl.rows import num_tokens, width
@@ -36,12 +35,12 @@ from tunesmith.trainers.trl.session import INTERRUPTIONS, Session, Work
 _SCRATCH = ".trl"
 
 
-def run_attempt(program: Program, make_model: Callable[[RunSpec], Any]) -> Result:
-    run = program.train_spec.run
+def run_attempt(program: Program, inputs: Inputs, make_model: Callable[[RunSpec], Any]) -> Result:
+    spec, run = program.train_spec, program.train_spec.run
+    check_metric(run)
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
-    program.phase(Phase.HASH)
-    inputs = _read_inputs(run)
     program.phase(Phase.LOAD)
+    saved = read_state(spec.resume, run) if spec.resume else None
     tokenizer = load_tokenizer(Path(run.base.path))
     chat = ChatFormat(tokenizer)
     voice = Voice(program.log, program.progress, lambda: program.terminating)
@@ -58,7 +57,21 @@ def run_attempt(program: Program, make_model: Callable[[RunSpec], Any]) -> Resul
     except Interrupted:
         return program.result(ResultStatus.INTERRUPTED, detail={"reason": Ending.TERMINATED.value})
     try:
-        engine, session = _assemble(program, adapted, tokenizer, chat.pad_id, data, validator)
+        plan = _plan(spec, data)
+        setup = Setup(
+            method=run.method,
+            recipe=run.recipe,
+            adapted=adapted,
+            tokenizer=tokenizer,
+            pad_id=chat.pad_id,
+            items=data.items,
+            plan=plan,
+            first_step=saved.standing.step if saved else 0,
+            folder=program.dir / _SCRATCH,
+        )
+        best = _best_of(program, saved, plan)
+        engine = Engine(setup)
+        session = Session(program, Work(adapted, engine.optimizer, data.items, plan, validator), saved, best)
         try:
             if session.begin():
                 engine.run(session)
@@ -68,15 +81,6 @@ def run_attempt(program: Program, make_model: Callable[[RunSpec], Any]) -> Resul
     finally:
         shutil.rmtree(program.dir / _SCRATCH, ignore_errors=True)
     return _result(program, session, ending, inputs, data, str(tokenizer.chat_template))
-
-
-def _read_inputs(run: RunSpec) -> Inputs:
-    """As for every trainer, and the dataset's fingerprint from every text in it rather than from its manifest."""
-    inputs = read_inputs(run)
-    found = fingerprint_of(Path(run.dataset.path))
-    if found != run.dataset.fingerprint:
-        raise ProgramFailure(ErrorClass.DATA, f"dataset {run.dataset.id} is not what its fingerprint says")
-    return replace(inputs, dataset_fingerprint=found)
 
 
 def _validator(program: Program, chat: ChatFormat, data: Data, adapted: Any, voice: Voice) -> Validator | None:
@@ -101,40 +105,23 @@ def _validator(program: Program, chat: ChatFormat, data: Data, adapted: Any, voi
     return Validator(chat, data.case_items, data.case_examples, packer, objective)
 
 
-def _assemble(
-    program: Program, adapted: Any, tokenizer: Any, pad_id: int, data: Data, validator: Validator | None
-) -> tuple[Engine, Session]:
-    spec, run = program.train_spec, program.train_spec.run
-    plan = Plan(
-        [num_tokens(item) for item in data.items],
-        max(width(item) for item in data.items),
-        run.recipe,
-        spec.micro_batch_divisor,
-    )
-    saved = read_state(spec.resume, run) if spec.resume else None
-    best = None
-    if saved is not None and spec.resume is not None:
-        folder, standing = Path(spec.resume.path), saved.standing
-        if standing.step > plan.num_steps or plan.place(standing.step) != (saved.epoch, saved.position):
-            raise DataError(f"checkpoint {folder.name} stands at a place that this data does not have; start a new run")
-        if standing.best_step is not None:
-            best = folder / (ADAPTER if standing.best_step == standing.step else BEST)
-        program.log(f"resumed at step {standing.step} of {plan.num_steps}")
-    engine = Engine(
-        Setup(
-            method=run.method,
-            recipe=run.recipe,
-            adapted=adapted,
-            tokenizer=tokenizer,
-            pad_id=pad_id,
-            items=data.items,
-            plan=plan,
-            first_step=saved.standing.step if saved else 0,
-            folder=program.dir / _SCRATCH,
-        )
-    )
-    work = Work(adapted, engine.optimizer, data.items, plan, validator)
-    return engine, Session(program, work, saved, best)
+def _plan(spec: TrainSpec, data: Data) -> Plan:
+    lengths = [num_tokens(item) for item in data.items]
+    return Plan(lengths, max(width(item) for item in data.items), spec.run.recipe, spec.micro_batch_divisor)
+
+
+def _best_of(program: Program, saved: SavedState | None, plan: Plan) -> Path | None:
+    """The best adapter of the checkpoint to go on from, which must stand at a place that this data has."""
+    resume = program.train_spec.resume
+    if saved is None or resume is None:
+        return None
+    folder, standing = Path(resume.path), saved.standing
+    if standing.step > plan.num_steps or plan.place(standing.step) != (saved.epoch, saved.position):
+        raise DataError(f"checkpoint {folder.name} stands at a place that this data does not have; start a new run")
+    program.log(f"resumed at step {standing.step} of {plan.num_steps}")
+    if standing.best_step is None:
+        return None
+    return folder / (ADAPTER if standing.best_step == standing.step else BEST)
 
 
 def _result(

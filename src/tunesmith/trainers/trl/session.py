@@ -86,7 +86,7 @@ class Session:
         self._validate_if_due()
         return self._goes_on()
 
-    # --- called by the engine ---------------------------------------------------------------------------------------
+    # --- called by the engine ---
 
     def step_begins(self) -> None:
         if self._is_first:
@@ -129,7 +129,7 @@ class Session:
         self._save_if_due()
         return self._goes_on()
 
-    # --- numbers ----------------------------------------------------------------------------------------------------
+    # --- numbers ---
 
     def _indices(self) -> list[int]:
         return self._work.plan.step(self.standing.step)
@@ -158,7 +158,7 @@ class Session:
             "these examples and at the base's weights",
         )
 
-    # --- validation and checkpoints ---------------------------------------------------------------------------------
+    # --- validation and checkpoints ---
 
     def _validate_if_due(self) -> None:
         step = self.standing.step
@@ -230,7 +230,7 @@ class Session:
         self._saved_step, self._saved_at, self._best_is_saved = self.standing.step, boot_seconds(), True
         self._program.phase(Phase.TRAIN)
 
-    # --- why it ends ------------------------------------------------------------------------------------------------
+    # --- why it ends ---
 
     def _goes_on(self) -> bool:
         self._ending = self._reason_to_end()

@@ -1,18 +1,21 @@
-"""Entry of the trl trainer: what it refuses, before anything heavy is imported."""
+"""Entry of the trl trainer: what it refuses and what it was really given, before anything heavy is imported."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tunesmith.data.dataset import fingerprint_of
 from tunesmith.domain.profile import Method
-from tunesmith.domain.program import Result
+from tunesmith.domain.program import Phase, Result
 from tunesmith.domain.spec import RunSpec
 from tunesmith.domain.task import ErrorClass
 from tunesmith.errors import ConfigError
 from tunesmith.programs.host import Program, ProgramFailure
+from tunesmith.trainers.inputs import Inputs, read_inputs
 
 MakeModel = Callable[[RunSpec], Any]
 """The base with the adapter that is trained on it, as peft makes it."""
@@ -28,6 +31,8 @@ def train_with(program: Program, make_model: MakeModel) -> Result:
     run = program.train_spec.run
     _prepare_environment()
     _refuse_what_it_cannot_do(run)
+    program.phase(Phase.HASH)
+    inputs = _read_inputs(run)
     try:
         import datasets  # noqa: F401
         import trl  # noqa: F401
@@ -39,7 +44,16 @@ def train_with(program: Program, make_model: MakeModel) -> Result:
         ) from None
     from tunesmith.trainers.trl.attempt import run_attempt
 
-    return run_attempt(program, make_model)
+    return run_attempt(program, inputs, make_model)
+
+
+def _read_inputs(run: RunSpec) -> Inputs:
+    """As for every trainer, and the dataset's fingerprint from every text in it rather than from its manifest."""
+    inputs = read_inputs(run)
+    found = fingerprint_of(Path(run.dataset.path))
+    if found != run.dataset.fingerprint:
+        raise ProgramFailure(ErrorClass.DATA, f"dataset {run.dataset.id} is not what its fingerprint says")
+    return replace(inputs, dataset_fingerprint=found)
 
 
 def _prepare_environment() -> None:
@@ -53,8 +67,6 @@ def _prepare_environment() -> None:
 
 
 def _refuse_what_it_cannot_do(run: RunSpec) -> None:
-    from tunesmith.trainers.native.validation import check_metric
-
     if run.method not in (Method.SFT, Method.DPO, Method.ORPO):
         raise ConfigError(f"recipe.method: trainer {run.trainer} cannot do {run.method}; use native")
     if run.trainer_options:
@@ -65,7 +77,6 @@ def _refuse_what_it_cannot_do(run: RunSpec) -> None:
             f"recipe.orpo_nll: TRL learns the whole conversation, not only the {run.recipe.orpo_nll}; "
             "set it to conversation, or use trainer native"
         )
-    check_metric(run)
 
 
 def _base_with_adapter(run: RunSpec) -> Any:
