@@ -1,17 +1,20 @@
 """A process that has the native trainer loaded and forks one child per training: a drill of many kills takes seconds.
 
-It reads one JSON line per training from stdin, {"spec", "dir", "traced", "tmpfs_kb"}, and answers with {"pid"} when the
-child exists and {"code"} when it ended. In a traced child the thread that writes checkpoints tells its id in DIR/writer
-and begins when strace has attached to it. With `tmpfs_kb`, the child's folder is a file system of that size, which only
-the child sees; its content is copied to DIR-left at the end.
+It reads one JSON line per training from stdin, {"spec", "dir", "traced", "tmpfs_kb", "dies_at"}, and answers with
+{"pid"} when the child exists and {"code"} when it ended. In a traced child the thread that writes checkpoints tells its
+id in DIR/writer and begins when strace has attached to it. With `tmpfs_kb`, the child's folder is a file system of that
+size, which only the child sees; its content is copied to DIR-left at the end. With `dies_at` the child gets a KILL as
+it begins that forward pass of its training: a step has several.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.models.llama import modeling_llama  # noqa: F401  (loaded once, for all children)
+from torch.nn.modules.module import register_module_forward_pre_hook
+from transformers.models.llama import modeling_llama
 
 from tunesmith.programs.host import host
 from tunesmith.trainers.native.train import train
@@ -53,6 +57,8 @@ def child(wish: dict[str, Any]) -> int:
     redirect(folder)
     if wish["traced"]:
         threading.setprofile(lambda *_: let_be_traced(folder / "writer"))
+    if wish["dies_at"]:
+        die_at_forward_pass(wish["dies_at"])
     code = host(train, ["--spec", wish["spec"], "--output-dir", str(folder)])
     if wish["tmpfs_kb"]:
         shutil.copytree(folder, folder.with_name(f"{folder.name}-left"))
@@ -78,6 +84,16 @@ def let_be_traced(told_in: Path) -> None:
     told_in.with_suffix(".tmp").rename(told_in)
     while "TracerPid:\t0\n" in Path(f"/proc/self/task/{tid}/status").read_text():
         time.sleep(0.005)
+
+
+def die_at_forward_pass(number: int) -> None:
+    passes = itertools.count(1)
+
+    def before(module: torch.nn.Module, _inputs: object) -> None:
+        if isinstance(module, modeling_llama.LlamaModel) and module.training and next(passes) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    register_module_forward_pre_hook(before)
 
 
 def redirect(folder: Path) -> None:

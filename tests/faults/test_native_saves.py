@@ -14,7 +14,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from native_builders import (
     losses_of,
     small_rows,
 )
-from story_builders import MakeFleet, programs_below
+from story_builders import Fleet, MakeFleet, programs_below
 from tunesmith.domain.profile import Checkpoints, Validation
 from tunesmith.domain.program import CheckpointEvent, Log, Metrics, Result, ResultStatus
 from tunesmith.domain.spec import ResumeSource, TrainSpec
@@ -85,13 +84,16 @@ class Forge:
             [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def start(self, spec: TrainSpec, inject: str | None = None, tmpfs_kb: int | None = None) -> Forked:
+    def start(
+        self, spec: TrainSpec, inject: str | None = None, tmpfs_kb: int | None = None, dies_at: int | None = None
+    ) -> Forked:
         self._num += 1
         folder = self.root / f"attempt-{self._num}"
         folder.mkdir()
         path = self.root / f"spec-{self._num}.json"
         path.write_text(spec.model_dump_json())
         wish = {"spec": str(path), "dir": str(folder), "traced": inject is not None, "tmpfs_kb": tmpfs_kb}
+        wish["dies_at"] = dies_at
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(wish) + "\n")
         self._process.stdin.flush()
@@ -177,12 +179,16 @@ def last_good(folder: Path) -> ResumeSource | None:
 
 def finish(forge: Forge, spec: TrainSpec, folder: Path) -> str:
     """Resume from the newest checkpoint that was ever announced, which must be whole; the artefact it ends with."""
+    return artifact_of(resumed(forge, spec, folder))
+
+
+def resumed(forge: Forge, spec: TrainSpec, folder: Path) -> Path:
     announced = [event.step for event in events_of(folder) if isinstance(event, CheckpointEvent)]
     source = last_good(folder)
     assert (source.step if source else 0) == max(announced, default=0)
-    code, resumed = forge.run(spec.model_copy(update={"resume": source}))
-    assert code == 0, (resumed / "stderr").read_text()
-    return artifact_of(resumed)
+    code, folder = forge.run(spec.model_copy(update={"resume": source}))
+    assert code == 0, (folder / "stderr").read_text()
+    return folder
 
 
 # ---- killed in a save -----------------------------------------------------------------------------------------------
@@ -197,17 +203,18 @@ class Call:
     text: str
 
 
-def calls_of(forge: Forge, spec: TrainSpec) -> list[Call]:
+@pytest.fixture(scope="module")
+def calls(forge: Forge, spec: TrainSpec) -> list[Call]:
     """What the writer calls over a whole training; also proof that the drill sees it."""
     forked = forge.start(spec, inject="")
     assert forked.wait() == 0, forked.log()
-    calls: list[Call] = []
+    made: list[Call] = []
     for line in forked.folder.with_suffix(".strace").read_text().splitlines():
         kind = line.partition("(")[0]
-        number = 1 + sum(1 for call in calls if call.kind == kind)
-        calls.append(Call(kind, number, line.replace(str(forked.folder), "")))
-    assert {"write", "fsync", "rename", "renameat", "mkdir", "unlinkat"} <= {call.kind for call in calls}
-    return calls
+        number = 1 + sum(1 for call in made if call.kind == kind)
+        made.append(Call(kind, number, line.replace(str(forked.folder), "")))
+    assert {"write", "fsync", "rename", "renameat", "mkdir", "unlinkat"} <= {call.kind for call in made}
+    return made
 
 
 def killed_at(forge: Forge, spec: TrainSpec, call: Call) -> Path:
@@ -223,10 +230,9 @@ def is_at(*words: str) -> Callable[[Call], bool]:
 
 @needs_strace
 def test_save_killed_at_some_of_its_calls_leaves_the_one_before_it(
-    forge: Forge, spec: TrainSpec, straight: str
+    forge: Forge, spec: TrainSpec, straight: str, calls: list[Call]
 ) -> None:
     """All of its calls are a drill of `make soak`."""
-    calls = calls_of(forge, spec)
     for wanted in (
         is_at("write(", ".staged-step-3/adapter"),  # before anything was saved
         is_at("write(", ".staged-step-6/.tmp"),
@@ -242,9 +248,8 @@ def test_save_killed_at_some_of_its_calls_leaves_the_one_before_it(
 @pytest.mark.soak
 @needs_strace
 def test_save_killed_at_each_of_its_calls_leaves_the_one_before_it(
-    forge: Forge, spec: TrainSpec, straight: str
+    forge: Forge, spec: TrainSpec, straight: str, calls: list[Call]
 ) -> None:
-    calls = calls_of(forge, spec)
     assert len(calls) > 100
     for call in calls:
         assert finish(forge, spec, killed_at(forge, spec, call)) == straight, call.text
@@ -260,10 +265,9 @@ def test_save_killed_at_each_of_its_calls_leaves_the_one_before_it(
     [("fsync", "state.safetensors"), ("fsync", "/checkpoints>"), ("write", ".tmp"), ("rename", "/checkpoints/step-6")],
 )
 def test_save_that_meets_a_broken_disk_fails_and_leaves_the_one_before_it(
-    forge: Forge, spec: TrainSpec, straight: str, kind: str, place: str
+    forge: Forge, spec: TrainSpec, straight: str, calls: list[Call], kind: str, place: str
 ) -> None:
     """A failed fsync is a failure: what the kernel did not write is never announced."""
-    calls = calls_of(forge, spec)
     saves = [call for call in calls if is_at(f"{kind}(", place)(call)]
     call = next(call for call in saves if call.text.count("step-6") or call.number > 3)
     forked = forge.start(spec, inject=f"inject={kind}:error=EIO:when={call.number}")
@@ -279,9 +283,9 @@ def test_save_that_meets_a_broken_disk_fails_and_leaves_the_one_before_it(
 @needs_strace
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 def test_save_that_meets_an_error_at_each_of_its_calls_leaves_the_one_before_it(
-    forge: Forge, spec: TrainSpec, straight: str, error: str
+    forge: Forge, spec: TrainSpec, straight: str, calls: list[Call], error: str
 ) -> None:
-    calls = [call for call in calls_of(forge, spec) if call.kind in ("write", "fsync", "rename", "renameat", "mkdir")]
+    calls = [call for call in calls if call.kind in ("write", "fsync", "rename", "renameat", "mkdir")]
     ended = {"EIO": ResultStatus.FAILED, "ENOSPC": ResultStatus.INTERRUPTED}[error]
     for call in calls:
         if call.text.endswith("(File exists)"):
@@ -312,3 +316,181 @@ def test_full_disk_interrupts_the_training_and_leaves_the_last_good_one(
     assert source is not None
     assert 0 < source.step < 9
     assert finish(forge, spec, folder) == straight
+
+
+# ---- killed, told to end --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def longer(spec: TrainSpec) -> TrainSpec:
+    """Forty steps of several forward passes, over some twenty epochs."""
+    recipe = spec.run.recipe.model_copy(update={"max_steps": 40, "epochs": 40.0})
+    return spec.model_copy(update={"run": spec.run.model_copy(update={"recipe": recipe})})
+
+
+@pytest.fixture(scope="module")
+def longer_straight(forge: Forge, longer: TrainSpec) -> Path:
+    code, folder = forge.run(longer)
+    assert (code, len(losses_of(folder))) == (0, 40)
+    return folder
+
+
+def seeded(spec: TrainSpec, seed: int) -> TrainSpec:
+    recipe = spec.run.recipe.model_copy(update={"seed": seed})
+    return spec.model_copy(update={"run": spec.run.model_copy(update={"recipe": recipe})})
+
+
+def killed_and_resumed(forge: Forge, spec: TrainSpec, never_stopped: Path, dies_at: int) -> bool:
+    """Kill a training at a forward pass, resume it, compare; False if it has fewer forward passes."""
+    code, folder = forge.run(spec, dies_at=dies_at)
+    if code == 0:
+        return False
+    assert code == -signal.SIGKILL, (folder / "stderr").read_text()
+    again = resumed(forge, spec, folder)
+    expected = losses_of(never_stopped)
+    assert all(expected[step] == loss for step, loss in (losses_of(folder) | losses_of(again)).items())
+    assert max(losses_of(again), default=len(expected)) == len(expected)
+    assert artifact_of(again) == artifact_of(never_stopped), f"killed at forward pass {dies_at}"
+    return True
+
+
+def test_training_killed_in_the_middle_of_a_step_equals_one_never_stopped(
+    forge: Forge, longer: TrainSpec, longer_straight: Path
+) -> None:
+    """Before anything was saved, and at two neighbouring forward passes, of which one is in the middle of a step."""
+    for dies_at in (2, 33, 34):
+        assert killed_and_resumed(forge, longer, longer_straight, dies_at)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_training_killed_at_every_forward_pass_equals_one_never_stopped(
+    forge: Forge, longer: TrainSpec, seed: int
+) -> None:
+    spec = seeded(longer, seed)
+    code, straight = forge.run(spec)
+    assert (code, len(losses_of(straight))) == (0, 40)
+    number = 1
+    while killed_and_resumed(forge, spec, straight, number):
+        number += 1
+    assert number > 80  # at least two for each step, so that the middle of every step was among them
+    print(f"seed {seed}: survived {number - 1} kills")  # noqa: T201
+
+
+def terminated_and_resumed(forge: Forge, spec: TrainSpec, expected: str, step: int) -> None:
+    """TERM once that step was seen; what was trained until then is never trained again."""
+    forked = forge.start(spec)
+    wait_for(lambda: step in losses_of(forked.folder), 30, f"for step {step}")
+    os.kill(forked.pid, signal.SIGTERM)
+    code = forked.wait()
+    if code == 0:  # so quick that it was over before
+        assert artifact_of(forked.folder) == expected
+        return
+    assert code == 75, forked.log()
+    result, source = result_of(forked.folder), last_good(forked.folder)
+    assert result.status is ResultStatus.INTERRUPTED
+    assert source is not None
+    assert source.step == result.num_steps == max(losses_of(forked.folder))
+    assert finish(forge, spec, forked.folder) == expected
+
+
+def test_training_told_to_end_at_random_steps_loses_none(
+    forge: Forge, longer: TrainSpec, longer_straight: Path
+) -> None:
+    draw = random.Random(5)
+    for _ in range(2):
+        terminated_and_resumed(forge, longer, artifact_of(longer_straight), draw.randrange(1, 30))
+
+
+@pytest.mark.soak
+def test_training_told_to_end_at_many_random_steps_loses_none(
+    forge: Forge, longer: TrainSpec, longer_straight: Path
+) -> None:
+    draw = random.Random(6)
+    for _ in range(100):
+        terminated_and_resumed(forge, longer, artifact_of(longer_straight), draw.randrange(1, 40))
+
+
+# ---- damaged, and written beside the training -----------------------------------------------------------------------
+
+
+def test_checkpoint_damaged_after_it_was_chosen_is_tried_again_from_the_one_before(
+    forge: Forge, spec: TrainSpec, straight: str
+) -> None:
+    _, folder = forge.run(spec)
+    source = last_good(folder)
+    assert source is not None
+    path = Path(source.path) / "state.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    code, refused = forge.run(spec.model_copy(update={"resume": source}))
+    assert code == 1
+    assert result_of(refused).error_class is ErrorClass.TRANSIENT
+    earlier = last_good(folder)
+    assert earlier is not None
+    assert earlier.step < source.step
+    code, again = forge.run(spec.model_copy(update={"resume": earlier}))
+    assert (code, artifact_of(again)) == (0, straight)
+
+
+@needs_strace
+def test_slow_disk_does_not_stop_the_steps(forge: Forge, spec: TrainSpec) -> None:
+    """The first write of a save takes a second; steps are made meanwhile, and the checkpoint holds what was before."""
+    keeping = {"checkpoints": Checkpoints(every_steps=3, keep=10)}
+    spec = spec.model_copy(update={"run": spec.run.model_copy(update=keeping)})
+    _, quick = forge.run(spec)
+    forked = forge.start(spec, inject="inject=write:delay_enter=1000000:when=1")
+    assert forked.wait() == 0, forked.log()
+    events = events_of(forked.folder)
+    metrics = [event for event in events if isinstance(event, Metrics)]
+    first = next(event for event in events if isinstance(event, CheckpointEvent))
+    assert max(event.step for event in metrics if event.seq < first.seq) > first.step
+    assert next(event.values["save_s"] for event in metrics if event.step == first.step + 1) < 0.5
+    assert any(event.values["write_s"] >= 1.0 for event in metrics)
+    for name in ("adapter/adapter_model.safetensors", "state.safetensors"):
+        place = Path("checkpoints") / first.path / name
+        assert (forked.folder / place).read_bytes() == (quick / place).read_bytes()
+    assert not [event for event in events if isinstance(event, Log) and event.level == "warning"]
+
+
+# ---- too little memory ----------------------------------------------------------------------------------------------
+
+
+def test_training_out_of_memory_is_planned_anew_and_steps_over_a_damaged_checkpoint(make_fleet: MakeFleet) -> None:
+    """A real limit, set after some steps. The newest checkpoint is damaged before the second attempt."""
+    recipe = {"method": "sft", "epochs": 1000, "max_steps": 24, "lora_rank": 2}
+    big = {"batch_tokens": 8192, "micro_batch_tokens": 8192, "max_length": 256}
+    rare = {"validation": {"every_steps": 1000}, "checkpoints": {"every_steps": 2}}
+    fleet = make_fleet(trainer="native", profile={"recipe": {**recipe, **big}, **rare})
+    a_micro_base(fleet.root / "models" / "tiny")
+    run_id = fleet.submit(lines=200)
+    worker = fleet.start("train", env={"MALLOC_MMAP_THRESHOLD_": "65536"})  # freed memory goes back at once
+    attempt = fleet.wait_for_step(run_id, 5, timeout_s=60)
+    limit_memory(fleet, attempt.id)
+    wait_for(lambda: fleet.attempts(run_id)[0].outcome != "open", 30, "for the end of the first attempt")
+    worker.terminate()
+    worker.wait(20)
+    first = fleet.attempts(run_id)[0]
+    assert (first.outcome, first.error_class) == ("failed", "oom"), fleet.logs()
+    newest = last_good(fleet.folder(run_id, first))
+    assert newest is not None
+    (Path(newest.path) / "state.json").write_text("{}")
+    fleet.work("train", timeout_s=90)
+    last = fleet.attempts(run_id)[-1]
+    spec = fleet.spec(run_id, last)
+    assert (last.outcome, spec["micro_batch_divisor"]) == ("succeeded", 2), fleet.logs()
+    assert spec["resume"]["step"] == newest.step - 2
+    assert fleet.steps(run_id, last) == list(range(newest.step - 1, 25))
+
+
+def limit_memory(fleet: Fleet, attempt_id: str) -> None:
+    """A fifth of what a step takes and gives back is all that the trainer still gets."""
+    pids = [pid for pid, mark in programs_below(fleet.client.workspace.runs_dir) if mark == attempt_id]
+    pid = next(pid for pid in pids if b"shim.py" not in Path(f"/proc/{pid}/cmdline").read_bytes())
+    sizes = []
+    until = time.monotonic() + 2.0
+    while time.monotonic() < until:
+        sizes.append(int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize())
+        time.sleep(0.002)
+    limit = min(sizes) + (max(sizes) - min(sizes)) // 5
+    resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
