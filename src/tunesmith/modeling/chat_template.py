@@ -24,7 +24,8 @@ A first message with the role "tools" defines functions."""
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PROBE = "the probe of a template"
 _DEFINED, _CALLED, _KEY, _VALUE, _RESULT = "probe_defined", "probe_called", "probe_key", "probe_value", "probe_result"
-_TODAY = date(2026, 1, 1)
+_NOW = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
+_ALWAYS = date(2026, 1, 1)
 _SAID = "what the probe says"
 _WITHOUT = "use a base whose template knows tools, or write calls and results as plain text"
 
@@ -59,6 +60,10 @@ class ChatTemplate:
         self._control = control
         self._source = str(tokenizer.chat_template)
         self.marks_answers = _GENERATION.search(self._source) is not None
+        self._dated: str | None = None  # what the tokenizer has
+        if isinstance(tokenizer.chat_template, str):
+            # today's date would make other tokens of the same conversation when a training goes on tomorrow
+            self._dated = _NOW.sub(lambda found: repr(_ALWAYS.strftime(found[2])), tokenizer.chat_template)
         self._content_in_parts = self._find_form()
 
     def render(self, messages: Sequence[Message], what: str, *, add_generation_prompt: bool = False) -> str:
@@ -135,7 +140,7 @@ class ChatTemplate:
         if messages and messages[0]["role"] == TOOLS:
             tools, messages = json.loads(messages[0]["content"]), messages[1:]
         plain = [_plain(message, as_text, self._content_in_parts) for message in messages]
-        return self._tokenizer.apply_chat_template(plain, tools=tools, strftime_now=_strftime_now, **options)
+        return self._tokenizer.apply_chat_template(plain, tools=tools, chat_template=self._dated, **options)
 
     @cached_property
     def _habits(self) -> _Habits:
@@ -166,11 +171,6 @@ class ChatTemplate:
             if habits.trouble:
                 raise ConfigError(f"{what}: the base's chat template knows no functions ({habits.trouble}); {_WITHOUT}")
             raise ConfigError(f"{what}: the base's chat template leaves out {name}; {_WITHOUT}")
-
-
-def _strftime_now(form: str) -> str:
-    """Some templates write today's date: then a training that goes on tomorrow would go on with other tokens."""
-    return _TODAY.strftime(form)
 
 
 def _probe() -> list[Message]:
