@@ -82,6 +82,14 @@ def siblings(
     return Item(item_id, first[:shared], branches, counts_context)
 
 
+def to_learn(item: Item) -> Tokenized | None:
+    """The conversation that an item teaches, with its prompt; None if it only holds answers to avoid."""
+    for branch in item.branches:
+        if branch.is_good:
+            return Tokenized(item.id, item.prompt + branch.ids, (False,) * len(item.prompt) + branch.trained)
+    return None
+
+
 @dataclass(frozen=True)
 class Layout:
     """One pass through the model, and where in it the wanted log-probabilities are.

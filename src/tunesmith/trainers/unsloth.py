@@ -14,7 +14,7 @@ from tunesmith.domain.spec import RunSpec
 from tunesmith.domain.task import ErrorClass
 from tunesmith.errors import ConfigError
 from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.trainers.trl.train import train_with
+from tunesmith.trainers.trl.train import Look, train_with
 
 
 def train(program: Program) -> Result:
@@ -54,7 +54,7 @@ def _import_first() -> None:
         raise ProgramFailure(ErrorClass.CONFIG, f"trainer unsloth needs CUDA, and there is none; {hint}")
 
 
-def _fast_model(run: RunSpec) -> Any:
+def _fast_model(run: RunSpec, look: Look) -> Any:
     """unsloth's own loading and adapter, from local safetensors only, in the precision of the base."""
     from unsloth import FastLanguageModel
 
@@ -67,6 +67,7 @@ def _fast_model(run: RunSpec) -> Any:
         use_safetensors=True,
         trust_remote_code=False,
     )
+    look(model)
     return FastLanguageModel.get_peft_model(
         model,
         r=recipe.lora_rank,

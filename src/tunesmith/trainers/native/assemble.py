@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,17 @@ from tunesmith.domain.dataset import Example, Split
 from tunesmith.domain.profile import Method
 from tunesmith.domain.spec import RunSpec, TrainSpec
 from tunesmith.errors import ConfigError, DataError
-from tunesmith.modeling.adapters import load_adapter, new_adapter, read_config
-from tunesmith.modeling.chat import ChatFormat
+from tunesmith.modeling.adapters import load_adapter, new_adapter, read_config, start_differences
+from tunesmith.modeling.chat import ChatFormat, Tokenized
 from tunesmith.modeling.loading import load_base, pick_device
-from tunesmith.modeling.packs import Item, Packer
+from tunesmith.modeling.packs import Item, Packer, to_learn
 from tunesmith.modeling.scoring import answer_log_probs, keeps_apart
+from tunesmith.programs.host import Program
 from tunesmith.trainers.native.items import make_items, max_length
 from tunesmith.trainers.native.objectives import Objective, drift_partners, objective_of
 from tunesmith.trainers.native.optimizer import new_optimizer
 from tunesmith.trainers.native.order import Order
+from tunesmith.trainers.native.preflight import Preflight, check_base, choose_embeddings, examine
 from tunesmith.trainers.native.random_state import seed_everything
 from tunesmith.trainers.native.step import StepMaker
 from tunesmith.trainers.native.team import Team
@@ -37,9 +40,19 @@ class Voice:
     log: Callable[[str, str], None]
     progress: Callable[[int, int, str], None]
     is_ending: Callable[[], bool]
+    preflight: Callable[[Any, ChatFormat, Sequence[Tokenized]], Preflight]
+    """Looks at the bare base before anything is put on it."""
 
 
-SILENT = Voice(lambda _message, _level: None, lambda _done, _total, _unit: None, lambda: False)
+def leading_voice(program: Program) -> Voice:
+    return Voice(program.log, program.progress, lambda: program.terminating, partial(check_base, program))
+
+
+def silent_voice(run: RunSpec) -> Voice:
+    def look(base: Any, chat: ChatFormat, examples: Sequence[Tokenized]) -> Preflight:
+        return examine(run, base, chat, examples, lambda _done, _total: None)
+
+    return Voice(lambda _message, _level: None, lambda _done, _total, _unit: None, lambda: False, look)
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,7 @@ class Assembly:
     """None without a validation split: then the last step is the best."""
     steps: StepMaker
     team: Team
+    preflight: Preflight
 
 
 def read_data(run: RunSpec, chat: ChatFormat, voice: Voice) -> Data:
@@ -103,7 +117,8 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
         pad_id=chat.pad_id,
         is_packing=run.recipe.packing and _can_pack(base, voice),
     )
-    adapted = adapted_base(run, base)
+    found, train_embeddings = look_at(run, base, chat, data, voice)
+    adapted = adapted_base(run, base, train_embeddings=train_embeddings)
     objective = _objective(run, adapted, data, packer, team, voice)
     if team.rank > 0:
         seed_everything(run.recipe.seed + team.rank)  # from here on only dropout draws: in every process its own
@@ -117,26 +132,26 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
     )
     validator = Validator(chat, data.case_items, data.case_examples, packer, objective) if data.case_items else None
     steps = StepMaker(adapted, optimizer, run.recipe, packer, objective, team)
-    return Assembly(adapted, optimizer, data.items, order, validator, steps, team)
+    return Assembly(adapted, optimizer, data.items, order, validator, steps, team, found)
 
 
-def adapted_base(run: RunSpec, base: Any) -> Any:
+def look_at(run: RunSpec, base: Any, chat: ChatFormat, data: Data, voice: Voice) -> tuple[Preflight, bool]:
+    """What the bare base makes of the data, and whether its embeddings are to be trained too."""
+    found = voice.preflight(base, chat, [tokens for item in data.items if (tokens := to_learn(item)) is not None])
+    choice = choose_embeddings(run, found)
+    voice.log(f"embeddings are {'' if choice.train else 'not '}trained: {choice.reason}", "info")
+    return found, choice.train
+
+
+def adapted_base(run: RunSpec, base: Any, *, train_embeddings: bool) -> Any:
     """The base with a fresh adapter, or with the one the run starts from, which must have the recipe's shape."""
     if run.start is None:
-        return new_adapter(base, run.recipe)
-    folder, recipe = Path(run.start.path), run.recipe
-    found = read_config(folder)
-    for name, ours, theirs in (
-        ("lora_rank", recipe.lora_rank, found.get("r")),
-        ("lora_alpha", recipe.lora_alpha, found.get("lora_alpha")),
-        ("train_embeddings", recipe.train_embeddings is True, bool(found.get("modules_to_save"))),
-    ):
-        if ours != theirs:
-            raise ConfigError(
-                f"recipe.{name} is {ours}, but adapter {run.start.id} that the run starts from has {theirs}; "
-                "set it to that, or start from the base"
-            )
-    return load_adapter(base, folder, trainable=True, dropout=recipe.lora_dropout)
+        return new_adapter(base, run.recipe, train_embeddings=train_embeddings)
+    folder = Path(run.start.path)
+    differences = start_differences(run.recipe, read_config(folder), base)
+    if differences:
+        raise ConfigError("; ".join(differences))
+    return load_adapter(base, folder, trainable=True, dropout=run.recipe.lora_dropout)
 
 
 def _can_pack(base: Any, voice: Voice) -> bool:

@@ -15,7 +15,7 @@ import torch
 from tunesmith.domain.spec import TrainSpec
 from tunesmith.modeling.chat import ChatFormat
 from tunesmith.modeling.loading import load_tokenizer
-from tunesmith.trainers.native.assemble import SILENT, assemble, read_data
+from tunesmith.trainers.native.assemble import assemble, read_data, silent_voice
 from tunesmith.trainers.native.state import read_state, restore
 from tunesmith.trainers.native.team import Call, Team, joined_team, read_team_spec
 
@@ -24,7 +24,8 @@ def follow(spec: TrainSpec, team: Team) -> None:
     """Take part in every step until the leader is done."""
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
     chat = ChatFormat(load_tokenizer(Path(spec.run.base.path)))
-    work = assemble(spec, chat, read_data(spec.run, chat, SILENT), team, SILENT)
+    voice = silent_voice(spec.run)
+    work = assemble(spec, chat, read_data(spec.run, chat, voice), team, voice)
     step = 0
     if spec.resume is not None:
         saved = read_state(spec.resume, spec.run, team.size)

@@ -43,7 +43,7 @@ class Loop:
     def __init__(self, program: Program, work: Assembly, standing: Standing, best_adapter: Path | None) -> None:
         self._program, self._work = program, work
         self._spec = program.train_spec
-        self.standing = standing
+        self.standing, self.preflight = standing, work.preflight
         self.shelf = CheckpointShelf(program, best_adapter)
         self.last_loss: float | None = None
         self.first_loss: float | None = None

@@ -17,8 +17,9 @@ from tunesmith.modeling.chat import ChatFormat
 from tunesmith.modeling.loading import load_tokenizer
 from tunesmith.programs.host import Program, ProgramFailure
 from tunesmith.trainers.inputs import Inputs, read_inputs
-from tunesmith.trainers.native.assemble import Assembly, Data, Interrupted, Voice, assemble, read_data
+from tunesmith.trainers.native.assemble import Assembly, Data, Interrupted, assemble, leading_voice, read_data
 from tunesmith.trainers.native.loop import Ending, Loop
+from tunesmith.trainers.native.preflight import check_before_loading
 from tunesmith.trainers.native.state import ADAPTER, BEST, Standing, read_state, restore
 from tunesmith.trainers.native.team import led_team
 from tunesmith.trainers.native.validation import LOSS, check_metric
@@ -34,8 +35,9 @@ def train(program: Program) -> Result:
     program.phase(Phase.LOAD)
     tokenizer = load_tokenizer(Path(run.base.path))
     chat = ChatFormat(tokenizer)
-    voice = Voice(program.log, program.progress, lambda: program.terminating)
+    voice = leading_voice(program)
     data = read_data(run, chat, voice)
+    check_before_loading(program, len(data.items), [item.longest for item in data.items])
     with led_team(program.train_spec, program.dir) as team:
         try:
             loop = _prepare(program, assemble(program.train_spec, chat, data, team, voice))
@@ -93,7 +95,11 @@ def _result(program: Program, loop: Loop, ending: Ending, inputs: Inputs, data: 
         "num_dropped_examples": len(data.dropped),
         "train_s": loop.train_s,
         "metrics": _metrics(loop, program.train_spec.run.validation.best_metric),
-        "detail": {"num_tokens": standing.num_tokens, "num_seen": standing.num_seen},
+        "detail": {
+            "num_tokens": standing.num_tokens,
+            "num_seen": standing.num_seen,
+            "preflight": loop.preflight.as_json(),
+        },
     }
     match ending:
         case Ending.PAUSE | Ending.CANCEL | Ending.TERMINATED:

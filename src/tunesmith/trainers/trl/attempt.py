@@ -21,7 +21,7 @@ from tunesmith.modeling.packs import Packer
 from tunesmith.modeling.scoring import answer_log_probs
 from tunesmith.programs.host import Program, ProgramFailure
 from tunesmith.trainers.inputs import Inputs
-from tunesmith.trainers.native.assemble import Data, Interrupted, Voice, read_data
+from tunesmith.trainers.native.assemble import Data, Interrupted, Voice, leading_voice, look_at, read_data
 from tunesmith.trainers.native.loop import Ending
 from tunesmith.trainers.native.objectives import objective_of
 from tunesmith.trainers.native.random_state import seed_everything
@@ -35,7 +35,9 @@ from tunesmith.trainers.trl.session import INTERRUPTIONS, Session, Work
 _SCRATCH = ".trl"
 
 
-def run_attempt(program: Program, inputs: Inputs, make_model: Callable[[RunSpec], Any]) -> Result:
+def run_attempt(
+    program: Program, inputs: Inputs, make_model: Callable[[RunSpec, Callable[[Any], bool]], Any]
+) -> Result:
     spec, run = program.train_spec, program.train_spec.run
     check_metric(run)
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
@@ -43,7 +45,7 @@ def run_attempt(program: Program, inputs: Inputs, make_model: Callable[[RunSpec]
     saved = read_state(spec.resume, run) if spec.resume else None
     tokenizer = load_tokenizer(Path(run.base.path))
     chat = ChatFormat(tokenizer)
-    voice = Voice(program.log, program.progress, lambda: program.terminating)
+    voice = leading_voice(program)
     data = read_data(run, chat, voice)
     if run.recipe.packing:
         program.log(
@@ -51,7 +53,7 @@ def run_attempt(program: Program, inputs: Inputs, make_model: Callable[[RunSpec]
             "attention, so batches are padded"
         )
     seed_everything(run.recipe.seed)
-    adapted = make_model(run)
+    adapted = make_model(run, lambda base: look_at(run, base, chat, data, voice)[1])
     try:
         validator = _validator(program, chat, data, adapted, voice)
     except Interrupted:

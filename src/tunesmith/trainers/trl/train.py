@@ -17,7 +17,9 @@ from tunesmith.errors import ConfigError
 from tunesmith.programs.host import Program, ProgramFailure
 from tunesmith.trainers.inputs import Inputs, read_inputs
 
-MakeModel = Callable[[RunSpec], Any]
+Look = Callable[[Any], bool]
+"""Looks at the bare base before anything is put on it, and says whether its embeddings are to be trained."""
+MakeModel = Callable[[RunSpec, Look], Any]
 """The base with the adapter that is trained on it, as peft makes it."""
 
 
@@ -79,8 +81,9 @@ def _refuse_what_it_cannot_do(run: RunSpec) -> None:
         )
 
 
-def _base_with_adapter(run: RunSpec) -> Any:
+def _base_with_adapter(run: RunSpec, look: Look) -> Any:
     from tunesmith.modeling.loading import load_base, pick_device
     from tunesmith.trainers.native.assemble import adapted_base
 
-    return adapted_base(run, load_base(Path(run.base.path), pick_device()))
+    base = load_base(Path(run.base.path), pick_device())
+    return adapted_base(run, base, train_embeddings=look(base))
