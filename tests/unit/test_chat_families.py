@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chat_families import FAMILIES, PRINTED_ARGUMENTS, TEXT_ARGUMENTS, Family, a_tokenizer, special_tokens_in
-from data_builders import a_tool
+from data_builders import a_tool, a_tool_chat, encoded, prepared
+from tunesmith.data.dataset import read_split
+from tunesmith.domain.example import Split
 from tunesmith.errors import ConfigError, DataError, TunesmithError
 from tunesmith.modeling.chat import ChatFormat, Tokenized
 
@@ -229,6 +231,32 @@ def _said(family: Family, trained: str) -> str:
     assert trained.startswith(family.lead.rstrip())
     assert trained.endswith(family.end)
     return " ".join(trained.removeprefix(family.lead.rstrip()).removesuffix(family.end).split())
+
+
+@pytest.mark.parametrize("name", ["chatml", "marked", "llama3"])
+def test_prepared_conversation_with_tools_is_trained_through_the_template(name: str, tmp_path: Path) -> None:
+    dataset = prepared(tmp_path, encoded(*(a_tool_chat(number, call_id="abcdefghi") for number in range(30))))
+    tokenizer, chat = chat_of(name)
+    example = read_split(dataset.path, Split.TRAIN)[0]
+    call, answer = trained_texts(tokenizer, chat.tokenize(example.id, example.messages))
+    city = example.chosen[0]["tool_calls"][0]["function"]["arguments"]["city"]
+    assert call == str(FAMILIES[name].call).replace("Rome", city)
+    assert answer == example.messages[-1]["content"] + FAMILIES[name].end
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_answers_of_a_pair_share_the_prompt_and_nothing_of_it_is_trained(name: str, tmp_path: Path) -> None:
+    pair = {"prompt": turns("one", "earlier", "two"), "chosen": "good", "rejected": "bad"}
+    dataset = prepared(tmp_path, encoded(*[{**pair, "prompt": turns("one", "earlier", f"{n}")} for n in range(30)]))
+    example = read_split(dataset.path, Split.TRAIN)[0]
+    tokenizer, chat = chat_of(name)
+    assert example.rejected is not None
+    prompt = chat.prompt(example.prompt)
+    for answer in (example.chosen, example.rejected):
+        tokens = chat.tokenize(example.id, example.prompt + answer)
+        assert tokens.ids[: len(prompt)] == prompt
+        assert trained_texts(tokenizer, tokens) == [learnt(FAMILIES[name], answer[0]["content"])]
+        assert tokens.num_rewritten == 0
 
 
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.stem)

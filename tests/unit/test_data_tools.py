@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from data_builders import HALF, a_call, a_tool, a_tool_chat, encoded, prepared
 from tunesmith.data.bad_row import BadRow
 from tunesmith.data.dataset import read_split, verify
 from tunesmith.data.rows import RowParser
 from tunesmith.data.splitting import group_of
-from tunesmith.domain.example import Example, Message, Split, pack, unpack
+from tunesmith.domain.example import ROLE_OF_CODE, Example, Message, Split, pack, unpack
 
 USER = {"role": "user", "content": "How warm is it?"}
 ANSWER = {"role": "assistant", "content": "Warm."}
@@ -243,3 +245,42 @@ def test_packed_message_comes_back() -> None:
         Message(role="user", content="x", weight=0),
     ):
         assert unpack(pack(message)) == message
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_row_with_anything_in_place_of_tools_is_a_row_or_a_complaint(data: st.DataObject) -> None:
+    row = json.loads(json.dumps(a_tool_chat()))
+    call = row["messages"][1]["tool_calls"][0]
+    places = [
+        (row, "tools"),
+        (row["tools"][0], "function"),
+        (row["messages"][1], "tool_calls"),
+        (row["messages"][1], "content"),
+        (call, "function"),
+        (call["function"], "arguments"),
+        (call["function"], data.draw(st.text(max_size=6))),
+        (call, "id"),
+        (row["messages"][2], "tool_call_id"),
+        (row["messages"][2], "name"),
+        (row, "label"),
+    ]
+    holder, key = data.draw(st.sampled_from(places))
+    holder[key] = data.draw(ANYTHING)
+    try:
+        found = RowParser().parse(json.dumps(row).encode())
+    except BadRow as bad:
+        assert bad.fix  # noqa: PT017 (either way is fine, and each has its own check)
+        return
+    assert found is not None
+    for code, text in zip(found[0], found[1], strict=True):
+        stored = Message(role=ROLE_OF_CODE[code][0], content=text, weight=ROLE_OF_CODE[code][1])
+        assert pack(unpack(stored)) == stored
+        text.encode()

@@ -150,11 +150,16 @@ def _packed(message: Message, role: str, field: str) -> str:
 
 def _checked(write: Any, value: Any, field: str) -> Any:
     """What `write` makes of it, unless it is too deep, or holds what no text may hold."""
-    if _is_deeper(value, _MAX_DEPTH):
+    try:
+        written = write(value)
+        text = written if type(written) is str else written["content"]
+        is_deep = text.count("[") + text.count("{") > _MAX_DEPTH and _is_deeper(value, _MAX_DEPTH)
+    except RecursionError:
+        is_deep = True
+    if is_deep:
         problem = f"is nested more than {_MAX_DEPTH} times"
         raise BadRow(Reason.BAD_TOOLS, field, problem, "flatten it, or remove the line")
-    written = write(value)
-    if _NUL.search(written if type(written) is str else written["content"]):
+    if "\\u0000" in text and _NUL.search(text):
         raise BadRow(Reason.NUL, field, "a text holds the NUL character", "remove \\u0000 from the line")
     return written
 

@@ -65,6 +65,7 @@ The letters of an example's messages are its *shape*: "sua" is a system message,
 "ua|a" is a question, a better and a worse answer; "ua|" is an answer labelled as desirable, "u|a" as undesirable;
 "duAra" is a question that is answered with the help of a function. The first "a" or "A" or "|" ends the prompt.
 """
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _CODE_OF_ROLE = {role: code for code, role in ROLE_OF_CODE.items()}
 _PACKED = {CALLS: "assistant", RESULT: "tool"}
 _FIELDS: dict[str, dict[str, type]] = {
@@ -87,7 +88,7 @@ def codes_of(stored: Iterable[Message]) -> str:
 
 def to_json(value: Any) -> str:
     """Compact JSON that keeps the order of keys: the model learns to write them in that order."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 def pack(message: Message) -> Message:
