@@ -25,6 +25,7 @@ class ATrainer:
     tiers: frozenset[HardwareTier] = frozenset({HardwareTier.CPU, HardwareTier.SMALL_GPU})
     default_tier: HardwareTier = HardwareTier.CPU
     methods: frozenset[Method] = field(default=frozenset({Method.SFT}))
+    max_processes: int = 2
 
 
 def check(workspace: Workspace, *overrides: str, locked: ProfileLock | None = None) -> CheckedProfile:
@@ -77,6 +78,7 @@ def test_target_modules_that_exist_pass(workspace: Workspace, modules: str) -> N
             "hardware.tier=datacenter-gpu",
             "hardware.tier: trainer native does not accept datacenter-gpu; it accepts: cpu, small-gpu",
         ),
+        ("hardware.processes=3", "hardware.processes: trainer native trains with at most 2, not 3"),
         ("recipe.method=kto", "recipe.method: trainer native cannot do kto; it can do: sft"),
         ("recipe.max_length=513", "recipe.max_length: 513 is more than the context of 512; lower it"),
         ("base.context=256", "recipe.max_length: 512 is more than the context of 256; lower it"),

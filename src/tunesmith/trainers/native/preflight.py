@@ -97,8 +97,9 @@ def check_before_loading(program: Program, num_examples: int, lengths: Sequence[
     check_room(program.dir, needed)
 
 
-def check_base(program: Program, run: RunSpec, base: Any, chat: ChatFormat, examples: Sequence[Tokenized]) -> Preflight:
+def check_base(program: Program, base: Any, chat: ChatFormat, examples: Sequence[Tokenized]) -> Preflight:
     """Ask the bare base, before an adapter is on it; raises what cannot be trained, with what to do."""
+    run = program.train_spec.run
     found = examine(run, base, chat, examples, lambda done, total: program.progress(done, total, "preflight"))
     even = math.log(base.get_output_embeddings().weight.shape[0])
     if found.base_loss > even + 0.5:
