@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunesmith.domain.spec import RunSpec
+from tunesmith.domain.program import Artifact
+from tunesmith.domain.spec import AdapterRef, RunSpec
 from tunesmith.domain.task import ErrorClass
 from tunesmith.files import verify_folder
 from tunesmith.modeling.base_files import base_digest
+from tunesmith.programs.artifact import adapter_problems
 from tunesmith.programs.host import ProgramFailure
 
 
@@ -28,8 +30,16 @@ def read_inputs(run: RunSpec) -> Inputs:
         raise ProgramFailure(
             ErrorClass.MISMATCH, f"the base model in {run.base.path} changed since the run was submitted"
         )
-    start = verify_folder(Path(run.start.path), run.start.digest).digest if run.start else None
+    start = _checked(run.start) if run.start else None
     fingerprint = verify_folder(Path(run.dataset.path)).meta.get("fingerprint")
     if fingerprint != run.dataset.fingerprint:
         raise ProgramFailure(ErrorClass.DATA, f"dataset {run.dataset.id} is not what its fingerprint says")
     return Inputs(base, start, str(fingerprint))
+
+
+def _checked(start: AdapterRef) -> str:
+    """An adapter that a training starts from is looked at as strictly as one that is registered; its digest."""
+    folder = Path(start.path)
+    for error_class, message in adapter_problems(folder.parent, Artifact(path=folder.name, digest=start.digest), None):
+        raise ProgramFailure(error_class, f"adapter {start.id} that the run starts from: {message}")
+    return start.digest

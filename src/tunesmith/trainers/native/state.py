@@ -20,7 +20,7 @@ from tunesmith.domain.spec import ResumeSource, RunSpec
 from tunesmith.domain.task import ErrorClass
 from tunesmith.errors import DataError
 from tunesmith.files import MANIFEST, canonical_json, verify_folder
-from tunesmith.modeling.adapters import WEIGHTS, put_weights
+from tunesmith.modeling.adapters import WEIGHTS, put_weights, read_config
 from tunesmith.programs.failure import ProgramFailure
 from tunesmith.programs.fingerprint import library_versions
 from tunesmith.programs.weights import read_header, weights_problem
@@ -114,11 +114,7 @@ def read_state(source: ResumeSource, run: RunSpec, world_size: int = 1) -> Saved
 
 
 def restore(folder: Path, state: SavedState, adapted: Any, optimizer: Any, rank: int = 0) -> None:
-    """Weights, optimizer and random numbers as they were; each is looked at before it is used, and after."""
-    for part in (ADAPTER, BEST):
-        problem = weights_problem(folder / part / WEIGHTS) if (folder / part).exists() else None
-        if problem is not None:
-            raise ProgramFailure(problem.error_class, f"checkpoint {folder.name}: {part}/{problem.message}")
+    """Weights, optimizer and random numbers as they were in a checkpoint that `read_state` found good."""
     put_weights(adapted, folder / ADAPTER)
     try:
         tensors = load_file(folder / TENSORS)
@@ -178,6 +174,11 @@ def _check_files(folder: Path, digest: str) -> None:
             )
         if name.endswith(".safetensors"):
             read_header(folder / name)
+    for part in (ADAPTER, BEST) if (folder / BEST).exists() else (ADAPTER,):
+        read_config(folder / part)
+        problem = weights_problem(folder / part / WEIGHTS)
+        if problem is not None:
+            raise ProgramFailure(problem.error_class, f"checkpoint {folder.name}: {part}/{problem.message}")
 
 
 def _check_memory(tensors: dict[str, Any], step: int) -> None:
