@@ -6,6 +6,7 @@ Most run inside the test's process on a model of ten thousand random weights; th
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import threading
 import time
@@ -44,6 +45,7 @@ from tunesmith.domain.spec import BaseModelRef, DatasetRef, TrainSpec
 from tunesmith.domain.task import AttemptState, ErrorClass
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.files import verify_folder
+from tunesmith.modeling.loading import load_base, load_tokenizer
 from tunesmith.programs.host import Program, ProgramFailure
 from tunesmith.programs.judge import judge_train
 from tunesmith.programs.launch import RunningProgram, launch
@@ -313,20 +315,36 @@ def test_what_the_trainer_cannot_do_is_refused_by_field(base: BaseModelRef, data
             r"budgets\.tokens": {"budgets": Budgets(tokens=10)},
         }.items()
     ):
-        with pytest.raises((ConfigError, ProgramFailure), match=field):
+        with pytest.raises((ConfigError, DataError, ProgramFailure), match=field):
             train_here(a_train_spec(base, data, **change), tmp_path / str(number))
 
 
 # ---- broken numbers -------------------------------------------------------------------------------------------------
 
 
-def test_nan_ends_the_training_and_names_step_and_examples(data: DatasetRef, tmp_path: Path) -> None:
+def test_nan_in_the_base_is_found_before_the_first_step(data: DatasetRef, tmp_path: Path) -> None:
     broken = a_base_ref(a_micro_base(tmp_path / "base", nan_in="model.layers.1.mlp.down_proj.weight"))
-    spec = a_train_spec(broken, data)
-    with pytest.raises(ProgramFailure, match=r"loss is nan at step 1; examples: [0-9a-f]{64}") as failure:
-        train_here(spec, tmp_path / "out")
+    with pytest.raises(ProgramFailure, match=r"loss on example [0-9a-f]{64} is not a finite number") as failure:
+        train_here(a_train_spec(broken, data), tmp_path / "out")
     assert failure.value.error_class is ErrorClass.NONFINITE
-    assert list(losses_of(tmp_path / "out")) == [1]
+    assert losses_of(tmp_path / "out") == {}
+
+
+def test_nan_ends_the_training_and_names_step_and_examples(tmp_path: Path) -> None:
+    """One symbol is broken in the base, and only one example of many holds it: no sample taken before finds it."""
+    import torch
+
+    folder = a_micro_base(tmp_path / "base", tied=False)
+    model = load_base(folder, torch.device("cpu"))
+    model.model.embed_tokens.weight.data[load_tokenizer(folder)("Z", add_special_tokens=False).input_ids[0]] = math.nan
+    model.save_pretrained(folder)
+    rows = rows_of([*((f"say {number}", "yes") for number in range(300)), ("say Z", "no")])
+    data = a_dataset(tmp_path / "data", rows, heldout_share=0.01, validation_share=0.0)
+    [bad] = [one.id for one in read_split(tmp_path / "data", "train") if "Z" in one.prompt[0]["content"]]
+    with pytest.raises(ProgramFailure, match=rf"loss is nan at step \d+; examples: {bad};") as failure:
+        train_here(a_train_spec(a_base_ref(folder), data, recipe=a_recipe(epochs=1, seed=5)), tmp_path / "out")
+    assert failure.value.error_class is ErrorClass.NONFINITE
+    assert not math.isfinite(list(losses_of(tmp_path / "out").values())[-1])
     assert not (tmp_path / "out" / "artifact").exists()
 
 

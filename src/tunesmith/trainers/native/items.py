@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tunesmith.domain.dataset import Example
 from tunesmith.domain.profile import Method
 from tunesmith.domain.spec import RunSpec
+from tunesmith.errors import DataError
 from tunesmith.modeling.chat import ChatFormat
 from tunesmith.modeling.packs import Item, siblings, single
 
@@ -44,9 +45,12 @@ def make_items(
 def item_of(run: RunSpec, chat: ChatFormat, example: Example) -> Item:
     """What the run's method computes for one example."""
     good = [chat.tokenize(example.id, example.prompt + example.chosen)] if example.chosen else []
+    bad = [chat.tokenize(example.id, example.prompt + example.rejected)] if example.rejected else []
+    needed = {Method.SFT: good, Method.KTO: good + bad}.get(run.method, good and bad)
+    if not needed:
+        raise DataError(f"recipe.method: {run.method} cannot use example {example.id}; choose a method for this data")
     if run.method is Method.SFT:
         return single(good[0])
-    bad = [chat.tokenize(example.id, example.prompt + example.rejected)] if example.rejected else []
     counts_context = run.method is Method.ORPO and run.recipe.orpo_nll == "conversation"
     are_good = [True] * len(good) + [False] * len(bad)
     return siblings(example.id, good + bad, are_good, counts_context=counts_context)
