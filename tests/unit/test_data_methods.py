@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from builders import PROFILE, a_workspace, cli
+from builders import PROFILE, a_workspace, cli, submit, work_here
 from data_builders import a_chat, a_label, a_pair, a_tool_chat, encoded
 from tunesmith.client import Client
 from tunesmith.errors import ConfigError
@@ -79,3 +80,21 @@ def test_show_tells_how_many_answers_are_undesirable(client: Client) -> None:
     (line,) = [line for line in shown.out.splitlines() if line.startswith("undesirable")]
     assert [f"{num} " in line for num in report.num_undesirable.values()] == [True] * 3
     assert cli("dataset", "verify", dataset.id, cwd=client.workspace.root).code == 0
+
+
+@pytest.mark.parametrize("kind", ["labelled", "tools"])
+def test_run_is_judged_on_whole_desirable_conversations(kind: str, tmp_path: Path) -> None:
+    a_row = {**ROWS, "tools": a_tool_chat}[kind]
+    with a_workspace(tmp_path) as client:
+        source = client.workspace.root / "rows.jsonl"
+        source.write_bytes(encoded(*map(a_row, range(80))))
+        submit(client, data=source)
+        work_here(client)
+        (written,) = client.workspace.root.rglob("cases.jsonl")
+        cases = [json.loads(line)["messages"] for line in written.read_text().splitlines()]
+    assert len(cases) >= 10
+    if kind == "labelled":
+        assert all(case[-1]["role"] == "assistant" and case[-1]["content"] != "I do not know." for case in cases)
+    else:
+        assert all([message["role"] for message in case][:2] == ["tools", "user"] for case in cases)
+        assert all(case[2]["tool_calls"] and case[3]["tool_call_id"] for case in cases)
