@@ -483,6 +483,34 @@ def test_training_out_of_memory_is_planned_anew_and_steps_over_a_damaged_checkpo
     assert fleet.steps(run_id, last) == list(range(newest.step - 1, 25))
 
 
+def test_checkpoints_of_earlier_attempts_are_thinned_out_but_never_the_good_one(make_fleet: MakeFleet) -> None:
+    """A run interrupted again and again: what may still be needed stays, and a damaged newest costs one step back."""
+    often = {"checkpoints": {"every_steps": 2, "keep": 2}, "validation": {"every_steps": 1000}}
+    fleet = make_fleet(options={"steps": 100_000, "step_s": 0.01}, profile=often)
+    run_id = fleet.submit()
+    seen = 0
+    for number in range(3):
+        worker = fleet.start()
+        attempt = fleet.wait_for_step(run_id, seen + 12, attempt=number)
+        worker.terminate()
+        assert worker.wait(20) == 0
+        seen = max(fleet.steps(run_id, attempt))
+        newest = last_good(fleet.folder(run_id, attempt))
+        assert newest is not None
+        if number == 1:
+            (Path(newest.path) / "state.json").unlink()
+    first, second, third = fleet.attempts(run_id)
+    damaged = max(fleet.steps(run_id, second))
+    resumed_from = fleet.spec(run_id, third)["resume"]
+    assert resumed_from["step"] < damaged
+    verify_folder(Path(resumed_from["path"]), resumed_from["digest"])
+    left = [path for one in (first, second) for path in (fleet.folder(run_id, one) / "checkpoints").iterdir()]
+    names = sorted(int(path.name.removeprefix("step-")) for path in left)
+    assert names[-1] == damaged
+    assert names[-2] == resumed_from["step"]
+    assert len(names) == 4  # and two more to step back to
+
+
 def limit_memory(fleet: Fleet, attempt_id: str) -> None:
     """A fifth of what a step takes and gives back is all that the trainer still gets."""
     pids = [pid for pid, mark in programs_below(fleet.client.workspace.runs_dir) if mark == attempt_id]

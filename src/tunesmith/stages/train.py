@@ -12,7 +12,7 @@ from tunesmith.domain.request import RequestKind
 from tunesmith.domain.spec import ResumeSource, RunSpec, TrainSpec
 from tunesmith.domain.task import AttemptState, ErrorClass
 from tunesmith.errors import DataError
-from tunesmith.files import publish_folder, verify_folder
+from tunesmith.files import MANIFEST, publish_folder, verify_folder
 from tunesmith.programs.judge import Judgement, judge_train
 from tunesmith.programs.process_identity import ProcessIdentity, kill_stray
 from tunesmith.programs.protocol import CHECKPOINTS
@@ -21,6 +21,7 @@ from tunesmith.stages.supervise import ProgramEnd, Supervisor
 from tunesmith.store import checkpoints, queue, runs
 from tunesmith.store.tasks import Attempt
 from tunesmith.trainers.command import argv_of, changed_since_sealed, environment_of
+from tunesmith.trainers.native.cadence import to_remove
 from tunesmith.trainers.registry import find_trainer
 
 
@@ -37,10 +38,13 @@ def train(context: StageContext) -> StageEnd:
     changed = changed_since_sealed(trainer, options, root)
     if changed is not None:
         return StageEnd.failed(ErrorClass.MISMATCH, f"{changed}; submit it again: tunesmith run retry {run.id}")
+    resume = None if run.spec.dry_run else _newest_good_checkpoint(context)
+    if resume is not None:
+        _thin_out(context, resume, run.spec.checkpoints.keep)
     spec = TrainSpec(
         attempt=context.attempt_ref,
         run=run.spec,
-        resume=None if run.spec.dry_run else _newest_good_checkpoint(context),
+        resume=resume,
         micro_batch_divisor=2**context.claim.task.counts.num_shrinks,
         spent_wall_s=sum(float((attempt.result or {}).get("train_s", 0.0)) for attempt in earlier),
     )
@@ -148,12 +152,26 @@ def _newest_good_checkpoint(context: StageContext) -> ResumeSource | None:
         known = checkpoints.of_run(tx, context.run_id)
     for checkpoint in known:
         folder = context.workspace.data_dir / checkpoint.path
-        try:
-            verify_folder(folder, checkpoint.digest)
-        except (DataError, OSError):
+        if not _is_whole(folder, checkpoint.digest):
             continue
         return ResumeSource(path=str(folder), digest=checkpoint.digest, step=checkpoint.step)
     return None
+
+
+def _thin_out(context: StageContext, resume: ResumeSource, keep: int) -> None:
+    """Remove what earlier attempts left beyond what may still be needed: the one that was just found good, `keep` more
+    to step back to, and the furthest best. Where none was found good, nothing is ever removed."""
+    with context.database.read() as tx:
+        known = checkpoints.of_run(tx, context.run_id)
+    folders = {context.workspace.data_dir / one.path: one for one in reversed(known)}  # the furthest last
+    present = [(folder, one) for folder, one in folders.items() if folder.exists()]
+    last = next(place for place, (folder, _) in enumerate(present) if str(folder) == resume.path)
+    best = max((place for place, (_, one) in enumerate(present) if "best" in one.kinds), default=None)
+    context.pulse.check()
+    for place in to_remove(range(last + 1), best, last, keep):  # what is further than the good one is damaged: evidence
+        folder = present[place][0]
+        (folder / MANIFEST).unlink(missing_ok=True)  # half removed, it is no longer a published one
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _dataset_problem(spec: RunSpec) -> str | None:

@@ -18,8 +18,8 @@ from tunesmith.programs.host import Program, ProgramFailure
 from tunesmith.programs.protocol import ARTIFACT, CHECKPOINTS
 from tunesmith.trainers.native.cadence import to_remove
 from tunesmith.trainers.native.optimizer import optimizer_tensors
-from tunesmith.trainers.native.snapshot import Snapshot, take_snapshot
 from tunesmith.trainers.native.state import ADAPTER, BEST, SavedState
+from tunesmith.trainers.native.state_copy import StateCopy, copy_state
 
 _TEMPLATE = "chat_template.jinja"
 
@@ -57,8 +57,8 @@ class CheckpointShelf:
                 f"was written; the last good one is {self._last_name()}; lower recipe.lr or recipe.clip",
             )
         memory = {**optimizer_tensors(adapted, optimizer), **random_tensors}
-        snapshot = take_snapshot(state, adapted, memory, Path(self._run.base.path).name)
-        self._pending = self._writer.submit(self._write, snapshot, tuple(kinds))
+        copy = copy_state(state, adapted, memory, Path(self._run.base.path).name)
+        self._pending = self._writer.submit(self._write, copy, tuple(kinds))
 
     def settle(self) -> None:
         """Wait until nothing is being written; raises what the writer ran into."""
@@ -104,14 +104,14 @@ class CheckpointShelf:
         finally:
             shutil.rmtree(staged, ignore_errors=True)
 
-    def _write(self, snapshot: Snapshot, kinds: Sequence[str]) -> None:
+    def _write(self, copy: StateCopy, kinds: Sequence[str]) -> None:
         """In the writer's thread: publish, announce, and only then drop what is no longer kept."""
-        began_at, step = boot_seconds(), snapshot.state.standing.step
+        began_at, step = boot_seconds(), copy.state.standing.step
         staged = self._program.dir / f".staged-step-{step}"
         _remove(staged)
         try:
             staged.mkdir(parents=True)
-            snapshot.write(staged)
+            copy.write(staged)
             if "best" not in kinds and self.best_adapter is not None:
                 shutil.copytree(self.best_adapter, staged / BEST)
             for part in staged.iterdir():

@@ -17,8 +17,8 @@ from tunesmith.trainers.native.assemble import Assembly
 from tunesmith.trainers.native.cadence import Moment, is_due
 from tunesmith.trainers.native.checkpoints import CheckpointShelf
 from tunesmith.trainers.native.optimizer import learning_rate
-from tunesmith.trainers.native.snapshot import adapter_tensors
 from tunesmith.trainers.native.state import Standing, check_restored, state_of
+from tunesmith.trainers.native.state_copy import adapter_tensors
 from tunesmith.trainers.native.step import MadeStep
 from tunesmith.trainers.native.team import Call
 from tunesmith.trainers.native.validation import LOSS, is_better

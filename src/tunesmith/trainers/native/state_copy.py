@@ -16,7 +16,7 @@ from tunesmith.trainers.native.state import ADAPTER, STATE, TENSORS, SavedState
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class StateCopy:
     """Nothing in it is shared with the model or the optimizer, whose next step changes them in place."""
 
     state: SavedState
@@ -33,9 +33,9 @@ class Snapshot:
         write_tensors(folder / TENSORS, self.tensors)
 
 
-def take_snapshot(state: SavedState, adapted: Any, memory: dict[str, Any], base_name: str) -> Snapshot:
+def copy_state(state: SavedState, adapted: Any, memory: dict[str, Any], base_name: str) -> StateCopy:
     """The one part of a save that training waits for."""
-    return Snapshot(
+    return StateCopy(
         state=state,
         adapter=adapter_tensors(adapted),
         adapter_config=_config_text(adapted, base_name),
