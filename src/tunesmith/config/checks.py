@@ -124,7 +124,7 @@ def _check_trainer(profile: Profile, trainer: TrainerFacts, found: _Findings) ->
             f"not {profile.hardware.processes}"
         )
     method = profile.recipe.method
-    candidates = {Method.SFT, Method.ORPO} if method is Method.AUTO else {method}
+    candidates = {Method.SFT, Method.ORPO, Method.KTO} if method is Method.AUTO else {method}
     if not candidates & trainer.methods:
         accepted = ", ".join(member for member in Method if member in trainer.methods)
         found.add(f"recipe.method: trainer {trainer.name} cannot do {method}; it can do: {accepted}")

@@ -41,6 +41,8 @@ class Item:
     branches: tuple[Branch, ...]
     counts_context: bool = False
     """Whether the tokens of the first conversation that are not trained are measured too, apart from the others."""
+    num_rewritten: int = 0
+    """Earlier answers that the template writes in another way than the model would have to, so that none learns them."""
 
     def __len__(self) -> int:
         """Tokens that go through the model when packed."""
@@ -63,7 +65,7 @@ class Item:
 
 def single(tokens: Tokenized) -> Item:
     """One conversation."""
-    return Item(tokens.id, (), (Branch(tokens.ids, tokens.trained),))
+    return Item(tokens.id, (), (Branch(tokens.ids, tokens.trained),), num_rewritten=tokens.num_rewritten)
 
 
 def siblings(
@@ -79,7 +81,7 @@ def siblings(
         Branch(tokens.ids[shared:], tokens.trained[shared:], is_good)
         for tokens, is_good in zip(conversations, are_good, strict=True)
     )
-    return Item(item_id, first[:shared], branches, counts_context)
+    return Item(item_id, first[:shared], branches, counts_context, conversations[0].num_rewritten)
 
 
 def to_learn(item: Item) -> Tokenized | None:

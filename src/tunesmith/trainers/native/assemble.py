@@ -99,6 +99,13 @@ def read_data(run: RunSpec, chat: ChatFormat, voice: Voice) -> Data:
             f"e.g. {training.dropped[0]}",
             "warning",
         )
+    num_rewritten = sum(item.num_rewritten for item in training.items)
+    if num_rewritten:
+        voice.log(
+            f"{num_rewritten} earlier answers are context only: the base's chat template writes them in another way once "
+            "others follow; see docs/data.md",
+            "warning",
+        )
     candidates = read_split(folder, Split.VALIDATION)
     chosen = [candidates[place] for place in chosen_cases(len(candidates), run.validation.max_cases, run.recipe.seed)]
     cases = make_items(run, chat, chosen, told)
