@@ -67,7 +67,11 @@ def _fast_model(run: RunSpec, look: Look) -> Any:
         use_safetensors=True,
         trust_remote_code=False,
     )
-    look(model)
+    if look(model):
+        raise ConfigError(
+            "recipe.train_embeddings: this data needs trained embeddings, which trainer unsloth does not do here; "
+            "use trainer trl, or set it to false"
+        )
     return FastLanguageModel.get_peft_model(
         model,
         r=recipe.lora_rank,
