@@ -42,7 +42,7 @@ class Item:
     counts_context: bool = False
     """Whether the tokens of the first conversation that are not trained are measured too, apart from the others."""
     num_rewritten: int = 0
-    """Earlier answers that the template writes in another way than the model would have to, so that none learns them."""
+    """Earlier answers that the template writes in another way than the model would have to: nobody learns them."""
 
     def __len__(self) -> int:
         """Tokens that go through the model when packed."""

@@ -28,6 +28,7 @@ from tunesmith.trainers.native.optimizer import new_optimizer
 from tunesmith.trainers.native.order import Order
 from tunesmith.trainers.native.preflight import Preflight, check_base, choose_embeddings, examine
 from tunesmith.trainers.native.random_state import seed_everything
+from tunesmith.trainers.native.state import ADAPTER
 from tunesmith.trainers.native.step import StepMaker
 from tunesmith.trainers.native.team import Team
 from tunesmith.trainers.native.validation import Validator, chosen_cases
@@ -77,7 +78,8 @@ class Assembly:
     """None without a validation split: then the last step is the best."""
     steps: StepMaker
     team: Team
-    preflight: Preflight
+    preflight: Preflight | None
+    """None for a training that goes on."""
 
 
 def read_data(run: RunSpec, chat: ChatFormat, voice: Voice) -> Data:
@@ -102,8 +104,8 @@ def read_data(run: RunSpec, chat: ChatFormat, voice: Voice) -> Data:
     num_rewritten = sum(item.num_rewritten for item in training.items)
     if num_rewritten:
         voice.log(
-            f"{num_rewritten} earlier answers are context only: the base's chat template writes them in another way once "
-            "others follow; see docs/data.md",
+            f"{num_rewritten} earlier answers are context only: the base's chat template writes them in another way "
+            "once others follow; see docs/data.md",
             "warning",
         )
     candidates = read_split(folder, Split.VALIDATION)
@@ -115,7 +117,10 @@ def read_data(run: RunSpec, chat: ChatFormat, voice: Voice) -> Data:
 
 
 def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: Voice) -> Assembly:
-    """As at the very beginning of the training, before its first step; whoever resumes restores on top of it."""
+    """As at the very beginning of the training, before its first step; whoever resumes restores on top of it.
+
+    The checkpoint to resume from has been verified by then (`read_state`).
+    """
     run = spec.run
     seed_everything(run.recipe.seed)
     base = load_base(Path(run.base.path), pick_device())
@@ -124,7 +129,11 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
         pad_id=chat.pad_id,
         is_packing=run.recipe.packing and _can_pack(base, voice),
     )
-    found, train_embeddings = look_at(run, base, chat, data, voice)
+    found = None
+    if spec.resume is None:
+        found, train_embeddings = look_at(run, base, chat, data, voice)
+    else:  # decided when the training began; the checkpoint's bytes were verified by whoever resumes
+        train_embeddings = bool(read_config(Path(spec.resume.path) / ADAPTER).get("modules_to_save"))
     adapted = adapted_base(run, base, train_embeddings=train_embeddings)
     objective = _objective(run, adapted, data, packer, team, voice)
     if team.rank > 0:

@@ -41,7 +41,7 @@ class CheckpointShelf:
         self._superseded: list[Path] = []
         self._best_step: int | None = None
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._pending: Future[None] | None = None
+        self._pending: Future[float] | None = None
         self._write_s = 0.0
 
     def save(
@@ -64,7 +64,7 @@ class CheckpointShelf:
         """Wait until nothing is being written; raises what the writer ran into."""
         pending, self._pending = self._pending, None
         if pending is not None:
-            pending.result()
+            self._write_s += pending.result()
 
     def look(self) -> None:
         """Between two steps: raises what the writer ran into, and waits for nothing."""
@@ -104,8 +104,8 @@ class CheckpointShelf:
         finally:
             shutil.rmtree(staged, ignore_errors=True)
 
-    def _write(self, copy: StateCopy, kinds: Sequence[str]) -> None:
-        """In the writer's thread: publish, announce, and only then drop what is no longer kept."""
+    def _write(self, copy: StateCopy, kinds: Sequence[str]) -> float:
+        """In the writer's thread: publish, announce, and only then drop what is no longer kept; how long it took."""
         began_at, step = boot_seconds(), copy.state.standing.step
         staged = self._program.dir / f".staged-step-{step}"
         _remove(staged)
@@ -129,7 +129,7 @@ class CheckpointShelf:
         self._thin_out(step)
         if superseded is not None:
             self._superseded.append(superseded)
-        self._write_s += boot_seconds() - began_at
+        return boot_seconds() - began_at
 
     def _free_name(self, step: int) -> Path:
         """A step saved twice, e.g. because it turned out to be the best, never takes the place of the first one:

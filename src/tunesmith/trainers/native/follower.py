@@ -25,10 +25,10 @@ def follow(spec: TrainSpec, team: Team) -> None:
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
     chat = ChatFormat(load_tokenizer(Path(spec.run.base.path)))
     voice = silent_voice(spec.run)
+    saved = read_state(spec.resume, spec.run, team.size) if spec.resume else None
     work = assemble(spec, chat, read_data(spec.run, chat, voice), team, voice)
     step = 0
-    if spec.resume is not None:
-        saved = read_state(spec.resume, spec.run, team.size)
+    if spec.resume is not None and saved is not None:
         restore(Path(spec.resume.path), saved, work.adapted, work.optimizer, team.rank)
         step = saved.standing.step
     while (call := team.heard()) is not Call.END:

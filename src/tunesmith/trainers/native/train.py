@@ -20,7 +20,7 @@ from tunesmith.trainers.inputs import Inputs, read_inputs
 from tunesmith.trainers.native.assemble import Assembly, Data, Interrupted, assemble, leading_voice, read_data
 from tunesmith.trainers.native.loop import Ending, Loop
 from tunesmith.trainers.native.preflight import check_before_loading
-from tunesmith.trainers.native.state import ADAPTER, BEST, Standing, read_state, restore
+from tunesmith.trainers.native.state import ADAPTER, BEST, SavedState, Standing, read_state, restore
 from tunesmith.trainers.native.team import led_team
 from tunesmith.trainers.native.validation import LOSS, check_metric
 
@@ -38,9 +38,11 @@ def train(program: Program) -> Result:
     voice = leading_voice(program)
     data = read_data(run, chat, voice)
     check_before_loading(program, len(data.items), [item.longest for item in data.items])
-    with led_team(program.train_spec, program.dir) as team:
+    spec = program.train_spec
+    saved = read_state(spec.resume, run, run.num_processes) if spec.resume else None
+    with led_team(spec, program.dir) as team:
         try:
-            loop = _prepare(program, assemble(program.train_spec, chat, data, team, voice))
+            loop = _prepare(program, assemble(spec, chat, data, team, voice), saved)
         except Interrupted:
             return program.result(ResultStatus.INTERRUPTED, detail={"reason": Ending.TERMINATED.value})
         ending = loop.run()
@@ -64,12 +66,11 @@ def _read_inputs(run: RunSpec) -> Inputs:
     return replace(inputs, dataset_fingerprint=found)
 
 
-def _prepare(program: Program, work: Assembly) -> Loop:
+def _prepare(program: Program, work: Assembly, saved: SavedState | None) -> Loop:
     """The loop at its beginning, or where the checkpoint stands."""
     spec = program.train_spec
-    if spec.resume is None:
+    if spec.resume is None or saved is None:
         return Loop(program, work, Standing(), None)
-    saved = read_state(spec.resume, spec.run, work.team.size)
     folder, standing = Path(spec.resume.path), saved.standing
     here = work.order.batch(max(0, standing.step - 1))
     if standing.step > work.order.num_steps or (here.epoch, here.position + 1) != (saved.epoch, saved.position):
@@ -98,7 +99,7 @@ def _result(program: Program, loop: Loop, ending: Ending, inputs: Inputs, data: 
         "detail": {
             "num_tokens": standing.num_tokens,
             "num_seen": standing.num_seen,
-            "preflight": loop.preflight.as_json(),
+            "preflight": loop.preflight.as_json() if loop.preflight else None,
         },
     }
     match ending:
