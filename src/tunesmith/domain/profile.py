@@ -282,7 +282,7 @@ class Target(Section):
 
 class Trainer(Section):
     kind: str = "native"
-    """Which trainer: native, dry-run, sim."""
+    """Which trainer: native, trl, unsloth, command, dry-run, sim."""
     options: dict[str, Any] = Field(default_factory=dict)
     """What this trainer needs beyond the recipe."""
 
