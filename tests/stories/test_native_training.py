@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from native_builders import (
     a_base_ref,
@@ -44,11 +45,14 @@ from tunesmith.domain.request import RequestKind
 from tunesmith.domain.spec import BaseModelRef, DatasetRef, TrainSpec
 from tunesmith.domain.task import AttemptState, ErrorClass
 from tunesmith.errors import ConfigError, DataError
-from tunesmith.files import verify_folder
-from tunesmith.modeling.loading import load_base, load_tokenizer
+from tunesmith.files import publish_folder, read_manifest, verify_folder
+from tunesmith.modeling.adapters import new_adapter, save_adapter
+from tunesmith.modeling.loading import load_base, load_tokenizer, pick_device
 from tunesmith.programs.host import Program, ProgramFailure
 from tunesmith.programs.judge import judge_train
 from tunesmith.programs.launch import RunningProgram, launch
+from tunesmith.trainers.native.state import Standing, check_restored, state_of
+from tunesmith.trainers.native.state_copy import copy_state
 from tunesmith.trainers.native.train import train
 from tunesmith.trainers.registry import find_trainer
 
@@ -199,6 +203,116 @@ def test_checkpoints_hold_no_pickle(straight: tuple[TrainSpec, Path]) -> None:
     _, folder = straight
     suffixes = {path.suffix for path in folder.rglob("*") if path.is_file()}
     assert suffixes == {".json", ".jsonl", ".safetensors", ".jinja"}
+
+
+# ---- when and what is saved -----------------------------------------------------------------------------------------
+
+
+def saves_of(folder: Path) -> dict[int, tuple[str, ...]]:
+    return {event.step: event.kinds for event in events_of(folder) if isinstance(event, CheckpointEvent)}
+
+
+def test_checkpoints_by_epochs_are_written_at_their_ends(base: BaseModelRef, data: DatasetRef, tmp_path: Path) -> None:
+    rhythm = Checkpoints(every_steps=None, every_epochs=2, keep=100)
+    recipe = a_recipe(epochs=5)
+    quiet = Validation(every_steps=10_000, max_cases=2)
+    spec = a_train_spec(base, data, recipe=recipe, checkpoints=rhythm, validation=quiet)
+    result = train_here(spec, tmp_path / "out")
+    per_epoch = result.num_steps // 5
+    assert per_epoch > 1
+    assert list(saves_of(tmp_path / "out")) == [2 * per_epoch, 4 * per_epoch, result.num_steps]
+
+
+def test_checkpoints_by_the_clock_change_nothing_that_is_learnt(
+    straight: tuple[TrainSpec, Path], tmp_path: Path
+) -> None:
+    """Resume from one of them, too: a clock decides when to save, never what."""
+    spec, folder = straight
+    rhythm = Checkpoints(every_steps=None, every_minutes=0.0001, keep=1000)
+    clocked = again(spec, run=spec.run.model_copy(update={"checkpoints": rhythm}))
+    train_here(clocked, tmp_path / "out")
+    assert losses_of(tmp_path / "out") == losses_of(folder)
+    assert weights_of(tmp_path / "out") == weights_of(folder)
+    numbered = [step for step, kinds in saves_of(tmp_path / "out").items() if "step" in kinds]
+    assert len(numbered) > 3
+    train_here(again(clocked, resume=resume_from(tmp_path / "out", numbered[1])), tmp_path / "second")
+    assert weights_of(tmp_path / "second") == weights_of(folder)
+
+
+def test_state_names_everything_that_a_resume_needs(straight: tuple[TrainSpec, Path]) -> None:
+    _, folder = straight
+    source = Path(resume_from(folder, 5).path)
+    state = json.loads((source / "state.json").read_bytes())
+    standing = state["standing"]
+    assert (standing["step"], state["accumulation"], state["scaler"]) == (5, 0, None)
+    assert standing["last_loss"] == losses_of(folder)[5]
+    assert standing["last_lr"] > 0
+    assert min(standing["num_tokens"], standing["num_trained_tokens"], standing["num_seen"], standing["train_s"]) > 0
+    assert (standing["best_step"], standing["validated_step"]) == (4, 4)
+    assert {"epoch", "position", "libraries"} <= state.keys()
+    assert set(state["random"]["rank-0"]) == {"python", "numpy"}
+    assert state["identity"]["world_size"] == 1
+    names = load_file(source / "state.safetensors").keys()
+    assert {name.partition("/")[0] for name in names} == {"step", "exp_avg", "exp_avg_sq", "rank-0"}
+
+
+def test_adapter_in_a_checkpoint_has_the_bytes_that_save_adapter_writes(
+    base: BaseModelRef, data: DatasetRef, tmp_path: Path
+) -> None:
+    model = load_base(Path(base.path), pick_device())
+    adapted = new_adapter(model, a_recipe(train_embeddings=True))
+    save_adapter(adapted, tmp_path / "one", "base")
+    state = state_of(a_train_spec(base, data).run, Standing(), 0, 0, {})
+    (tmp_path / "two").mkdir()
+    copy_state(state, adapted, {}, "base").write(tmp_path / "two")
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (tmp_path / "two" / "adapter" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+
+
+def test_weights_in_memory_that_are_not_the_checkpoints_are_noticed(straight: tuple[TrainSpec, Path]) -> None:
+    """A fresh adapter wrapped over the loaded one would train from zero, in silence."""
+    folder = Path(resume_from(straight[1], 3).path)
+    weights = load_file(folder / "adapter" / "adapter_model.safetensors")
+    check_restored(folder, weights)
+    name = sorted(weights)[0]
+    for odd in ({name: -weights[name]}, {name: weights[name].double()}, {f"more.{name}": weights[name]}):
+        with pytest.raises(ProgramFailure, match=name) as failure:
+            check_restored(folder, weights | odd)
+        assert failure.value.error_class is ErrorClass.BUG
+
+
+def test_loss_that_jumps_after_a_resume_is_told(straight: tuple[TrainSpec, Path], tmp_path: Path) -> None:
+    spec, folder = straight
+    source = resume_from(folder, 3)
+    copy = tmp_path / "step-3"
+    shutil.copytree(source.path, copy)
+    state = json.loads((copy / "state.json").read_bytes())
+    state["standing"]["last_loss"] = 0.01
+    (copy / "state.json").write_text(json.dumps(state))
+    meta = read_manifest(copy).meta
+    (copy / "manifest.json").unlink()
+    digest = publish_folder(copy, tmp_path / "checkpoints" / "step-3", meta).digest
+    changed = source.model_copy(update={"path": str(tmp_path / "checkpoints" / "step-3"), "digest": digest})
+    train_here(again(spec, resume=changed), tmp_path / "out")
+    assert [log.message for log in logs_of(tmp_path / "out") if "the loss jumped from 0.01" in log.message]
+    train_here(again(spec, resume=source), tmp_path / "other")
+    assert not [log for log in logs_of(tmp_path / "other") if "jumped" in log.message]
+
+
+def test_step_saved_twice_never_takes_the_place_of_the_first(
+    base: BaseModelRef, data: DatasetRef, tmp_path: Path
+) -> None:
+    """Saved by its number, then again as the best, when the token budget ended the training there."""
+    quiet = Validation(every_steps=10_000, max_cases=2)
+    first = train_here(endless(base, data, budgets=Budgets(tokens=1000), validation=quiet), tmp_path / "first")
+    rhythm = Checkpoints(every_steps=first.num_steps)
+    spec = endless(base, data, budgets=Budgets(tokens=1000), validation=quiet, checkpoints=rhythm)
+    result = train_here(spec, tmp_path / "out")
+    saved = [event for event in events_of(tmp_path / "out") if isinstance(event, CheckpointEvent)]
+    assert [event.step for event in saved] == [result.num_steps] * 2
+    assert [event.path for event in saved] == [f"step-{result.num_steps}", f"step-{result.num_steps}-2"]
+    for event in saved:
+        verify_folder(tmp_path / "out" / "checkpoints" / event.path, event.digest)
 
 
 # ---- the arithmetic -------------------------------------------------------------------------------------------------

@@ -60,6 +60,10 @@ class CheckpointShelf:
         copy = copy_state(state, adapted, memory, Path(self._run.base.path).name)
         self._pending = self._writer.submit(self._write, copy, tuple(kinds))
 
+    @property
+    def is_writing(self) -> bool:
+        return self._pending is not None and not self._pending.done()
+
     def settle(self) -> None:
         """Wait until nothing is being written; raises what the writer ran into."""
         pending, self._pending = self._pending, None
@@ -68,7 +72,7 @@ class CheckpointShelf:
 
     def look(self) -> None:
         """Between two steps: raises what the writer ran into, and waits for nothing."""
-        if self._pending is not None and self._pending.done():
+        if not self.is_writing:
             self.settle()
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ class Loop:
         """Train until something ends it; what was learnt is saved by then, unless it was cancelled."""
         try:
             ending = self._train()
-            self.shelf.settle()
+            self._settle()
         finally:
             self.shelf.close()
         self._acknowledge(ending)
@@ -220,6 +220,16 @@ class Loop:
         self._saved_at = boot_seconds()
         self._held_s += self._saved_at - began_at
 
+    def _settle(self) -> None:
+        """Wait for the writer, as saving: that may take longer than a step ever does."""
+        began_at = boot_seconds()
+        if self.shelf.is_writing:
+            self._program.phase(Phase.SAVE)
+            self.shelf.settle()
+            self._program.phase(Phase.TRAIN)
+        self.shelf.settle()
+        self._held_s += boot_seconds() - began_at
+
     def _ending(self) -> Ending | None:
         if self._program.terminating:
             return Ending.TERMINATED
@@ -249,7 +259,7 @@ class Loop:
             return "nothing was trained yet"
         if self._saved_step != step:
             self._save([])
-        self.shelf.settle()  # the answer tells that it is there
+        self._settle()  # the answer tells that it is there
         folder = self.shelf.path_of(step)
         return folder.name if folder is not None else f"step {step} is where it resumed from"
 
