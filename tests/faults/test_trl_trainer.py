@@ -86,7 +86,8 @@ def a_spec(base: BaseModelRef, dataset: DatasetRef, method: Method = Method.SFT,
     recipe = {"method": method, "max_steps": 6, "epochs": 10, "micro_batch_tokens": 400, "batch_tokens": 1000}
     recipe |= changes.pop("recipe", {})
     code_fingerprint.cache_clear()  # the source may be edited while the tests run
-    fields = {"trainer": "trl", "method": method, "recipe": a_recipe(**recipe)} | changes
+    fields: dict[str, Any] = {"validation": Validation(every_steps=6, max_cases=3)}
+    fields |= {"trainer": "trl", "method": method, "recipe": a_recipe(**recipe)} | changes
     return a_train_spec(base, dataset, **fields)
 
 
@@ -96,17 +97,24 @@ def train_by_trl(spec: TrainSpec, folder: Path) -> Result:
     return train(a_program(spec, folder))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_trl_first_loss_and_step_equal_natives_on_the_same_examples(
-    base: BaseModelRef, dataset: DatasetRef, tmp_path: Path, method: Method
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        *((method, {}) for method in METHODS),
+        (Method.SFT, {"dora": True, "rslora": True}),
+        (Method.SFT, {"train_embeddings": True}),
+        (Method.DPO, {"train_embeddings": True}),
+    ],
+)
+def test_trl_losses_and_gradients_equal_natives_on_the_same_examples(
+    base: BaseModelRef, dataset: DatasetRef, tmp_path: Path, method: Method, changes: dict[str, Any]
 ) -> None:
-    # one step over all 32 examples in one forward pass; dropout draws in another order, so it is off
+    # each step is all 32 examples in one forward pass; dropout draws in another order, so it is off
     recipe = {"max_steps": 2, "batch_tokens": 100_000, "micro_batch_tokens": 100_000, "lora_dropout": 0.0, "epochs": 2}
     ours, theirs = tmp_path / "native", tmp_path / "trl"
-    native = train_here(a_spec(base, dataset, method, recipe=recipe, trainer="native"), ours)
-    result = train_by_trl(a_spec(base, dataset, method, recipe=recipe), theirs)
-    assert losses_of(theirs)[1] == pytest.approx(losses_of(ours)[1], abs=1e-4)
-    assert losses_of(theirs)[2] == pytest.approx(losses_of(ours)[2], abs=1e-4)  # so the first update is the same too
+    native = train_here(a_spec(base, dataset, method, recipe=recipe | changes, trainer="native"), ours)
+    result = train_by_trl(a_spec(base, dataset, method, recipe=recipe | changes), theirs)
+    assert losses_of(theirs) == pytest.approx(losses_of(ours), abs=1e-4)  # of the second, so the update is the same too
     assert losses_of(theirs)[2] < losses_of(theirs)[1]
     norms = [{event.step: event.values["grad_norm"] for event in metrics_of(folder)} for folder in (ours, theirs)]
     assert norms[1] == pytest.approx(norms[0], rel=1e-3)
@@ -121,7 +129,7 @@ def metrics_of(folder: Path) -> list[Metrics]:
 def test_trl_resume_equals_never_stopping_for_every_method(
     base: BaseModelRef, dataset: DatasetRef, tmp_path: Path, method: Method
 ) -> None:
-    spec = a_spec(base, dataset, method)
+    spec = a_spec(base, dataset, method, recipe={"train_embeddings": method is not Method.SFT})
     train_by_trl(spec, tmp_path / "whole")
     assert_resumes(spec, tmp_path)
     assert pickles_below(tmp_path) == []

@@ -15,6 +15,7 @@ from tunesmith.domain.program import Phase, Result, ResultStatus
 from tunesmith.domain.spec import RunSpec, TrainSpec
 from tunesmith.domain.task import ErrorClass
 from tunesmith.errors import DataError
+from tunesmith.modeling.adapters import read_config
 from tunesmith.modeling.chat import ChatFormat
 from tunesmith.modeling.loading import load_tokenizer
 from tunesmith.modeling.packs import Packer
@@ -24,6 +25,7 @@ from tunesmith.trainers.inputs import Inputs
 from tunesmith.trainers.native.assemble import Data, Interrupted, Voice, leading_voice, look_at, read_data
 from tunesmith.trainers.native.loop import Ending
 from tunesmith.trainers.native.objectives import objective_of
+from tunesmith.trainers.native.preflight import check_before_loading
 from tunesmith.trainers.native.random_state import seed_everything
 from tunesmith.trainers.native.state import ADAPTER, BEST, SavedState, read_state
 from tunesmith.trainers.native.validation import LOSS, Validator, check_metric
@@ -47,13 +49,20 @@ def run_attempt(
     chat = ChatFormat(tokenizer)
     voice = leading_voice(program)
     data = read_data(run, chat, voice)
+    check_before_loading(program, len(data.items), [item.longest for item in data.items])
     if run.recipe.packing:
         program.log(
             "recipe.packing is on, but this trainer does not pack: TRL keeps packed examples apart only with flash "
             "attention, so batches are padded"
         )
     seed_everything(run.recipe.seed)
-    adapted = make_model(run, lambda base: look_at(run, base, chat, data, voice)[1])
+
+    def look(base: Any) -> bool:
+        if spec.resume is not None:  # decided when the training began
+            return bool(read_config(Path(spec.resume.path) / ADAPTER).get("modules_to_save"))
+        return look_at(run, base, chat, data, voice)[1]
+
+    adapted = make_model(run, look)
     try:
         validator = _validator(program, chat, data, adapted, voice)
     except Interrupted:

@@ -5,6 +5,7 @@ Only public doors of TRL and transformers are used where there are any: a data l
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,14 +67,17 @@ class Engine:
         kind, config = _KINDS[setup.method]
         # a formality: what is trained on comes from our own loader
         formal = Dataset.from_dict({"number": [0]})
-        self._trainer = kind(
-            model=setup.adapted,
-            args=config(**_arguments(setup)),
-            train_dataset=formal,
-            data_collator=collator_of(setup.method, setup.items, setup.pad_id),
-            processing_class=setup.tokenizer,
-            optimizers=(self.optimizer, _scheduler(self.optimizer, setup)),
-        )
+        with warnings.catch_warnings():
+            # for dpo TRL copies the start into a second adapter: frozen, so its embeddings need not be tied
+            warnings.filterwarnings("ignore", message="You have requested `ensure_weight_tying`")
+            self._trainer = kind(
+                model=setup.adapted,
+                args=config(**_arguments(setup)),
+                train_dataset=formal,
+                data_collator=collator_of(setup.method, setup.items, setup.pad_id),
+                processing_class=setup.tokenizer,
+                optimizers=(self.optimizer, _scheduler(self.optimizer, setup)),
+            )
         self._trainer.remove_callback(PrinterCallback)
         _freeze_reference(setup.adapted)
 
