@@ -17,11 +17,12 @@ from native_builders import (
     an_evaluate_spec,
     evaluate_here,
     losses_of,
+    pair_rows,
     resume_from,
     small_rows,
     train_here,
 )
-from tunesmith.domain.profile import Checkpoints
+from tunesmith.domain.profile import Checkpoints, Method
 from tunesmith.domain.program import ResultStatus
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'tunesmith[train]'")
@@ -67,3 +68,32 @@ def test_training_on_cuda_follows_the_cpu_resumes_and_scores_better(
     assert math.isclose(gpu[1], cpu[1], rel_tol=FIRST_STEP_TOLERANCE)
     worst = max(abs(gpu[step] / cpu[step] - 1.0) for step in cpu)
     assert worst < CURVE_TOLERANCE, f"the curves on GPU and CPU differ by {worst:.3f}"
+
+
+@pytest.mark.parametrize("method", [Method.SFT, Method.DPO, Method.ORPO, Method.KTO])
+def test_method_on_cuda_is_the_same_packed_padded_and_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Method
+) -> None:
+    base = a_base_ref(a_micro_base(tmp_path / "base"))
+    data = a_dataset(tmp_path / "data", pair_rows(80), validation_share=0.2)
+
+    def train(name: str, packing: bool) -> dict[int, float]:
+        recipe = a_recipe(method=method, packing=packing, max_steps=4, batch_tokens=600, lora_dropout=0.0)
+        train_here(a_train_spec(base, data, method=method, recipe=recipe), tmp_path / name)
+        return losses_of(tmp_path / name)
+
+    packed, padded = train("packed", True), train("padded", False)
+    assert packed == pytest.approx(padded, rel=BF16_TOLERANCE)
+    with monkeypatch.context() as on_cpu:
+        on_cpu.setattr(torch.cuda, "is_available", lambda: False)
+        cpu = train("cpu", True)
+    assert packed[1] == pytest.approx(cpu[1], rel=BF16_TOLERANCE)
+
+
+def test_two_processes_on_one_gpu_follow_the_losses_of_one(tmp_path: Path) -> None:
+    base = a_base_ref(a_micro_base(tmp_path / "base"))
+    data = a_dataset(tmp_path / "data", pair_rows(80), validation_share=0.2)
+    recipe = a_recipe(max_steps=4, batch_tokens=600, micro_batch_tokens=150, lora_dropout=0.0)
+    for num in (1, 2):
+        train_here(a_train_spec(base, data, num_processes=num, recipe=recipe), tmp_path / str(num))
+    assert losses_of(tmp_path / "2") == pytest.approx(losses_of(tmp_path / "1"), rel=BF16_TOLERANCE)
