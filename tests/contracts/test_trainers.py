@@ -260,7 +260,7 @@ def test_trainer_pause_saves_and_ends_as_interrupted(world: World, name: str) ->
 
 @pytest.mark.parametrize("name", runnable(TRAINING))
 def test_trainer_checkpoint_request_is_answered_and_training_goes_on(world: World, name: str) -> None:
-    spec = a_spec(world, name, steps=40)
+    spec = a_spec(world, name, steps=16 if name in NEEDS else 40)
     running = world.launch(spec)
     wait_for_step(running, 1)
     running.send("rq-save", RequestKind.CHECKPOINT)
