@@ -1,10 +1,10 @@
 """A process that has the native trainer loaded and forks one child per training: a drill of many kills takes seconds.
 
-It reads one JSON line per training from stdin, {"spec", "dir", "traced", "tmpfs_kb", "dies_at"}, and answers with
-{"pid"} when the child exists and {"code"} when it ended. In a traced child the thread that writes checkpoints tells its
-id in DIR/writer and begins when strace has attached to it. With `tmpfs_kb`, the child's folder is a file system of that
-size, which only the child sees; its content is copied to DIR-left at the end. With `dies_at` the child gets a KILL as
-it begins that forward pass of its training: a step has several.
+It reads one JSON line per training from stdin, {"spec", "dir", "traced", "left_kb", "dies_at"}. It answers with {"pid"}
+when the child exists and {"code"} when it ended. In a traced child the thread that writes checkpoints tells its id in
+DIR/writer and begins when strace has attached to it. With `left_kb`, the child's folder is a small file system of its
+own, which somebody else fills up to so many KiB as the first checkpoint is written; what is in it at the end is copied
+to DIR-left. With `dies_at` the child gets a KILL as it begins that forward pass of its training: a step has several.
 """
 
 from __future__ import annotations
@@ -50,39 +50,42 @@ def main() -> None:
 
 def child(wish: dict[str, Any]) -> int:
     folder = Path(wish["dir"])
-    if wish["tmpfs_kb"]:
-        mount(folder, wish["tmpfs_kb"])
+    if wish["left_kb"]:
+        mount(folder)
     for name in ("control.jsonl", "keepalive"):
         (folder / name).touch()
     redirect(folder)
-    if wish["traced"]:
-        threading.setprofile(lambda *_: let_be_traced(folder / "writer"))
+    threading.setprofile(lambda *_: before_the_writer(wish, folder))
     if wish["dies_at"]:
         die_at_forward_pass(wish["dies_at"])
     code = host(train, ["--spec", wish["spec"], "--output-dir", str(folder)])
-    if wish["tmpfs_kb"]:
+    if wish["left_kb"]:
+        (folder / "ballast").unlink(missing_ok=True)
         shutil.copytree(folder, folder.with_name(f"{folder.name}-left"))
     return code
 
 
-def mount(folder: Path, size_kb: int) -> None:
+def mount(folder: Path) -> None:
     """Only for this process, and gone with it."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_NEW_MOUNTS) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_kb}k", "tmpfs", str(folder)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)], check=True)
 
 
-def let_be_traced(told_in: Path) -> None:
-    """Called first thing in every new thread; only the writer waits."""
+def before_the_writer(wish: dict[str, Any], folder: Path) -> None:
+    """Called first thing in every new thread; only the writer's matters."""
     sys.setprofile(None)
     if not threading.current_thread().name.startswith("checkpoint"):
         return
+    if wish["left_kb"]:
+        (folder / "ballast").write_bytes(bytes(shutil.disk_usage(folder).free - wish["left_kb"] * 1024))
     tid = threading.get_native_id()
-    told_in.with_suffix(".tmp").write_text(str(tid))
-    told_in.with_suffix(".tmp").rename(told_in)
-    while "TracerPid:\t0\n" in Path(f"/proc/self/task/{tid}/status").read_text():
+    if wish["traced"]:
+        (folder / "writer.tmp").write_text(str(tid))
+        (folder / "writer.tmp").rename(folder / "writer")
+    while wish["traced"] and "TracerPid:\t0\n" in Path(f"/proc/self/task/{tid}/status").read_text():
         time.sleep(0.005)
 
 
