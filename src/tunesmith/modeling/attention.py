@@ -8,8 +8,11 @@ work grows with the lengths of the sequences and not with the length of the row.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -33,8 +36,9 @@ def segmented(model: Any, segments: Sequence[Segment]) -> Iterator[dict[str, Any
     config = model.config
     before = config._attn_implementation
     config._attn_implementation = _NAME
+    device = next(model.parameters()).device
     try:
-        yield {"segments": tuple(segments)}
+        yield {"segments": tuple(segments), "spread": _spread(segments, device) if device.type == "cuda" else None}
     finally:
         config._attn_implementation = before
 
@@ -42,9 +46,12 @@ def segmented(model: Any, segments: Sequence[Segment]) -> Iterator[dict[str, Any
 def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> tuple[Any, None]:
     """One layer's attention over a row (1 × heads × tokens × size), as transformers calls it."""
     segments: Sequence[Segment] = options["segments"]
+    spread: _Spread | None = options["spread"]
     rules = _Rules(
         options.get("scaling"), options.get("dropout", 0.0), options.get("sliding_window"), options.get("softcap")
     )
+    if spread is not None and rules.softcap is None and query.dtype in (torch.bfloat16, torch.float16):
+        return _attend_all(query, key, value, rules, spread), None
     lengths = [segment.length for segment in segments]
     # split, not slices: its backward joins the parts, where every slice would add a tensor as long as the row
     queries, keys, values = (tensor.split(lengths, dim=2) for tensor in (query, key, value))
@@ -66,6 +73,67 @@ class _Rules:
     dropout: float
     window: int | None
     softcap: float | None
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """All segments for one call of a kernel that takes sequences end to end; a prompt's keys come before the answer's."""
+
+    keys: Any
+    """Where in the row the keys of each segment lie, segment after segment; a shared prompt is there once for each."""
+    query_ends: Any
+    key_ends: Any
+    longest_query: int
+    longest_key: int
+
+
+def _spread(segments: Sequence[Segment], device: Any) -> _Spread:
+    starts = [0, *accumulate(segment.length for segment in segments)]
+    places: list[int] = []
+    num_keys: list[int] = []
+    for number, segment in enumerate(segments):
+        before = len(places)
+        if segment.prompt is not None:
+            places += range(starts[segment.prompt], starts[segment.prompt + 1])
+        places += range(starts[number], starts[number + 1])
+        num_keys.append(len(places) - before)
+    return _Spread(
+        keys=torch.tensor(places, device=device),
+        query_ends=torch.tensor(starts, device=device, dtype=torch.int32),
+        key_ends=torch.tensor([0, *accumulate(num_keys)], device=device, dtype=torch.int32),
+        longest_query=max(segment.length for segment in segments),
+        longest_key=max(num_keys),
+    )
+
+
+def _attend_all(query: Any, key: Any, value: Any, rules: _Rules, spread: _Spread) -> Any:
+    """Every segment in one kernel. Causal here means that the last query sees the last key, as it must."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # tokens × heads × size
+    if len(spread.keys) != len(key):
+        key, value = key[spread.keys], value[spread.keys]
+    output = varlen_attn(
+        query,
+        key.to(query.dtype),
+        value.to(query.dtype),
+        spread.query_ends,
+        spread.key_ends,
+        spread.longest_query,
+        spread.longest_key,
+        scale=rules.scaling,
+        window_size=(-1 if rules.window is None else rules.window - 1, 0),
+        **({"enable_gqa": True} if query.shape[1] != key.shape[1] and _must_say_grouped() else {}),
+    )
+    return output[None]
+
+
+@cache
+def _must_say_grouped() -> bool:
+    """Newer versions of torch want to be told that heads are grouped; older ones see it."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def _attend_one(query: Any, key: Any, value: Any, rules: _Rules) -> Any:
