@@ -77,7 +77,7 @@ class _Rules:
 
 @dataclass(frozen=True)
 class _Spread:
-    """All segments for one call of a kernel that takes sequences end to end; a prompt's keys come before the answer's."""
+    """All segments for one call of a kernel that takes sequences end to end; keys of a prompt precede the answer's."""
 
     keys: Any
     """Where in the row the keys of each segment lie, segment after segment; a shared prompt is there once for each."""
