@@ -30,6 +30,8 @@ class TrainerFacts(Protocol):
     @property
     def methods(self) -> frozenset[Method]: ...
     @property
+    def tunings(self) -> frozenset[str]: ...
+    @property
     def max_processes(self) -> int: ...
 
 
@@ -118,6 +120,8 @@ def _check_trainer(profile: Profile, trainer: TrainerFacts, found: _Findings) ->
     if tier is not None and tier not in trainer.tiers:
         accepted = ", ".join(member for member in HardwareTier if member in trainer.tiers)
         found.add(f"hardware.tier: trainer {trainer.name} does not accept {tier}; it accepts: {accepted}")
+    if profile.recipe.tuning not in trainer.tunings:
+        found.add(f"recipe.tuning: trainer {trainer.name} cannot do {profile.recipe.tuning}; use native")
     if profile.hardware.processes > trainer.max_processes:
         found.add(
             f"hardware.processes: trainer {trainer.name} trains with at most {trainer.max_processes}, "

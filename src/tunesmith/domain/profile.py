@@ -96,7 +96,7 @@ class Recipe(Section):
     method: Method = Method.AUTO
     """sft, dpo, orpo, kto, or auto."""
     lr: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Peak learning rate; unset takes the method's default (sft 2e-4, orpo 3e-4, dpo and kto 5e-5)."""
+    """Peak learning rate; unset takes the method's default (sft 2e-4, orpo 3e-4, dpo and kto 5e-5; full: a tenth)."""
     epochs: float = Field(default=3.0, gt=0.0, le=1000.0)
     """Passes over the training split."""
     max_steps: int | None = Field(default=None, ge=1)
@@ -115,6 +115,8 @@ class Recipe(Section):
     """kto: weight of good answers."""
     undesirable_weight: float = Field(default=1.0, ge=0.0, le=1000.0)
     """kto: weight of bad answers; raise it where bad ones are rare."""
+    tuning: Literal["lora", "full"] = "lora"
+    """lora: an adapter on the base; full: every weight of a small model, saved as a model of its own."""
     lora_rank: int = Field(default=16, ge=1, le=512)
     """Rank of the adapter."""
     lora_alpha: float = Field(default=32.0, gt=0.0)
@@ -155,7 +157,9 @@ class Recipe(Section):
 
     @property
     def peak_lr(self) -> float:
-        return self.lr if self.lr is not None else DEFAULT_LR[self.method]
+        if self.lr is not None:
+            return self.lr
+        return DEFAULT_LR[self.method] * (0.1 if self.tuning == "full" else 1.0)
 
 
 DEFAULT_LR = {Method.AUTO: 2e-4, Method.SFT: 2e-4, Method.ORPO: 3e-4, Method.DPO: 5e-5, Method.KTO: 5e-5}

@@ -76,12 +76,18 @@ def limit_violations(recipe: Recipe, targets: Sequence[Target]) -> list[str]:
     )
     lines: list[str] = []
     for target in targets:
+        if recipe.tuning == "full" and (target.kind != "directory" or FOR in target.options):
+            lines.append(f"recipe.tuning: {whole_model_refusal(target.name)}; set recipe.tuning: lora")
         problem = option_problem(target.kind, target.options)
         if problem is not None:
             lines.append(f"targets.{target.name}.options.{problem}")
             continue
         lines += [f"recipe.{line}" for line in _refused(shape, target.name, target.kind, target.options)]
     return lines
+
+
+def whole_model_refusal(name: str) -> str:
+    return f"target {name} serves adapters on a base that stays loaded, and full tuning makes a model of its own"
 
 
 def adapter_violations(config: Mapping[str, Any], target: Target) -> list[str]:

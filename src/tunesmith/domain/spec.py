@@ -84,7 +84,7 @@ class RunSpec(Section):
     deploy: Deploy
     watch: Watch
     targets: tuple[Target, ...]
-    expected_artifact: Literal["adapter", "none"]
+    expected_artifact: Literal["adapter", "model", "none"]
     dry_run: bool = False
     fingerprints: Fingerprints
     origins: dict[str, str] = Field(default_factory=dict)

@@ -15,13 +15,15 @@ from typing import Any
 
 import torch
 
+from tunesmith.domain.profile import ArchitectureLock
 from tunesmith.domain.program import Artifact, CaseScore, Phase, Result, ResultStatus, Scores
 from tunesmith.domain.spec import AdapterRef, EvaluateSpec, Subject
 from tunesmith.domain.task import ErrorClass
 from tunesmith.errors import ConfigError, DataError, TunesmithError
 from tunesmith.files import sha256_file, sha256_text, verify_folder, write_atomic
 from tunesmith.modeling.adapters import detach, load_adapter
-from tunesmith.modeling.base_files import base_digest
+from tunesmith.modeling.architecture import read_architecture
+from tunesmith.modeling.base_files import base_digest, is_whole_model
 from tunesmith.modeling.chat import ChatFormat, Tokenized
 from tunesmith.modeling.generation import Answer, Sampling, answer_all
 from tunesmith.modeling.loading import load_base, load_tokenizer, pick_device
@@ -88,7 +90,7 @@ def evaluate(program: Program) -> Result:
     by_subject: dict[str, tuple[CaseScore, ...]] = {}
     try:
         for subject in spec.subjects:
-            with _wearing(base, subject.adapter) as model:
+            with _wearing(base, subject.adapter, spec.base.lock) as model:
                 by_subject[subject.label] = rounds.score(model, subject)
     except _Terminated:
         return program.result(ResultStatus.INTERRUPTED, detail={"reason": "terminated"})
@@ -139,10 +141,15 @@ def _case(case_id: str, messages: Sequence[dict[str, Any]], chat: ChatFormat, co
 
 
 @contextmanager
-def _wearing(base: Any, adapter: AdapterRef | None) -> Iterator[Any]:
-    """The one loaded base with an adapter on it for a while; the base is bare again afterwards."""
+def _wearing(base: Any, adapter: AdapterRef | None, lock: ArchitectureLock) -> Iterator[Any]:
+    """The one loaded base with an adapter on it for a while, bare again afterwards; or a fully tuned model."""
     if adapter is None:
         yield base
+        return
+    if is_whole_model(Path(adapter.path)):
+        if read_architecture(Path(adapter.path)) != lock:
+            raise ProgramFailure(ErrorClass.MISMATCH, f"model {adapter.id} is of another architecture than the base")
+        yield load_base(Path(adapter.path), pick_device())
         return
     adapted = load_adapter(base, Path(adapter.path))
     try:

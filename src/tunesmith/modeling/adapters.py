@@ -115,10 +115,20 @@ def put_weights(adapted: Any, folder: Path) -> None:
 def save_adapter(adapted: Any, folder: Path, base_name: str) -> None:
     """Write the adapter so that peft, vLLM and others can load it; the same weights always give the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / WEIGHTS, {name: _own(tensor) for name, tensor in _state(adapted).items()})
+    write_tensors(folder / WEIGHTS, tensors_of(adapted))
+    (folder / CONFIG).write_text(settings_text(adapted, base_name))
+
+
+def tensors_of(adapted: Any) -> dict[str, Any]:
+    """The adapter's weights under the names of its file, in memory of their own."""
+    return {name: _own(tensor) for name, tensor in _state(adapted).items()}
+
+
+def settings_text(adapted: Any, base_name: str) -> str:
+    """The content of adapter_config.json."""
     settings = {key: _plain(value) for key, value in adapted.peft_config[_NAME].to_dict().items()}
     settings |= {"base_model_name_or_path": base_name, "inference_mode": True}
-    (folder / CONFIG).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    return json.dumps(settings, indent=2, sort_keys=True) + "\n"
 
 
 def read_config(folder: Path) -> dict[str, Any]:

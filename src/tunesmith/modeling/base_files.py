@@ -8,6 +8,8 @@ from pathlib import Path
 from tunesmith.errors import ConfigError
 from tunesmith.files import canonical_json, sha256_file, sha256_text
 
+MODEL_CONFIG, MODEL_WEIGHTS = "config.json", "model.safetensors"
+_ADAPTER_CONFIG = "adapter_config.json"
 _COUNTED = (
     "config.json",
     "generation_config.json",
@@ -36,6 +38,21 @@ def base_files(folder: Path) -> list[Path]:
             f"base model: {folder} has no *.safetensors; convert its weights: pickled ones are never loaded"
         )
     return sorted(files, key=lambda path: path.name)
+
+
+def is_whole_model(folder: Path) -> bool:
+    """Whether a folder holds a model of its own rather than an adapter."""
+    return (folder / MODEL_CONFIG).is_file() and not (folder / _ADAPTER_CONFIG).exists()
+
+
+def weights_path(folder: Path) -> Path:
+    """The weights in a folder that holds an adapter or a model of its own."""
+    return folder / (MODEL_WEIGHTS if is_whole_model(folder) else "adapter_model.safetensors")
+
+
+def files_beside_weights(folder: Path) -> list[Path]:
+    """Tokenizer, template and settings of a base model: what a fully tuned copy of it takes along."""
+    return [path for path in base_files(folder) if ".safetensors" not in path.name]
 
 
 def base_digest(folder: Path) -> str:

@@ -7,12 +7,14 @@ import json
 import os
 import stat
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from tunesmith.domain.program import Artifact
 from tunesmith.domain.spec import AdapterRef
 from tunesmith.domain.task import ErrorClass
 from tunesmith.errors import DataError, ProgramError
 from tunesmith.files import MANIFEST, verify_folder
+from tunesmith.modeling.base_files import MODEL_CONFIG, MODEL_WEIGHTS
 from tunesmith.programs.weights import weights_problem
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -54,9 +56,9 @@ def read_capped(path: Path, limit: int, digest: str | None = None) -> bytes:
 
 
 def adapter_problems(
-    directory: Path, artifact: Artifact | None, start: AdapterRef | None
+    directory: Path, artifact: Artifact | None, start: AdapterRef | None, kind: Literal["adapter", "model"] = "adapter"
 ) -> list[tuple[ErrorClass, str]]:
-    """Why the adapter must not be registered; empty if it may."""
+    """Why the adapter, or the fully tuned model, must not be registered; empty if it may."""
     if artifact is None:
         return [(ErrorClass.MISMATCH, "artifact: missing")]
     try:
@@ -73,11 +75,12 @@ def adapter_problems(
         for name in files
         if PurePosixPath(name).suffix not in _HARMLESS
     ]
-    missing = [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if name not in files]
+    config, file = (MODEL_CONFIG, MODEL_WEIGHTS) if kind == "model" else (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+    missing = [name for name in (config, file) if name not in files]
     if missing:
         return problems + [(ErrorClass.MISMATCH, f"artifact: {name} is missing") for name in missing]
-    problems += _config_problems(folder / ADAPTER_CONFIG)
-    weights = weights_problem(folder / ADAPTER_WEIGHTS, Path(start.path) / ADAPTER_WEIGHTS if start else None)
+    problems += [] if kind == "model" else _config_problems(folder / ADAPTER_CONFIG)
+    weights = weights_problem(folder / file, Path(start.path) / file if start else None)
     return problems + ([(weights.error_class, f"artifact: {weights.message}")] if weights else [])
 
 

@@ -216,7 +216,7 @@ def _train_problems(spec: TrainSpec, directory: Path, result: Result) -> list[Pr
         problems.append((ErrorClass.MISMATCH, "num_trained_tokens: not a single token was trained"))
     if result.num_steps <= 0:
         problems.append((ErrorClass.MISMATCH, "num_steps: not a single step was made"))
-    return problems + adapter_problems(directory, result.artifact, run.start)
+    return problems + adapter_problems(directory, result.artifact, run.start, run.expected_artifact)
 
 
 def _evaluate_problems(spec: EvaluateSpec, directory: Path, result: Result) -> list[Problem]:

@@ -19,7 +19,7 @@ from tunesmith.domain.task import TaskKind
 from tunesmith.errors import ConfigError, Conflict, DataError, Refused
 from tunesmith.files import canonical_json, read_manifest, sha256_text, verify_folder
 from tunesmith.ids import new_id
-from tunesmith.modeling.base_files import base_digest
+from tunesmith.modeling.base_files import base_digest, is_whole_model
 from tunesmith.programs.fingerprint import code_fingerprint
 from tunesmith.stages.prepare import Progress, prepare_dataset
 from tunesmith.store import adapters, campaigns, datasets, profiles, queue, runs, tasks
@@ -171,6 +171,12 @@ def _spec(
     base: BaseModelRef,
 ) -> RunSpec:
     profile = checked.profile
+    start = None if submission.start == "base" else _live(database, workspace, profile.name)
+    if start is not None and is_whole_model(Path(start.path)) != (profile.recipe.tuning == "full"):
+        raise ConfigError(
+            f"recipe.tuning is {profile.recipe.tuning}, but what is live, {start.id}, is of the other kind; "
+            "submit with `--start base`, or set recipe.tuning to what is live"
+        )
     method = _method(profile.recipe.method, trainer, dataset)
     return RunSpec(
         run_id=new_id("run"),
@@ -181,7 +187,7 @@ def _spec(
         hardware_tier=checked.tier.value,
         num_processes=profile.hardware.processes,
         base=base,
-        start=None if submission.start == "base" else _live(database, workspace, profile.name),
+        start=start,
         dataset=DatasetRef(
             id=dataset.id,
             path=str(workspace.data_dir / dataset.path),
@@ -198,7 +204,7 @@ def _spec(
         deploy=profile.deploy,
         watch=profile.watch,
         targets=profile.targets,
-        expected_artifact="none" if submission.dry_run else "adapter",
+        expected_artifact="none" if submission.dry_run else "model" if profile.recipe.tuning == "full" else "adapter",
         dry_run=submission.dry_run,
         fingerprints=Fingerprints(config=checked.resolved.fingerprint, code=code_fingerprint()),
         origins=checked.resolved.said(),

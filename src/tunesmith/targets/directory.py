@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.domain.profile import Target
-from tunesmith.domain.serving_limits import FOR, MAX_RANK, adapter_violations, option_problem
+from tunesmith.domain.serving_limits import FOR, MAX_RANK, adapter_violations, option_problem, whole_model_refusal
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.files import fsync_folder, publish_folder, verify_folder
 from tunesmith.targets.base import ServedAdapter, TargetError
@@ -76,6 +76,8 @@ class DirectoryTarget:
         """What of the adapter cannot be served by whom the folder is for; the bytes are verified already."""
         if FOR not in self._served.options:
             return []
+        if not (folder / "adapter_config.json").exists():
+            return [whole_model_refusal(self._served.name)]
         try:
             config = json.loads((folder / "adapter_config.json").read_bytes())
         except ValueError:

@@ -22,6 +22,8 @@ class TrainerInfo:
     description: str
     takes_options: bool = True
     """Whether `trainer.options` of a profile mean anything to it."""
+    tunings: frozenset[str] = frozenset({"lora"})
+    """What it can train (`recipe.tuning`)."""
     max_processes: int = 1
     """How many processes can train together (`hardware.processes`)."""
     module: str | None = None

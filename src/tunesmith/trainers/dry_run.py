@@ -11,7 +11,7 @@ from tunesmith.domain.program import Phase, Result, ResultStatus
 from tunesmith.domain.spec import DatasetRef
 from tunesmith.domain.task import ErrorClass
 from tunesmith.modeling.architecture import read_architecture
-from tunesmith.programs.artifact import ADAPTER_WEIGHTS
+from tunesmith.modeling.base_files import weights_path
 from tunesmith.programs.host import Program, ProgramFailure
 from tunesmith.programs.weights import weights_problem
 from tunesmith.trainers.inputs import read_inputs
@@ -25,7 +25,7 @@ def train(program: Program) -> Result:
     if read_architecture(Path(run.base.path)) != run.base.lock:
         raise ProgramFailure(ErrorClass.MISMATCH, f"the architecture of {run.base.path} is not the one that was locked")
     if run.start is not None:
-        problem = weights_problem(Path(run.start.path) / ADAPTER_WEIGHTS)
+        problem = weights_problem(weights_path(Path(run.start.path)))
         if problem is not None:
             raise ProgramFailure(problem.error_class, f"start adapter {run.start.id}: {problem.message}")
     program.phase(Phase.LOAD)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tunesmith.domain.program import Artifact
 from tunesmith.domain.spec import AdapterRef, RunSpec
 from tunesmith.domain.task import ErrorClass
 from tunesmith.files import verify_folder
-from tunesmith.modeling.base_files import base_digest
+from tunesmith.modeling.base_files import base_digest, is_whole_model
 from tunesmith.programs.artifact import adapter_problems
 from tunesmith.programs.host import ProgramFailure
 
@@ -40,6 +41,8 @@ def read_inputs(run: RunSpec) -> Inputs:
 def _checked(start: AdapterRef) -> str:
     """An adapter that a training starts from is looked at as strictly as one that is registered; its digest."""
     folder = Path(start.path)
-    for error_class, message in adapter_problems(folder.parent, Artifact(path=folder.name, digest=start.digest), None):
+    artifact = Artifact(path=folder.name, digest=start.digest)
+    kind: Literal["model", "adapter"] = "model" if is_whole_model(folder) else "adapter"
+    for error_class, message in adapter_problems(folder.parent, artifact, None, kind):
         raise ProgramFailure(error_class, f"adapter {start.id} that the run starts from: {message}")
     return start.digest

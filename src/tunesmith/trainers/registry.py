@@ -23,6 +23,7 @@ TRAINERS: dict[str, TrainerInfo] = {
         argv=_OURS,
         description="our own LoRA loop over any transformers causal model, on CPU or GPU",
         takes_options=False,
+        tunings=frozenset({"lora", "full"}),
         max_processes=64,
         module="tunesmith.trainers.native.train",
     ),
@@ -61,6 +62,8 @@ TRAINERS: dict[str, TrainerInfo] = {
         methods=_ALL_METHODS,
         argv=_OURS,
         description="checks base, start point and dataset as a training would, and trains nothing",
+        tunings=frozenset({"lora", "full"}),
+        max_processes=64,
         module="tunesmith.trainers.dry_run",
     ),
     "sim": TrainerInfo(

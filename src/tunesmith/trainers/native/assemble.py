@@ -17,10 +17,12 @@ from tunesmith.domain.profile import Method
 from tunesmith.domain.spec import RunSpec, TrainSpec
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.modeling.adapters import load_adapter, new_adapter, read_config, start_differences
+from tunesmith.modeling.base_files import is_whole_model
 from tunesmith.modeling.chat import ChatFormat, Tokenized
 from tunesmith.modeling.loading import load_base, pick_device
 from tunesmith.modeling.packs import Item, Packer, to_learn
 from tunesmith.modeling.scoring import answer_log_probs, keeps_apart
+from tunesmith.modeling.tuned import whole
 from tunesmith.programs.host import Program
 from tunesmith.trainers.native.items import make_items, max_length
 from tunesmith.trainers.native.objectives import Objective, drift_partners, objective_of
@@ -123,7 +125,8 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
     """
     run = spec.run
     seed_everything(run.recipe.seed)
-    base = load_base(Path(run.base.path), pick_device())
+    is_full = run.recipe.tuning == "full"
+    base = load_base(Path(run.start.path if run.start and is_full else run.base.path), pick_device())
     packer = Packer(
         max_tokens=max(1, run.recipe.micro_batch_tokens // spec.micro_batch_divisor),
         pad_id=chat.pad_id,
@@ -132,6 +135,8 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
     found = None
     if spec.resume is None:
         found, train_embeddings = look_at(run, base, chat, data, voice)
+    elif is_full:
+        train_embeddings = True
     else:  # decided when the training began; the checkpoint's bytes were verified by whoever resumes
         train_embeddings = bool(read_config(Path(spec.resume.path) / ADAPTER).get("modules_to_save"))
     adapted = adapted_base(run, base, train_embeddings=train_embeddings)
@@ -153,6 +158,12 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
 
 def look_at(run: RunSpec, base: Any, chat: ChatFormat, data: Data, voice: Voice) -> tuple[Preflight, bool]:
     """What the bare base makes of the data, and whether its embeddings are to be trained too."""
+    if run.start is not None and is_whole_model(Path(run.start.path)) != (run.recipe.tuning == "full"):
+        kind = "a fully tuned model" if is_whole_model(Path(run.start.path)) else "an adapter"
+        raise ConfigError(
+            f"recipe.tuning is {run.recipe.tuning}, but {run.start.id} that the run starts from is {kind}; "
+            "start from the base"
+        )
     found = voice.preflight(base, chat, [tokens for item in data.items if (tokens := to_learn(item)) is not None])
     choice = choose_embeddings(run, found)
     voice.log(f"embeddings are {'' if choice.train else 'not '}trained: {choice.reason}", "info")
@@ -160,7 +171,12 @@ def look_at(run: RunSpec, base: Any, chat: ChatFormat, data: Data, voice: Voice)
 
 
 def adapted_base(run: RunSpec, base: Any, *, train_embeddings: bool) -> Any:
-    """The base with a fresh adapter, or with the one the run starts from, which must have the recipe's shape."""
+    """The base with a fresh adapter, or with the one the run starts from, which must have the recipe's shape.
+
+    For full tuning, the base itself (or the fully tuned one that the run starts from) with every weight to be trained.
+    """
+    if run.recipe.tuning == "full":
+        return whole(base)
     if run.start is None:
         return new_adapter(base, run.recipe, train_embeddings=train_embeddings)
     folder = Path(run.start.path)

@@ -14,6 +14,7 @@ from tunesmith.domain.program import Artifact
 from tunesmith.domain.task import ErrorClass
 from tunesmith.files import MANIFEST, fsync_folder, publish_folder, sha256_text
 from tunesmith.modeling.adapters import num_nonfinite
+from tunesmith.modeling.base_files import files_beside_weights, is_whole_model
 from tunesmith.programs.host import Program, ProgramFailure
 from tunesmith.programs.protocol import ARTIFACT, CHECKPOINTS
 from tunesmith.trainers.native.cadence import to_remove
@@ -57,7 +58,7 @@ class CheckpointShelf:
                 f"was written; the last good one is {self._last_name()}; lower recipe.lr or recipe.clip",
             )
         memory = {**optimizer_tensors(adapted, optimizer), **random_tensors}
-        copy = copy_state(state, adapted, memory, Path(self._run.base.path).name)
+        copy = copy_state(state, adapted, memory, Path(self._run.base.path))
         self._pending = self._writer.submit(self._write, copy, tuple(kinds))
 
     @property
@@ -102,6 +103,9 @@ class CheckpointShelf:
         _remove(staged)
         try:
             shutil.copytree(self.best_adapter, staged)
+            if is_whole_model(staged):
+                for path in files_beside_weights(Path(self._run.base.path)):
+                    shutil.copy(path, staged)
             (staged / _TEMPLATE).write_text(chat_template)
             _remove(final)
             return Artifact(path=ARTIFACT, digest=publish_folder(staged, final, meta).digest)

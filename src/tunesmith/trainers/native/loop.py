@@ -12,13 +12,13 @@ from tunesmith.domain.request import RequestKind, strongest
 from tunesmith.domain.task import ErrorClass
 from tunesmith.errors import DataError
 from tunesmith.modeling.adapters import adapter_norms
+from tunesmith.modeling.tuned import tensors_of
 from tunesmith.programs.host import ControlRequest, Program, ProgramFailure
 from tunesmith.trainers.native.assemble import Assembly
 from tunesmith.trainers.native.cadence import Moment, is_due
 from tunesmith.trainers.native.checkpoints import CheckpointShelf
 from tunesmith.trainers.native.optimizer import learning_rate
 from tunesmith.trainers.native.state import Standing, check_restored, state_of
-from tunesmith.trainers.native.state_copy import adapter_tensors
 from tunesmith.trainers.native.step import MadeStep
 from tunesmith.trainers.native.team import Call
 from tunesmith.trainers.native.validation import LOSS, is_better
@@ -96,7 +96,7 @@ class Loop:
         resume, standing = self._spec.resume, self.standing
         if resume is None:
             return
-        check_restored(Path(resume.path), adapter_tensors(self._work.adapted))
+        check_restored(Path(resume.path), tensors_of(self._work.adapted))
         rate = learning_rate(self._spec.run.recipe, standing.step - 1, self._work.order.num_steps)
         if standing.last_lr is not None and rate != standing.last_lr:
             raise DataError(

@@ -159,6 +159,8 @@ def embeddings_wanted(run: RunSpec, found: Preflight) -> bool:
 def choose_embeddings(run: RunSpec, found: Preflight) -> EmbeddingsChoice:
     """`recipe.train_embeddings`, resolved against what the run starts from, the targets and the new symbols."""
     said, symbols = run.recipe.train_embeddings, _listed(found.new_symbols)
+    if run.recipe.tuning == "full":
+        return EmbeddingsChoice(True, "recipe.tuning is full: every weight is trained")
     if said is True:
         return EmbeddingsChoice(True, "recipe.train_embeddings is true")
     if said is False:
@@ -211,6 +213,9 @@ def check_room(folder: Path, needed: int, free: int | None = None) -> None:
 def _num_trained(run: RunSpec, with_embeddings: bool) -> tuple[int, int]:
     """How many numbers are trained, and how many an adapter's file holds: one matrix under two names counts twice."""
     shapes, recipe = read_tensor_shapes(Path(run.base.path)), run.recipe
+    if recipe.tuning == "full":
+        every = sum(math.prod(shape) for shape in shapes.values())
+        return every, every
     vocabulary = {name for name in adaptable_modules(shapes) if shapes[f"{name}.weight"][0] == run.base.lock.vocab_size}
     lora = 0
     for name in adaptable_modules(shapes):

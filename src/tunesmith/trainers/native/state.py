@@ -20,7 +20,9 @@ from tunesmith.domain.spec import ResumeSource, RunSpec
 from tunesmith.domain.task import ErrorClass
 from tunesmith.errors import DataError
 from tunesmith.files import MANIFEST, canonical_json, verify_folder
-from tunesmith.modeling.adapters import WEIGHTS, put_weights, read_config
+from tunesmith.modeling.adapters import read_config
+from tunesmith.modeling.base_files import is_whole_model, weights_path
+from tunesmith.modeling.tuned import put_weights
 from tunesmith.programs.failure import ProgramFailure
 from tunesmith.programs.fingerprint import library_versions
 from tunesmith.programs.weights import read_header, weights_problem
@@ -130,7 +132,7 @@ def restore(folder: Path, state: SavedState, adapted: Any, optimizer: Any, rank:
 
 def check_restored(folder: Path, weights: dict[str, Any]) -> None:
     """The adapter in memory is the one of the file, to the bit: a fresh one wrapped over it would train from zero."""
-    saved = load_file(folder / ADAPTER / WEIGHTS)
+    saved = load_file(weights_path(folder / ADAPTER))
     odd = [name for name in sorted(saved.keys() | weights.keys()) if not _same_bits(saved.get(name), weights.get(name))]
     if odd:
         raise ProgramFailure(
@@ -175,8 +177,9 @@ def _check_files(folder: Path, digest: str) -> None:
         if name.endswith(".safetensors"):
             read_header(folder / name)
     for part in (ADAPTER, BEST) if (folder / BEST).exists() else (ADAPTER,):
-        read_config(folder / part)
-        problem = weights_problem(folder / part / WEIGHTS)
+        if not is_whole_model(folder / part):
+            read_config(folder / part)
+        problem = weights_problem(weights_path(folder / part))
         if problem is not None:
             raise ProgramFailure(problem.error_class, f"checkpoint {folder.name}: {part}/{problem.message}")
 
