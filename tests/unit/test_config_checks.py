@@ -25,6 +25,7 @@ class ATrainer:
     tiers: frozenset[HardwareTier] = frozenset({HardwareTier.CPU, HardwareTier.SMALL_GPU})
     default_tier: HardwareTier = HardwareTier.CPU
     methods: frozenset[Method] = field(default=frozenset({Method.SFT}))
+    tunings: frozenset[str] = frozenset({"lora"})
     max_processes: int = 2
 
 
@@ -119,6 +120,14 @@ def test_default_length_beyond_a_small_model_is_refused(tmp_path: Path) -> None:
     a_base(workspace)
     with pytest.raises(ConfigError, match=r"recipe\.max_length: 2048 is more than the context of 512"):
         check(workspace)
+
+
+def test_full_tuning_is_refused_where_trainer_or_target_has_only_adapters(workspace: Workspace) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(workspace, "recipe.tuning=full", "targets=[{name: live, options: {for: vllm}}]")
+    first, second = caught.value.message.splitlines()
+    assert "recipe.tuning: trainer native cannot do full" in first
+    assert "target live serves adapters" in second
 
 
 def test_disabled_profile_is_refused_with_its_reason(workspace: Workspace) -> None:
