@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+# tiny models: threads that wait for each other cost more than they bring, above all beside another test process
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="session")
 def cache_of_bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
