@@ -4,6 +4,7 @@ PYTHON  ?= python3
 PIP     := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST  := $(VENV)/bin/python -m pytest
 WORKERS ?= 2
+COVERAGE ?=
 
 .PHONY: help setup demo check test test-extra soak bench gpu clean
 
@@ -37,8 +38,8 @@ check: $(VENV)/.dev  ## formatting, lint, strict types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy src
 
-test: $(VENV)/.dev  ## all tests that need only package installs, with branch coverage
-	$(PYTEST) -m "not extra and not soak and not gpu" -n $(WORKERS) --dist loadgroup --reruns 1 -r fEsR --cov --cov-report=term
+test: $(VENV)/.dev  ## all tests that need only package installs; COVERAGE=--cov prints branch coverage and takes longer
+	$(PYTEST) -m "not extra and not soak and not gpu" -n $(WORKERS) --dist loadgroup --reruns 1 -r fEsR $(COVERAGE)
 
 test-extra: $(VENV)/.extra  ## tests that need something big: a real base of 135 M parameters (fetched once, 93 MB)
 	$(PYTEST) -m extra -rs

@@ -37,13 +37,14 @@ TRAINING = sorted(set(RUNNABLE) - {"dry-run"})
 
 def runnable(names: list[str]) -> list[Any]:
     """Cases of one trainer run in one process of the suite, because they share a finished training."""
-    return [pytest.param(name, marks=[*_skip(name), pytest.mark.xdist_group(f"trainer-{name}")]) for name in names]
+    return [pytest.param(name, marks=[*_marks(name), pytest.mark.xdist_group(f"trainer-{name}")]) for name in names]
 
 
-def _skip(name: str) -> list[pytest.MarkDecorator]:
+def _marks(name: str) -> list[pytest.MarkDecorator]:
     package, extra = NEEDS.get(name, ("json", ""))
     is_missing = importlib.util.find_spec(package) is None
-    return [pytest.mark.skipif(is_missing, reason=f"{package} is not installed: pip install 'tunesmith[{extra}]'")]
+    skip = pytest.mark.skipif(is_missing, reason=f"{package} is not installed: pip install 'tunesmith[{extra}]'")
+    return [skip, pytest.mark.extra] if name == "trl" else [skip]  # its import alone takes seconds a program
 
 
 @pytest.fixture(scope="module")

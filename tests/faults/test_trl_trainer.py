@@ -45,6 +45,7 @@ from tunesmith.programs.launch import launch
 from tunesmith.trainers.registry import find_trainer
 
 pytestmark = [
+    pytest.mark.extra,
     pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is missing: pip install 'tunesmith[trl]'"),
     pytest.mark.xdist_group("trainer-trl"),
 ]
