@@ -64,7 +64,10 @@ def show(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json = 
             ("role", profile.role),
             ("base", f"{profile.base.path} ({profile.base.family})"),
             ("trainer", f"{profile.trainer.kind} on {profile.hardware.tier or 'its default tier'}"),
-            ("recipe", f"{recipe.method} · {recipe.epochs:g} epochs · lr {recipe.peak_lr:g} · rank {recipe.lora_rank}"),
+            (
+                "recipe",
+                f"{recipe.method} · {recipe.epochs:g} epochs · lr {recipe.peak_lr:g} · {'full' if recipe.tuning == 'full' else f'rank {recipe.lora_rank}'}",
+            ),
             ("gate", f"{profile.gate.primary} better at {profile.gate.confidence:.0%}, n ≥ {profile.gate.min_n}"),
             ("deploy", f"when {profile.deploy.when}, to {', '.join(target.name for target in profile.targets)}"),
             ("locked", "not yet" if lock is None else _facts(lock.architecture)),

@@ -53,6 +53,7 @@ def _essentials(detail: RunDetail) -> list[tuple[str, Any]]:
     run, spec = detail.run, detail.spec
     recipe, data, base = spec["recipe"], spec["dataset"], spec["base"]
     lr = "" if recipe["lr"] is None else f" · lr {recipe['lr']:g}"
+    trained = "full" if recipe.get("tuning") == "full" else f"rank {recipe['lora_rank']}"
     took = "" if run.finished_at is None else f", took {duration(run.finished_at - run.created_at)}"
     return [
         ("profile", run.profile),
@@ -60,7 +61,7 @@ def _essentials(detail: RunDetail) -> list[tuple[str, Any]]:
         ("base", f"{base['path']} ({base['lock']['family']})"),
         ("start", "the bare base" if spec["start"] is None else f"adapter {spec['start']['id']}"),
         ("dataset", f"{run.dataset_id} · {data['num_train']} train, {data['num_validation']} validation"),
-        ("recipe", f"{recipe['epochs']:g} epochs{lr} · rank {recipe['lora_rank']} · seed {recipe['seed']}"),
+        ("recipe", f"{recipe['epochs']:g} epochs{lr} · {trained} · seed {recipe['seed']}"),
         ("campaign", run.campaign_id),
         ("parent", run.parent_id),
         ("submitted", f"{age(run.created_at)} by {run.created_by} · priority {run.priority}{took}"),
