@@ -29,10 +29,13 @@ from tunesmith.files import publish_folder
 from tunesmith.modeling.adapters import load_adapter, new_adapter, save_adapter
 from tunesmith.modeling.chat import ChatFormat, Tokenized
 from tunesmith.modeling.loading import load_base, load_tokenizer, pick_device
+from tunesmith.modeling.packs import Packer, single
 from tunesmith.modeling.scoring import batches_by_count, mean_nlls
+from tunesmith.trainers.native.objectives import Sft
 from tunesmith.trainers.native.optimizer import new_optimizer
 from tunesmith.trainers.native.order import Order
 from tunesmith.trainers.native.step import StepMaker
+from tunesmith.trainers.native.team import Team
 
 RECIPE = Recipe(
     lr=3e-3, lora_rank=8, lora_dropout=0.0, batch_tokens=1536, max_steps=30, epochs=50, train_embeddings=True
@@ -68,18 +71,19 @@ class Loop:
         """LoRA on the base: token-weighted loss over the assistant's tokens, clipped, AdamW with warm-up."""
         torch.manual_seed(RECIPE.seed)
         chat = self.chat()
-        tokens = [chat.tokenize(example.id, example.messages) for example in examples]
+        items = [single(chat.tokenize(example.id, example.messages)) for example in examples]
         adapted = new_adapter(load_base(self.base, pick_device()), RECIPE)
         order = Order(
-            [len(row) for row in tokens],
+            [len(item) for item in items],
             seed=RECIPE.seed,
             epochs=RECIPE.epochs,
             batch_tokens=RECIPE.batch_tokens,
             max_steps=RECIPE.max_steps,
         )
-        steps = StepMaker(adapted, new_optimizer(adapted, RECIPE), RECIPE, RECIPE.micro_batch_tokens, chat.pad_id)
+        packer = Packer(RECIPE.micro_batch_tokens, chat.pad_id, is_packing=True)
+        steps = StepMaker(adapted, new_optimizer(adapted, RECIPE), RECIPE, packer, Sft(), Team())
         for step in range(order.num_steps):
-            batch = [tokens[index] for index in order.batch(step).indices]
+            batch = [items[index] for index in order.batch(step).indices]
             made = steps.make(step, order.num_steps, batch)
             made.raise_if_broken(step)  # NaN never becomes an adapter
             if step % 10 == 0:

@@ -264,7 +264,7 @@ def test_adapter_in_a_checkpoint_has_the_bytes_that_save_adapter_writes(
     save_adapter(adapted, tmp_path / "one", "base")
     state = state_of(a_train_spec(base, data).run, Standing(), 0, 0, {})
     (tmp_path / "two").mkdir()
-    copy_state(state, adapted, {}, "base").write(tmp_path / "two")
+    copy_state(state, adapted, {}, Path("base")).write(tmp_path / "two")
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         assert (tmp_path / "two" / "adapter" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 

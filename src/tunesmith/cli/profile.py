@@ -56,6 +56,7 @@ def show(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json = 
         return
     profile = resolved.profile
     recipe = profile.recipe
+    trained = "full" if recipe.tuning == "full" else f"rank {recipe.lora_rank}"
     show_fields(
         [
             ("name", profile.name),
@@ -64,10 +65,7 @@ def show(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json = 
             ("role", profile.role),
             ("base", f"{profile.base.path} ({profile.base.family})"),
             ("trainer", f"{profile.trainer.kind} on {profile.hardware.tier or 'its default tier'}"),
-            (
-                "recipe",
-                f"{recipe.method} · {recipe.epochs:g} epochs · lr {recipe.peak_lr:g} · {'full' if recipe.tuning == 'full' else f'rank {recipe.lora_rank}'}",
-            ),
+            ("recipe", f"{recipe.method} · {recipe.epochs:g} epochs · lr {recipe.peak_lr:g} · {trained}"),
             ("gate", f"{profile.gate.primary} better at {profile.gate.confidence:.0%}, n ≥ {profile.gate.min_n}"),
             ("deploy", f"when {profile.deploy.when}, to {', '.join(target.name for target in profile.targets)}"),
             ("locked", "not yet" if lock is None else _facts(lock.architecture)),
