@@ -94,3 +94,11 @@ def test_validation_cases_are_fixed_and_at_most_as_many_as_asked() -> None:
     chosen = chosen_cases(1000, 50, seed=1)
     assert chosen == chosen_cases(1000, 50, seed=1) == sorted(set(chosen))
     assert len(chosen) == 50
+
+
+def test_used_names_only_what_some_step_sees() -> None:
+    order = Order([10] * 100, seed=1, epochs=1, batch_tokens=50, max_steps=3)
+    seen = {index for step in range(order.num_steps) for index in order.batch(step).indices}
+    assert order.used() == sorted(seen)
+    assert 10 <= len(seen) <= 20
+    assert Order([10] * 100, seed=1, epochs=3, batch_tokens=50).used() == list(range(100))

@@ -25,7 +25,7 @@ from tunesmith.modeling.scoring import answer_log_probs, keeps_apart
 from tunesmith.modeling.tuned import whole
 from tunesmith.programs.host import Program
 from tunesmith.trainers.native.items import make_items, max_length
-from tunesmith.trainers.native.objectives import Objective, drift_partners, objective_of
+from tunesmith.trainers.native.objectives import Objective, Reference, drift_partners, objective_of
 from tunesmith.trainers.native.optimizer import new_optimizer
 from tunesmith.trainers.native.order import Order
 from tunesmith.trainers.native.preflight import Preflight, check_base, choose_embeddings, examine
@@ -140,9 +140,6 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
     else:  # decided when the training began; the checkpoint's bytes were verified by whoever resumes
         train_embeddings = bool(read_config(Path(spec.resume.path) / ADAPTER).get("modules_to_save"))
     adapted = adapted_base(run, base, train_embeddings=train_embeddings)
-    objective = _objective(run, adapted, data, packer, team, voice)
-    if team.rank > 0:
-        seed_everything(run.recipe.seed + team.rank)  # from here on only dropout draws: in every process its own
     optimizer = new_optimizer(adapted, run.recipe)
     order = Order(
         [len(item) for item in data.items],
@@ -151,6 +148,10 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
         batch_tokens=run.recipe.batch_tokens,
         max_steps=run.recipe.max_steps,
     )
+    ask = partial(_ask_before, adapted, packer, team, voice)
+    objective = _objective(run, [data.items[index] for index in order.used()], data.case_items, ask)
+    if team.rank > 0:
+        seed_everything(run.recipe.seed + team.rank)  # from here on only dropout draws: in every process its own
     validator = Validator(chat, data.case_items, data.case_examples, packer, objective) if data.case_items else None
     steps = StepMaker(adapted, optimizer, run.recipe, packer, objective, team)
     return Assembly(adapted, optimizer, data.items, order, validator, steps, team, found)
@@ -193,27 +194,34 @@ def _can_pack(base: Any, voice: Voice) -> bool:
     return False
 
 
-def _objective(run: RunSpec, adapted: Any, data: Data, packer: Packer, team: Team, voice: Voice) -> Objective:
-    """The method's objective. Its reference is the model before the first step: the base, or the adapter started from.
+def _objective(
+    run: RunSpec, trained: Sequence[Item], cases: Sequence[Item], ask: Callable[[Sequence[Item]], Reference]
+) -> Objective:
+    """The method's objective, with the reference that it measures from."""
+    drift_items: dict[str, Item] = {}
+    if run.method is Method.KTO:
+        drift_items = drift_partners(trained) | drift_partners(cases)
+    reference: Reference = {}
+    if run.method in (Method.DPO, Method.KTO):
+        reference = ask([*trained, *cases, *drift_items.values()])
+    return objective_of(run.method, run.recipe, reference, drift_items)
+
+
+def _ask_before(adapted: Any, packer: Packer, team: Team, voice: Voice, items: Sequence[Item]) -> Reference:
+    """What the model makes of the answers before its first step: the base does, or the adapter that is started from.
 
     Asked with the weights it starts with, so no second copy of the model is ever in memory.
     """
-    drift_items: dict[str, Item] = {}
-    if run.method is Method.KTO:
-        drift_items = drift_partners(data.items) | drift_partners(data.case_items)
-    reference: dict[str, list[float]] = {}
-    if run.method in (Method.DPO, Method.KTO):
-        asked = team.share([*data.items, *data.case_items, *drift_items.values()])
+    mine = team.share(items)
 
-        def go_on(done: int) -> bool:
-            voice.progress(done, len(asked), "reference")
-            return not voice.is_ending()
+    def go_on(done: int) -> bool:
+        voice.progress(done, len(mine), "reference")
+        return not voice.is_ending()
 
-        found = answer_log_probs(adapted, asked, packer, go_on)
-        if found is None:
-            raise Interrupted
-        reference = team.merged(found)
-    return objective_of(run.method, run.recipe, reference, drift_items)
+    found = answer_log_probs(adapted, mine, packer, go_on)
+    if found is None:
+        raise Interrupted
+    return team.merged(found)
 
 
 class Interrupted(Exception):

@@ -48,6 +48,15 @@ class Order:
         position = step - (self._ends[epoch - 1] if epoch else 0)
         return StepBatch(epoch, position, self._steps_of(epoch)[position])
 
+    def used(self) -> list[int]:
+        """The examples that any step sees: with `max_steps` or a part of an epoch, not all of them."""
+        seen: set[int] = set()
+        for step in range(self.num_steps):
+            seen.update(self.batch(step).indices)
+            if len(seen) == len(self._lengths):
+                break
+        return sorted(seen)
+
     def _steps_of(self, epoch: int) -> list[tuple[int, ...]]:
         if self._cached[0] != epoch:
             self._cached = (epoch, self._cut(epoch))
