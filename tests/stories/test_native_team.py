@@ -16,6 +16,7 @@ from native_builders import (
     a_base_ref,
     a_dataset,
     a_micro_base,
+    a_program,
     a_recipe,
     a_train_spec,
     losses_of,
@@ -24,11 +25,13 @@ from native_builders import (
     train_here,
     weights_of,
 )
-from tunesmith.domain.profile import Checkpoints, Method
+from tunesmith.domain.profile import Budgets, Checkpoints, Method
 from tunesmith.domain.program import ResultStatus
 from tunesmith.domain.spec import BaseModelRef, DatasetRef, TrainSpec
 from tunesmith.errors import DataError
 from tunesmith.modeling.adapters import WEIGHTS
+from tunesmith.programs.host import ProgramFailure
+from tunesmith.trainers.native.train import train
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +109,21 @@ def test_a_process_of_the_team_that_dies_ends_the_training(
         assert leader.wait(60) != 0
     assert not (folder / "artifact").exists()
     assert not Path(f"/proc/{follower}").exists()
+
+
+def test_leader_that_fails_or_is_told_to_end_early_leaves_no_process_behind(
+    base: BaseModelRef, data: DatasetRef, tmp_path: Path
+) -> None:
+    """The others are waiting inside a sum by then: nobody may wait for them."""
+    before = set(children_of(os.getpid()))
+    spec = a_spec(base, data, Method.DPO, 2)
+    program = a_program(spec, tmp_path / "ended")
+    program.terminating = True  # as TERM leaves it; noticed while the reference is asked
+    assert train(program).status is ResultStatus.INTERRUPTED
+    poor = spec.model_copy(update={"run": spec.run.model_copy(update={"budgets": Budgets(tokens=1)})})
+    with pytest.raises(ProgramFailure, match="raise the budget"):
+        train_here(poor, tmp_path / "poor")
+    assert set(children_of(os.getpid())) <= before
 
 
 def wait_for_steps(folder: Path, leader: subprocess.Popen[str]) -> None:

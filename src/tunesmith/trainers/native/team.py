@@ -125,9 +125,11 @@ def led_team(spec: TrainSpec, directory: Path) -> Iterator[Team]:
         with joined_team(directory, 0, size) as team:
             try:
                 yield team
-            finally:
-                with contextlib.suppress(RuntimeError):  # a team that fell apart hears nothing
-                    team.call(Call.END)
+            except BaseException:
+                for process in others:
+                    process.kill()  # they may be waiting for us in the middle of a step, and would not hear a call
+                raise
+            team.call(Call.END)
     finally:
         for process in others:
             _end(process)

@@ -40,12 +40,12 @@ def train(program: Program) -> Result:
     check_before_loading(program, len(data.items), [item.longest for item in data.items])
     spec = program.train_spec
     saved = read_state(spec.resume, run, run.num_processes) if spec.resume else None
-    with led_team(spec, program.dir) as team:
-        try:
+    try:
+        with led_team(spec, program.dir) as team:
             loop = _prepare(program, assemble(spec, chat, data, team, voice), saved)
-        except Interrupted:
-            return program.result(ResultStatus.INTERRUPTED, detail={"reason": Ending.TERMINATED.value})
-        ending = loop.run()
+            ending = loop.run()
+    except Interrupted:
+        return program.result(ResultStatus.INTERRUPTED, detail={"reason": Ending.TERMINATED.value})
     return _result(program, loop, ending, inputs, data, str(tokenizer.chat_template))
 
 
