@@ -16,8 +16,6 @@ from tunesmith.config.yaml_files import read_yaml
 from tunesmith.errors import NotFound, Refused, UsageError
 from tunesmith.settings import Settings
 
-REPOSITORY = Path(__file__).parents[2]
-
 
 def uncommented(sample: str) -> str:
     """The sample with the '#' in front of every default removed."""
@@ -128,18 +126,3 @@ def test_sample_project_file_names_every_setting(tmp_path: Path) -> None:
     assert {f"{section}.{key}" for section, keys in tree.items() for key in keys} == {
         key for key in places() if key.partition(".")[0] in Settings.model_fields
     }
-
-
-def test_every_profile_in_the_repository_resolves() -> None:
-    ignored = {".venv", ".tunesmith", "build"}
-    files = [
-        path
-        for pattern in ("**/profiles/*.yaml", "**/profiles/*.yaml.sample")
-        for path in REPOSITORY.glob(pattern)
-        if not ignored & set(path.relative_to(REPOSITORY).parts)
-    ]
-    for path in files:
-        workspace = Workspace(path.parents[1])
-        name = path.name.removesuffix(".sample").removesuffix(".yaml")
-        assert workspace.project_file.is_file(), f"{path} lies in no workspace"
-        assert resolve(name, workspace=workspace, environ={}).profile.name == name
