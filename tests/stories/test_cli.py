@@ -134,7 +134,8 @@ def test_submit_and_watch_ends_with_the_run_and_its_outcome(client: Client, tell
     data = a_jsonl(client.workspace.root / "data.jsonl")
     worker = start_worker(client)
     try:
-        good = tell("run", "submit", "support", data, "--watch")
+        slow = ("--set", "trainer.options.steps=40", "--set", "trainer.options.step_s=0.05")  # long enough to be seen
+        good = tell("run", "submit", "support", data, "--watch", *slow)
         bad = tell("run", "submit", "support", data, "--watch", "--set", "trainer.options.script=nan_weights", code=1)
         again = tell("run", "watch", bad.last_line, code=1)
         dry = tell("run", "submit", "support", data, "--watch", "--dry-run")
