@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from native_builders import a_micro_base, small_rows
 from tunesmith.modeling.chat import ChatFormat, Tokenized
 from tunesmith.modeling.generation import Sampling, answer_all
 from tunesmith.modeling.loading import load_base, load_tokenizer
 from tunesmith.modeling.packs import packed, single
-from tunesmith.modeling.scoring import batches_by_count, batches_by_tokens, evaluating, mean_nlls, span_log_probs
+from tunesmith.modeling.scoring import batches_by_count, evaluating, mean_nlls, span_log_probs
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +55,7 @@ def test_loss_is_the_mean_of_minus_log_probability_of_trained_tokens(
 def test_loss_does_not_depend_on_the_batch(model: Any, chat: ChatFormat, examples: list[Tokenized]) -> None:
     lengths = [len(example) for example in examples]
     alone = mean_nlls(model, examples, chat.pad_id, [[index] for index in range(len(examples))])
-    for batches in (batches_by_count(lengths, 5), batches_by_tokens(lengths, 100)):
+    for batches in (batches_by_count(lengths, 5), batches_by_count(lengths, 2)):
         assert mean_nlls(model, examples, chat.pad_id, batches) == pytest.approx(alone, rel=1e-5)
 
 
@@ -79,13 +77,6 @@ def test_sums_carry_gradients_only_when_asked(folder: Path, chat: ChatFormat, ex
     assert span_log_probs(trainable, layout).requires_grad
     with evaluating(trainable):
         assert not span_log_probs(trainable, layout).requires_grad
-
-
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 200))
-def test_batches_hold_every_index_once_within_the_limit(lengths: list[int], limit: int) -> None:
-    batches = batches_by_tokens(lengths, limit)
-    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
-    assert all(len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= limit for batch in batches)
 
 
 def test_greedy_answers_equal_those_of_transformers(model: Any, chat: ChatFormat) -> None:

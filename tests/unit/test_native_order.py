@@ -102,3 +102,15 @@ def test_used_names_only_what_some_step_sees() -> None:
     assert order.used() == sorted(seen)
     assert 10 <= len(seen) <= 20
     assert Order([10] * 100, seed=1, epochs=3, batch_tokens=50).used() == list(range(100))
+
+
+def test_place_and_ends_of_epochs_follow_from_the_step() -> None:
+    order = Order([10] * 20, seed=1, epochs=2.5, batch_tokens=50)
+    places = [order.place(step) for step in range(order.num_steps + 1)]
+    assert places[0] == (0, 0)
+    assert len(set(places)) == len(places)
+    assert places == sorted(places)
+    ended = {step: order.epoch_ended_by(step) for step in range(order.num_steps + 1) if order.epoch_ended_by(step)}
+    assert list(ended.values()) == [1, 2, 3]
+    assert max(ended) == order.num_steps
+    assert sum(order.num_tokens(step) for step in range(order.num_steps)) == 500

@@ -103,19 +103,6 @@ def mean_nlls(
     return means
 
 
-def batches_by_tokens(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices grouped by similar length, each group within `max_tokens` padded tokens (or a single row)."""
-    order = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
-    groups: list[list[int]] = []
-    for index in order:
-        # sorted by length, so the newcomer is the widest row of its group
-        if groups and (len(groups[-1]) + 1) * lengths[index] <= max_tokens:
-            groups[-1].append(index)
-        else:
-            groups.append([index])
-    return groups
-
-
 def batches_by_count(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
     """Indices grouped by similar length, `batch_size` rows each."""
     order = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))

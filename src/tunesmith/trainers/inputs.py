@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from tunesmith.data.dataset import fingerprint_of
 from tunesmith.domain.program import Artifact
 from tunesmith.domain.spec import AdapterRef, RunSpec
 from tunesmith.domain.task import ErrorClass
@@ -36,6 +37,15 @@ def read_inputs(run: RunSpec) -> Inputs:
     if fingerprint != run.dataset.fingerprint:
         raise ProgramFailure(ErrorClass.DATA, f"dataset {run.dataset.id} is not what its fingerprint says")
     return Inputs(base, start, str(fingerprint))
+
+
+def read_inputs_whole(run: RunSpec) -> Inputs:
+    """For those that train on the texts: the dataset's fingerprint comes from every text, not from the manifest."""
+    inputs = read_inputs(run)
+    found = fingerprint_of(Path(run.dataset.path))
+    if found != run.dataset.fingerprint:
+        raise ProgramFailure(ErrorClass.DATA, f"dataset {run.dataset.id} is not what its fingerprint says")
+    return replace(inputs, dataset_fingerprint=found)
 
 
 def _checked(start: AdapterRef) -> str:

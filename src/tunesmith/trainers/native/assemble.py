@@ -24,6 +24,7 @@ from tunesmith.modeling.packs import Item, Packer, to_learn
 from tunesmith.modeling.scoring import answer_log_probs, keeps_apart
 from tunesmith.modeling.tuned import whole
 from tunesmith.programs.host import Program
+from tunesmith.trainers.native.course import Training
 from tunesmith.trainers.native.items import make_items, max_length
 from tunesmith.trainers.native.objectives import Objective, Reference, drift_partners, objective_of
 from tunesmith.trainers.native.optimizer import new_optimizer
@@ -72,14 +73,10 @@ class Data:
 class Assembly:
     """What the loop works with."""
 
-    adapted: Any
-    optimizer: Any
+    training: Training
     items: Sequence[Item]
     order: Order
-    validator: Validator | None
-    """None without a validation split: then the last step is the best."""
     steps: StepMaker
-    team: Team
     preflight: Preflight | None
     """None for a training that goes on."""
 
@@ -148,13 +145,14 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
         batch_tokens=run.recipe.batch_tokens,
         max_steps=run.recipe.max_steps,
     )
-    ask = partial(_ask_before, adapted, packer, team, voice)
+    ask = partial(ask_before, adapted, packer, team, voice)
     objective = _objective(run, [data.items[index] for index in order.used()], data.case_items, ask)
     if team.rank > 0:
         seed_everything(run.recipe.seed + team.rank)  # from here on only dropout draws: in every process its own
     validator = Validator(chat, data.case_items, data.case_examples, packer, objective) if data.case_items else None
     steps = StepMaker(adapted, optimizer, run.recipe, packer, objective, team)
-    return Assembly(adapted, optimizer, data.items, order, validator, steps, team, found)
+    training = Training(adapted, optimizer, order, validator, team)
+    return Assembly(training, data.items, order, steps, found)
 
 
 def look_at(run: RunSpec, base: Any, chat: ChatFormat, data: Data, voice: Voice) -> tuple[Preflight, bool]:
@@ -207,7 +205,7 @@ def _objective(
     return objective_of(run.method, run.recipe, reference, drift_items)
 
 
-def _ask_before(adapted: Any, packer: Packer, team: Team, voice: Voice, items: Sequence[Item]) -> Reference:
+def ask_before(adapted: Any, packer: Packer, team: Team, voice: Voice, items: Sequence[Item]) -> Reference:
     """What the model makes of the answers before its first step: the base does, or the adapter that is started from.
 
     Asked with the weights it starts with, so no second copy of the model is ever in memory.

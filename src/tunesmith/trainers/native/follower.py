@@ -29,7 +29,7 @@ def follow(spec: TrainSpec, team: Team) -> None:
     work = assemble(spec, chat, read_data(spec.run, chat, voice), team, voice)
     step = 0
     if spec.resume is not None and saved is not None:
-        restore(Path(spec.resume.path), saved, work.adapted, work.optimizer, team.rank)
+        restore(Path(spec.resume.path), saved, work.training.adapted, work.training.optimizer, team.rank)
         step = saved.standing.step
     while (call := team.heard()) is not Call.END:
         if call is Call.RANDOM:

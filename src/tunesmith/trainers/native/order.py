@@ -48,6 +48,25 @@ class Order:
         position = step - (self._ends[epoch - 1] if epoch else 0)
         return StepBatch(epoch, position, self._steps_of(epoch)[position])
 
+    def place(self, step: int) -> tuple[int, int]:
+        """Where the data stands after so many steps: the epoch of the last one, and how many of its steps are made."""
+        if step == 0:
+            return 0, 0
+        last = self.batch(step - 1)
+        return last.epoch, last.position + 1
+
+    def epoch_ended_by(self, step: int) -> int | None:
+        """The epoch, counted from 1, that ends with the last of so many steps."""
+        if step == 0:
+            return None
+        epoch = self.batch(step - 1).epoch
+        is_edge = step >= self.num_steps or self.batch(step).epoch != epoch
+        return epoch + 1 if is_edge else None
+
+    def num_tokens(self, step: int) -> int:
+        """Tokens of a step, counted from 0."""
+        return int(self._lengths[list(self.batch(step).indices)].sum())
+
     def used(self) -> list[int]:
         """The examples that any step sees: with `max_steps` or a part of an epoch, not all of them."""
         seen: set[int] = set()

@@ -41,15 +41,19 @@ class MadeStep:
     """Ids of the examples in which NaN or infinity appeared."""
 
     def raise_if_broken(self, step: int) -> None:
-        if self.broken is None:
-            return
-        named = ", ".join(self.suspects[:_NAMED_EXAMPLES])
-        more = len(self.suspects) - _NAMED_EXAMPLES
-        raise ProgramFailure(
-            ErrorClass.NONFINITE,
-            f"{self.broken} at step {step}; examples: {named}{f' and {more} more' if more > 0 else ''}; "
-            "the last good checkpoint remains; lower recipe.lr or look at these examples and at the base's weights",
-        )
+        if self.broken is not None:
+            raise broken_step(self.broken, step, self.suspects)
+
+
+def broken_step(why: str, step: int, suspects: Sequence[str]) -> ProgramFailure:
+    """The end of a training whose numbers broke: where, and in which examples."""
+    more = len(suspects) - _NAMED_EXAMPLES
+    named = ", ".join(suspects[:_NAMED_EXAMPLES]) + (f" and {more} more" if more > 0 else "")
+    return ProgramFailure(
+        ErrorClass.NONFINITE,
+        f"{why} at step {step}; examples: {named}; the last good checkpoint remains; "
+        "lower recipe.lr or look at these examples and at the base's weights",
+    )
 
 
 class StepMaker:
@@ -86,7 +90,7 @@ class StepMaker:
             "grad_norm": norm,
             "lr": rate,
             "tokens_per_s": num_tokens / max(clock.total_s(), 1e-9),
-            "memory_mb": _memory_mb(),
+            "memory_mb": memory_mb(),
             "update_ratio": update,
         }
         return MadeStep(loss, num_tokens, weights.num_trained, metrics | figures | clock.seconds(), broken, suspects)
@@ -183,7 +187,7 @@ def _norm(tensors: Sequence[Any]) -> float:
     return float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors])))
 
 
-def _memory_mb() -> float:
+def memory_mb() -> float:
     """The most the device's allocator held, or what this process holds now on a CPU."""
     if torch.cuda.is_available():
         return float(torch.cuda.max_memory_allocated()) / 2**20

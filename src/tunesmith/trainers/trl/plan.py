@@ -54,6 +54,10 @@ class Plan:
         passes = self.place(step)[0]
         return passes if step and passes > self.place(step - 1)[0] else None
 
+    def num_tokens(self, step: int) -> int:
+        """Tokens of a step, counted from 0."""
+        return int(self._lengths[self.step(step)].sum())
+
     def from_step(self, step: int) -> Rest:
         """What is still to be seen after `step` steps."""
         return Rest(self, step)

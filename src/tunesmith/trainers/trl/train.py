@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tunesmith.data.dataset import fingerprint_of
 from tunesmith.domain.profile import Method
 from tunesmith.domain.program import Phase, Result
 from tunesmith.domain.spec import RunSpec
 from tunesmith.domain.task import ErrorClass
 from tunesmith.errors import ConfigError
 from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.trainers.inputs import Inputs, read_inputs
+from tunesmith.trainers.inputs import read_inputs_whole
 
 Look = Callable[[Any], bool]
 """Looks at the bare base before anything is put on it, and says whether its embeddings are to be trained."""
@@ -34,7 +32,7 @@ def train_with(program: Program, make_model: MakeModel) -> Result:
     _prepare_environment()
     _refuse_what_it_cannot_do(run)
     program.phase(Phase.HASH)
-    inputs = _read_inputs(run)
+    inputs = read_inputs_whole(run)
     try:
         import datasets  # noqa: F401
         import trl  # noqa: F401
@@ -47,15 +45,6 @@ def train_with(program: Program, make_model: MakeModel) -> Result:
     from tunesmith.trainers.trl.attempt import run_attempt
 
     return run_attempt(program, inputs, make_model)
-
-
-def _read_inputs(run: RunSpec) -> Inputs:
-    """As for every trainer, and the dataset's fingerprint from every text in it rather than from its manifest."""
-    inputs = read_inputs(run)
-    found = fingerprint_of(Path(run.dataset.path))
-    if found != run.dataset.fingerprint:
-        raise ProgramFailure(ErrorClass.DATA, f"dataset {run.dataset.id} is not what its fingerprint says")
-    return replace(inputs, dataset_fingerprint=found)
 
 
 def _prepare_environment() -> None:
