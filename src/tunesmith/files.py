@@ -84,7 +84,10 @@ def publish_folder(staged: Path, final: Path, meta: dict[str, Any] | None = None
     for path in sorted(staged.rglob("*")):
         if path.is_symlink():
             raise DataError(f"refused to publish {path.name}: a published folder holds no links")
-        if path.is_dir() or path.name == MANIFEST:
+        if path.is_dir():
+            fsync_folder(path)  # the names in it; what they hold follows
+            continue
+        if path.name == MANIFEST:
             continue
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -95,13 +98,21 @@ def publish_folder(staged: Path, final: Path, meta: dict[str, Any] | None = None
         files[name] = {"sha256": sha256_file(path), "bytes": path.stat().st_size}
     manifest = Manifest(files, meta or {})
     write_atomic(staged / MANIFEST, canonical_json({"v": 1, "files": files, "meta": manifest.meta}))
-    final.parent.mkdir(parents=True, exist_ok=True)
+    _make_durable_folder(final.parent)
     if (final / MANIFEST).exists() and read_manifest(final).digest == manifest.digest:
         shutil.rmtree(staged)
         return manifest
     os.rename(staged, final)
     fsync_folder(final.parent)
     return manifest
+
+
+def _make_durable_folder(folder: Path) -> None:
+    """A folder that was made a moment ago is lost with the power, and all in it, unless its parent knows its name."""
+    if not folder.exists():
+        _make_durable_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        fsync_folder(folder.parent)
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -12,7 +12,7 @@ from typing import Any
 from tunesmith.clock import boot_seconds
 from tunesmith.domain.program import Artifact
 from tunesmith.domain.task import ErrorClass
-from tunesmith.files import MANIFEST, fsync_folder, publish_folder, sha256_text
+from tunesmith.files import MANIFEST, publish_folder, sha256_text
 from tunesmith.modeling.adapters import num_nonfinite
 from tunesmith.modeling.base_files import files_beside_weights, is_whole_model
 from tunesmith.programs.host import Program, ProgramFailure
@@ -122,9 +122,6 @@ class CheckpointShelf:
             copy.write(staged)
             if "best" not in kinds and self.best_adapter is not None:
                 shutil.copytree(self.best_adapter, staged / BEST)
-            for part in staged.iterdir():
-                if part.is_dir():
-                    fsync_folder(part)  # the names in it; publishing makes their content durable
             final = self._free_name(step)
             manifest = publish_folder(staged, final, {"step": step, "run_id": self._run.run_id})
         finally:
@@ -143,9 +140,6 @@ class CheckpointShelf:
         """A step saved twice, e.g. because it turned out to be the best, never takes the place of the first one:
         for a moment that would be the only good one, and gone."""
         folder = self._program.dir / CHECKPOINTS
-        if not folder.exists():
-            folder.mkdir()
-            fsync_folder(folder.parent)
         names = (f"step-{step}" if number == 1 else f"step-{step}-{number}" for number in range(1, 1000))
         return next(folder / name for name in names if not (folder / name).exists())
 

@@ -1,0 +1,45 @@
+"""Published folders: every name in them is made durable before the folder has its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tunesmith.files import publish_folder, verify_folder
+
+STRACE = "/usr/bin/strace"
+
+
+def test_published_folder_with_folders_inside_verifies_and_makes_its_parents(tmp_path: Path) -> None:
+    staged = a_staged_folder(tmp_path)
+    manifest = publish_folder(staged, tmp_path / "new" / "place" / "final", {"a": 1})
+    found = verify_folder(tmp_path / "new" / "place" / "final", manifest.digest)
+    assert set(found.files) == {"top.txt", "inner/deep/low.txt"}
+    assert not staged.exists()
+
+
+@pytest.mark.skipif(not os.path.exists(STRACE), reason="strace is not installed: apt-get install strace")
+def test_publishing_syncs_every_folder_before_the_rename_and_every_new_parent(tmp_path: Path) -> None:
+    a_staged_folder(tmp_path)
+    script = "import sys; from pathlib import Path; from tunesmith.files import publish_folder; "
+    script += "root = Path(sys.argv[1]); publish_folder(root / 'staged', root / 'new' / 'place' / 'final')"
+    log = tmp_path / "calls"
+    argv = [STRACE, "-y", "-e", "trace=fsync,rename", "-o", str(log), sys.executable, "-c", script, str(tmp_path)]
+    subprocess.run(argv, check=True)
+    lines = log.read_text().splitlines()
+    renamed = next(place for place, line in enumerate(lines) if line.startswith("rename(") and "/final" in line)
+    before, after = lines[:renamed], lines[renamed:]
+    for name in ("staged/inner>", "staged/inner/deep>", "staged>", f"{tmp_path}>", "/new>"):
+        assert any(line.startswith("fsync(") and name in line for line in before), name
+    assert any(line.startswith("fsync(") and "/new/place>" in line for line in after)
+
+
+def a_staged_folder(root: Path) -> Path:
+    (root / "staged" / "inner" / "deep").mkdir(parents=True)
+    (root / "staged" / "top.txt").write_text("top")
+    (root / "staged" / "inner" / "deep" / "low.txt").write_text("low")
+    return root / "staged"
