@@ -32,7 +32,7 @@ from tunesmith.errors import ConfigError, DataError
 from tunesmith.modeling.adapters import new_adapter, save_adapter, trained_parameters
 from tunesmith.modeling.chat import ChatFormat, Tokenized
 from tunesmith.modeling.loading import load_base, load_tokenizer
-from tunesmith.modeling.scoring import batches_by_tokens, mean_nlls
+from tunesmith.modeling.scoring import batches_by_count, mean_nlls
 from tunesmith.programs.host import Program, ProgramFailure
 from tunesmith.trainers.native.preflight import (
     Preflight,
@@ -92,7 +92,7 @@ def test_base_loss_is_the_mean_over_all_trained_tokens(micro: Path, data: Datase
     chat, base = a_chat(micro), load_base(micro, CPU)
     examples = tokens(chat, small_rows(12))
     found = look(micro, data, tmp_path / "out", small_rows(12))
-    means = mean_nlls(base, examples, chat.pad_id, batches_by_tokens([len(example) for example in examples], 500))
+    means = mean_nlls(base, examples, chat.pad_id, batches_by_count([len(example) for example in examples], 4))
     assert means is not None
     total = sum(mean * example.num_trained for mean, example in zip(means, examples, strict=True))
     assert found.base_loss == pytest.approx(total / sum(example.num_trained for example in examples), rel=1e-5)
