@@ -3,15 +3,21 @@
 An *item* is what one example makes the model compute: a prompt, once, and the answers that continue it. A *layout* puts
 items into one row without padding (`packed`, see `attention`), or one answer per padded row (`padded`): both give the
 same numbers. Nothing is ever cut.
+
+Layouts are made at every step while a fast device waits, so what does not change about an item is kept with it as
+arrays, and a layout is made from a few array operations, never token by token.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
+import numpy
 import torch
 
 from tunesmith.modeling.attention import Segment
@@ -27,7 +33,7 @@ class Branch:
     is_good: bool = True
     """Whether it is an answer to learn, or one to avoid."""
 
-    @property
+    @cached_property
     def num_trained(self) -> int:
         return sum(self.trained)
 
@@ -46,21 +52,70 @@ class Item:
 
     def __len__(self) -> int:
         """Tokens that go through the model when packed."""
+        return self._num_tokens
+
+    @cached_property
+    def _num_tokens(self) -> int:
         return len(self.prompt) + sum(len(branch.ids) for branch in self.branches)
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Tokens of its longest conversation."""
         return len(self.prompt) + max(len(branch.ids) for branch in self.branches)
 
-    @property
+    @cached_property
     def num_trained(self) -> int:
         return sum(branch.num_trained for branch in self.branches)
 
-    @property
+    @cached_property
     def num_context(self) -> int:
         """Tokens of the first conversation that are predicted but not trained; the very first is predicted by none."""
         return len(self.prompt) + len(self.branches[0].ids) - 1 - self.branches[0].num_trained
+
+    @cached_property
+    def arrays(self) -> Arrays:
+        """What layouts are made from; made when first asked for."""
+        return _arrays_of(self)
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """An item's tokens as arrays, and which of them are wanted: of each its span, the token and what predicts it."""
+
+    ids: Any
+    """The prompt, then every answer."""
+    bounds: Any
+    """Where the prompt ends in them, then where each answer ends."""
+    tokens: Any
+    sources: Any
+    """Places in the conversation, prompt included."""
+    places: Any
+    """The same places among `ids`, where an answer lies behind those before it."""
+    spans: Any
+    """0 for the context, then 1 for the first answer, and so on."""
+
+
+def _arrays_of(item: Item) -> Arrays:
+    num_prompt = len(item.prompt)
+    ends = list(accumulate((len(branch.ids) for branch in item.branches), initial=num_prompt))
+    ids = numpy.fromiter(
+        chain(item.prompt, *(branch.ids for branch in item.branches)), dtype=numpy.int32, count=ends[-1]
+    )
+    context = numpy.arange(1, num_prompt if item.counts_context else 1)
+    tokens, sources, places, spans = [ids[context]], [context - 1], [context - 1], [numpy.zeros_like(context)]
+    for number, branch in enumerate(item.branches):
+        is_trained = numpy.fromiter(branch.trained, dtype=bool, count=len(branch.ids))
+        is_wanted = is_trained.copy()
+        if number == 0 and item.counts_context:
+            is_wanted[:] = True
+        if num_prompt == 0:
+            is_wanted[:1] = False  # nothing predicts the first token of a conversation
+        wanted = numpy.flatnonzero(is_wanted)
+        tokens.append(ids[ends[number] + wanted])
+        sources.append(num_prompt + wanted - 1)
+        places.append(numpy.where(wanted > 0, ends[number] + wanted - 1, num_prompt - 1))
+        spans.append(numpy.where(is_trained[wanted], number + 1, 0))
+    return Arrays(ids, numpy.array(ends), *(_joined(parts, numpy.int32) for parts in (tokens, sources, places, spans)))
 
 
 def single(tokens: Tokenized) -> Item:
@@ -113,75 +168,91 @@ class Layout:
     """Which sum each of them belongs to."""
     num_spans: int
 
+    @cached_property
+    def spread(self) -> Spread | None:
+        """The segments as a kernel takes them; None for padded rows."""
+        return None if self.segments is None else spread_of(self.segments)
 
-@dataclass
-class _Wanted:
-    """Collects which tokens are wanted, from which place, for which sum."""
 
-    rows: list[int]
-    places: list[int]
-    tokens: list[int]
-    spans: list[int]
+@dataclass(frozen=True)
+class Spread:
+    """All segments for one call of a kernel that takes sequences end to end; keys of a prompt precede the answer's."""
 
-    def add(self, row: int, place: int, token: int, span: int) -> None:
-        self.rows.append(row)
-        self.places.append(place)
-        self.tokens.append(token)
-        self.spans.append(span)
+    query_starts: Any
+    """Where in the row each segment begins, and where the last one ends."""
+    key_places: Any
+    """Where in the row the keys of each segment lie, segment after segment; a shared prompt is there once for each."""
+    key_starts: Any
+    longest_query: int
+    longest_key: int
 
-    def add_item(self, item: Item, span: int, starts: Sequence[tuple[int, int, int]]) -> None:
-        """`starts`: of each answer, the row, where its first token lies, and where the prompt's first token lies."""
-        if item.counts_context:
-            row, _, origin = starts[0]
-            for number, token in enumerate(item.prompt[1:]):
-                self.add(row, origin + number, token, span)
-        for number, (branch, (row, start, origin)) in enumerate(zip(item.branches, starts, strict=True)):
-            before = origin + len(item.prompt) - 1  # what predicts the first token of the answer
-            for place, (token, is_trained) in enumerate(zip(branch.ids, branch.trained, strict=True)):
-                is_context = number == 0 and item.counts_context and not is_trained
-                source = start + place - 1 if place else before
-                if source >= origin and (is_trained or is_context):
-                    self.add(row, source, token, span if is_context else span + 1 + number)
+
+def spread_of(segments: Sequence[Segment]) -> Spread:
+    """On the CPU; the keys of a segment are its prompt's, where it continues one, and its own."""
+    lengths = numpy.array([segment.length for segment in segments])
+    prompts = numpy.array([-1 if segment.prompt is None else segment.prompt for segment in segments])
+    starts = _starts(lengths)
+    pieces = numpy.stack([numpy.where(prompts < 0, 0, lengths[prompts]), lengths], axis=1)
+    begins = numpy.stack([starts[prompts], starts[:-1]], axis=1).ravel()  # of a piece without tokens it does not matter
+    num_keys = pieces.sum(axis=1)
+    return Spread(
+        query_starts=torch.from_numpy(starts.astype(numpy.int32)),
+        key_places=torch.from_numpy(_ranges(begins, pieces.ravel())),
+        key_starts=torch.from_numpy(_starts(num_keys).astype(numpy.int32)),
+        longest_query=int(lengths.max()),
+        longest_key=int(num_keys.max()),
+    )
 
 
 def packed(items: Sequence[Item]) -> Layout:
     """All items in one row, no padding; answers to one prompt share its computation."""
-    ids: list[int] = []
-    positions: list[int] = []
+    arrays = [item.arrays for item in items]
+    origins = _starts([len(item) for item in items])
     segments: list[Segment] = []
-    wanted = _Wanted([], [], [], [])
-    for item, span in zip(items, _first_spans(items), strict=True):
-        origin, prompt = len(ids), None
-        if len(item.branches) > 1 and item.prompt:
+    begins: list[int] = []  # of each prompt and answer, the position of its first token
+    lengths: list[int] = []
+    for item in items:
+        num_prompt, num_branches = len(item.prompt), len(item.branches)
+        answers = [len(branch.ids) for branch in item.branches]
+        begins += [0] + [num_prompt] * num_branches
+        lengths += [num_prompt, *answers]
+        if num_branches > 1 and num_prompt:
             prompt = len(segments)
-            segments.append(Segment(len(item.prompt)))
-        ids += item.prompt
-        positions += range(len(item.prompt))
-        starts = []
-        for branch in item.branches:
-            starts.append((0, len(ids), origin))
-            # an only answer is simply the rest of its conversation
-            alone = len(item.prompt) if prompt is None else 0
-            segments.append(Segment(alone + len(branch.ids), prompt))
-            ids += branch.ids
-            positions += range(len(item.prompt), len(item.prompt) + len(branch.ids))
-        wanted.add_item(item, span, starts)
-    return _layout([ids], [positions], tuple(segments), wanted, _num_spans(items))
+            segments.append(Segment(num_prompt))
+            segments += [Segment(length, prompt) for length in answers]
+        else:  # an only answer is simply the rest of its conversation
+            segments += [Segment(num_prompt + length) for length in answers]
+    num_wanted = [len(one.tokens) for one in arrays]
+    return _layout(
+        ids=_joined([one.ids for one in arrays])[None],
+        positions=_ranges(numpy.array(begins, dtype=numpy.int64), numpy.array(lengths, dtype=numpy.int64))[None],
+        segments=tuple(segments),
+        rows=0,
+        places=_joined([one.places for one in arrays]) + numpy.repeat(origins[:-1], num_wanted),
+        items=items,
+    )
 
 
 def padded(items: Sequence[Item], pad_id: int) -> Layout:
     """One row per answer, with its prompt in front, filled up on the right where a causal model never looks."""
-    rows: list[list[int]] = []
-    wanted = _Wanted([], [], [], [])
-    for item, span in zip(items, _first_spans(items), strict=True):
-        starts = []
-        for branch in item.branches:
-            starts.append((len(rows), len(item.prompt), 0))
-            rows.append([*item.prompt, *branch.ids])
-        wanted.add_item(item, span, starts)
-    width = max(len(row) for row in rows)
-    filled = [row + [pad_id] * (width - len(row)) for row in rows]
-    return _layout(filled, [list(range(width))] * len(rows), None, wanted, _num_spans(items))
+    width = max(item.longest for item in items)
+    ids = numpy.full((sum(len(item.branches) for item in items), width), pad_id)
+    first_rows = _starts([len(item.branches) for item in items])
+    rows, arrays = [], [item.arrays for item in items]
+    for first, one in zip(first_rows, arrays, strict=False):
+        num_prompt = one.bounds[0]
+        for row, (start, end) in enumerate(pairwise(one.bounds), start=first):
+            ids[row, :num_prompt] = one.ids[:num_prompt]
+            ids[row, num_prompt : num_prompt + end - start] = one.ids[start:end]
+        rows.append(first + numpy.maximum(one.spans - 1, 0))
+    return _layout(
+        ids=ids,
+        positions=numpy.tile(numpy.arange(width), (len(ids), 1)),
+        segments=None,
+        rows=_joined(rows),
+        places=_joined([one.sources for one in arrays]),
+        items=items,
+    )
 
 
 @dataclass(frozen=True)
@@ -220,44 +291,54 @@ def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     """
     order = sorted(range(len(sizes)), key=lambda index: (-sizes[index], index))
     groups: list[list[int]] = []
-    room: list[int] = []
+    rooms: list[tuple[int, int]] = []  # what is left in each group, sorted
     for index in order:
-        fitting = [(left, number) for number, left in enumerate(room) if left >= sizes[index]]
-        if fitting:
-            _, number = min(fitting)
+        size = sizes[index]
+        place = bisect_left(rooms, (size, 0))
+        if place < len(rooms):
+            left, number = rooms.pop(place)
             groups[number].append(index)
-            room[number] -= sizes[index]
+            insort(rooms, (left - size, number))
         else:
+            insort(rooms, (max(0, capacity - size), len(groups)))
             groups.append([index])
-            room.append(max(0, capacity - sizes[index]))
     return [sorted(group) for group in groups]
 
 
 def _layout(
-    ids: list[list[int]],
-    positions: list[list[int]],
-    segments: tuple[Segment, ...] | None,
-    wanted: _Wanted,
-    num_spans: int,
+    *, ids: Any, positions: Any, segments: tuple[Segment, ...] | None, rows: Any, places: Any, items: Sequence[Item]
 ) -> Layout:
-    places = torch.tensor(wanted.places, dtype=torch.long)
-    columns, found = torch.unique(places, return_inverse=True)  # sorted
-    picks = torch.tensor(wanted.rows, dtype=torch.long) * len(columns) + found
+    """`rows` and `places` say where the logits of each wanted token are."""
+    arrays = [item.arrays for item in items]
+    first_spans = _starts([1 + len(item.branches) for item in items])
+    is_column = numpy.zeros(ids.shape[1], dtype=bool)
+    is_column[places] = True
+    columns = numpy.flatnonzero(is_column)
+    numbers = is_column.cumsum() - 1
+    spans = _joined([one.spans for one in arrays])
+    spans += numpy.repeat(first_spans[:-1], [len(one.spans) for one in arrays])
     return Layout(
-        ids=torch.tensor(ids, dtype=torch.long),
-        positions=torch.tensor(positions, dtype=torch.long),
+        ids=torch.from_numpy(ids),
+        positions=torch.from_numpy(positions),
         segments=segments,
-        columns=columns,
-        picks=picks,
-        wanted=torch.tensor(wanted.tokens, dtype=torch.long),
-        spans=torch.tensor(wanted.spans, dtype=torch.long),
-        num_spans=num_spans,
+        columns=torch.from_numpy(columns),
+        picks=torch.from_numpy(rows * len(columns) + numbers[places]),
+        wanted=torch.from_numpy(_joined([one.tokens for one in arrays])),
+        spans=torch.from_numpy(spans),
+        num_spans=int(first_spans[-1]),
     )
 
 
-def _first_spans(items: Sequence[Item]) -> list[int]:
-    return [0, *accumulate(1 + len(item.branches) for item in items)][:-1]
+def _starts(lengths: Any) -> Any:
+    """Where each of these begins when they lie end to end, and where the last one ends."""
+    return numpy.concatenate(([0], numpy.cumsum(lengths, dtype=numpy.int64)))
 
 
-def _num_spans(items: Sequence[Item]) -> int:
-    return sum(1 + len(item.branches) for item in items)
+def _ranges(begins: Any, lengths: Any) -> Any:
+    """`begin`, `begin` + 1, … for `length` numbers, of every pair, end to end."""
+    starts = _starts(lengths)
+    return numpy.arange(starts[-1]) + numpy.repeat(begins - starts[:-1], lengths)
+
+
+def _joined(parts: Sequence[Any], dtype: Any = numpy.int64) -> Any:
+    return numpy.concatenate([numpy.empty(0, dtype), *parts], dtype=dtype)
