@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunesmith.domain.profile import FAMILIES
-from tunesmith.modeling.attention import Segment
+from tunesmith.modeling.attention import Apart
 from tunesmith.modeling.chat import Tokenized
 from tunesmith.modeling.packs import Branch, Item, Packer, best_fit, packed, padded, siblings, single
 from tunesmith.modeling.scoring import evaluating, keeps_apart, span_log_probs
+from tunesmith.modeling.segments import Segment
 
 WINDOW = 7  # shorter than the sequences, so that it matters
 
@@ -69,9 +70,9 @@ def test_a_model_that_ignores_the_segments_is_found_out() -> None:
     for layer in model.model.layers:
         plain = layer.self_attn.forward
 
-        def deaf(*args: Any, plain: Any = plain, segments: Any = None, **options: Any) -> Any:
+        def deaf(*args: Any, plain: Any = plain, apart: Any = None, **options: Any) -> Any:
             length = options["hidden_states"].shape[1] if "hidden_states" in options else args[0].shape[1]
-            return plain(*args, segments=(Segment(length),), **options)
+            return plain(*args, apart=Apart((Segment(length),), torch.device("cpu")), **options)
 
         layer.self_attn.forward = deaf
     assert not keeps_apart(model)

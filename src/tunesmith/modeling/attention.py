@@ -12,120 +12,144 @@ import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from tunesmith.modeling.segments import Segment, Spread, spread_of
+
 _NAME = "tunesmith_segments"
+_HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
-class Segment:
-    """A stretch of a row; `prompt` is the number of an earlier segment that this one continues, or None."""
+class Rules:
+    """How a layer attends, whatever the segments are."""
 
-    length: int
-    prompt: int | None = None
+    scaling: float | None = None
+    dropout: float = 0.0
+    window: int | None = None
+    softcap: float | None = None
+
+
+class Apart:
+    """Attention over one row whose segments do not see each other; queries, keys, values are tokens × heads × size.
+
+    On CUDA all segments go through one kernel, made for sequences of any length; elsewhere, and where that kernel
+    cannot do what a layer asks for, one segment goes after the other: the slow twin.
+    """
+
+    def __init__(self, segments: Sequence[Segment], device: Any, spread: Spread | None = None) -> None:
+        self._segments = segments
+        self._placed = _Placed(spread or spread_of(segments), device) if device.type == "cuda" else None
+
+    def __call__(self, query: Any, key: Any, value: Any, rules: Rules) -> Any:
+        if self._placed is not None and rules.softcap is None and not rules.dropout and query.dtype in _HALF:
+            return self._placed.attend(query, key, value, rules)
+        lengths = [segment.length for segment in self._segments]
+        # split, not slices: its backward joins the parts, where every slice would add a tensor as long as the row
+        parts = (tensor.transpose(0, 1)[None].split(lengths, dim=2) for tensor in (query, key, value))
+        queries, keys, values = parts
+        outputs = []
+        for number, segment in enumerate(self._segments):
+            own_key, own_value = keys[number], values[number]
+            if segment.prompt is not None:
+                own_key = torch.cat([keys[segment.prompt], own_key], dim=2)
+                own_value = torch.cat([values[segment.prompt], own_value], dim=2)
+            outputs.append(_attend_one(queries[number], own_key, own_value, rules))
+        return torch.cat(outputs, dim=2)[0].transpose(0, 1)
 
 
 @contextlib.contextmanager
-def segmented(model: Any, segments: Sequence[Segment]) -> Iterator[dict[str, Any]]:
+def segmented(model: Any, segments: Sequence[Segment], spread: Spread | None = None) -> Iterator[dict[str, Any]]:
     """What to pass to `model(...)` so that it attends within the segments; the model is as before afterwards."""
     config = model.config
     before = config._attn_implementation
     config._attn_implementation = _NAME
-    device = next(model.parameters()).device
     try:
-        yield {"segments": tuple(segments), "spread": _spread(segments, device) if device.type == "cuda" else None}
+        yield {"apart": Apart(segments, next(model.parameters()).device, spread)}
     finally:
         config._attn_implementation = before
 
 
 def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> tuple[Any, None]:
     """One layer's attention over a row (1 × heads × tokens × size), as transformers calls it."""
-    segments: Sequence[Segment] = options["segments"]
-    spread: _Spread | None = options["spread"]
-    rules = _Rules(
+    rules = Rules(
         options.get("scaling"), options.get("dropout", 0.0), options.get("sliding_window"), options.get("softcap")
     )
-    if spread is not None and rules.softcap is None and query.dtype in (torch.bfloat16, torch.float16):
-        return _attend_all(query, key, value, rules, spread), None
-    lengths = [segment.length for segment in segments]
-    # split, not slices: its backward joins the parts, where every slice would add a tensor as long as the row
-    queries, keys, values = (tensor.split(lengths, dim=2) for tensor in (query, key, value))
-    outputs = []
-    for number, segment in enumerate(segments):
-        own_key, own_value = keys[number], values[number]
-        if segment.prompt is not None:
-            own_key = torch.cat([keys[segment.prompt], own_key], dim=2)
-            own_value = torch.cat([values[segment.prompt], own_value], dim=2)
-        outputs.append(_attend_one(queries[number], own_key, own_value, rules))
-    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+    found = options["apart"](*(tensor[0].transpose(0, 1) for tensor in (query, key, value)), rules)
+    return found[None].contiguous(), None
 
 
-@dataclass(frozen=True)
-class _Rules:
-    """How a layer attends, whatever the segments are."""
+class _Placed:
+    """The segments on the device, for one kernel that takes sequences end to end."""
 
-    scaling: float | None
-    dropout: float
-    window: int | None
-    softcap: float | None
+    def __init__(self, spread: Spread, device: Any) -> None:
+        def there(tensor: Any) -> Any:
+            return tensor.pin_memory().to(device, non_blocking=True)
 
+        self._query_starts, self._key_starts = there(spread.query_starts), there(spread.key_starts)
+        self._longest_query, self._longest_key = spread.longest_query, spread.longest_key
+        self._gathering = None if spread.is_plain else (there(spread.key_places), there(spread.copies))
 
-@dataclass(frozen=True)
-class _Spread:
-    """All segments for one call of a kernel that takes sequences end to end; keys of a prompt precede the answer's."""
+    def attend(self, query: Any, key: Any, value: Any, rules: Rules) -> Any:
+        """Causal here means that the last query of a segment sees its last key, as it must."""
+        from torch.nn.attention.varlen import varlen_attn
 
-    keys: Any
-    """Where in the row the keys of each segment lie, segment after segment; a shared prompt is there once for each."""
-    query_ends: Any
-    key_ends: Any
-    longest_query: int
-    longest_key: int
-
-
-def _spread(segments: Sequence[Segment], device: Any) -> _Spread:
-    starts = [0, *accumulate(segment.length for segment in segments)]
-    places: list[int] = []
-    num_keys: list[int] = []
-    for number, segment in enumerate(segments):
-        before = len(places)
-        if segment.prompt is not None:
-            places += range(starts[segment.prompt], starts[segment.prompt + 1])
-        places += range(starts[number], starts[number + 1])
-        num_keys.append(len(places) - before)
-    return _Spread(
-        keys=torch.tensor(places, device=device),
-        query_ends=torch.tensor(starts, device=device, dtype=torch.int32),
-        key_ends=torch.tensor([0, *accumulate(num_keys)], device=device, dtype=torch.int32),
-        longest_query=max(segment.length for segment in segments),
-        longest_key=max(num_keys),
-    )
+        key, value = key.to(query.dtype), value.to(query.dtype)
+        if self._gathering is not None:
+            key, value = (gathered(tensor, *self._gathering) for tensor in (key, value))
+        is_grouped = query.shape[1] != key.shape[1]
+        return varlen_attn(
+            query,
+            key,
+            value,
+            self._query_starts,
+            self._key_starts,
+            self._longest_query,
+            self._longest_key,
+            scale=rules.scaling,
+            window_size=(-1 if rules.window is None else rules.window - 1, 0),
+            **({"enable_gqa": True} if is_grouped and _must_say_grouped() else {}),
+        )
 
 
-def _attend_all(query: Any, key: Any, value: Any, rules: _Rules, spread: _Spread) -> Any:
-    """Every segment in one kernel. Causal here means that the last query sees the last key, as it must."""
-    from torch.nn.attention.varlen import varlen_attn
+def gathered(values: Any, places: Any, copies: Any) -> Any:
+    """`values[places]`; its gradient is gathered too, through `copies`, instead of being scattered with atomics."""
+    return _Gathered.apply(values, places, copies)
 
-    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # tokens × heads × size
-    if len(spread.keys) != len(key):
-        key, value = key[spread.keys], value[spread.keys]
-    output = varlen_attn(
-        query,
-        key.to(query.dtype),
-        value.to(query.dtype),
-        spread.query_ends,
-        spread.key_ends,
-        spread.longest_query,
-        spread.longest_key,
-        scale=rules.scaling,
-        window_size=(-1 if rules.window is None else rules.window - 1, 0),
-        **({"enable_gqa": True} if query.shape[1] != key.shape[1] and _must_say_grouped() else {}),
-    )
-    return output[None]
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Any, places: Any, copies: Any) -> Any:
+        ctx.save_for_backward(copies)
+        return values[places]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, None, None]:
+        (copies,) = ctx.saved_tensors
+        return _sum_of_copies(grads[0], copies), None, None
+
+
+def _sum_of_copies(grad: Any, copies: Any) -> Any:
+    if not grad.is_cuda:
+        return add_copies(grad, copies)
+    return _compiled_add_copies()(grad, copies)
+
+
+@cache
+def _compiled_add_copies() -> Any:
+    return torch.compile(add_copies, dynamic=True)
+
+
+def add_copies(grad: Any, copies: Any) -> Any:
+    """Of each place the sum over its copies; fp32 inside."""
+    total = torch.zeros((), device=grad.device)
+    for row in copies.unbind(0):
+        total = total + torch.where((row >= 0)[:, None, None], grad[row.clamp(min=0)].float(), 0.0)
+    return total.to(grad.dtype)
 
 
 @cache
@@ -136,7 +160,7 @@ def _must_say_grouped() -> bool:
     return "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
-def _attend_one(query: Any, key: Any, value: Any, rules: _Rules) -> Any:
+def _attend_one(query: Any, key: Any, value: Any, rules: Rules) -> Any:
     """Causal attention of the last tokens of a sequence over all of it."""
     num_queries, num_keys = query.shape[2], key.shape[2]
     is_plain = num_queries == num_keys and (rules.window is None or num_keys <= rules.window)
@@ -162,7 +186,7 @@ def _visible(num_queries: int, num_keys: int, window: int | None, device: Any) -
     return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
 
 
-def _capped(query: Any, key: Any, value: Any, rules: _Rules, visible: Any) -> Any:
+def _capped(query: Any, key: Any, value: Any, rules: Rules, visible: Any) -> Any:
     """Attention whose scores are softly limited, as Gemma 2 has it; no fused kernel does that."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)

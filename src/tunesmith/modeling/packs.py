@@ -20,8 +20,8 @@ from typing import Any
 import numpy
 import torch
 
-from tunesmith.modeling.attention import Segment
 from tunesmith.modeling.chat import Tokenized
+from tunesmith.modeling.segments import Segment, Spread, ranges, spread_of, starts
 
 
 @dataclass(frozen=True)
@@ -174,40 +174,10 @@ class Layout:
         return None if self.segments is None else spread_of(self.segments)
 
 
-@dataclass(frozen=True)
-class Spread:
-    """All segments for one call of a kernel that takes sequences end to end; keys of a prompt precede the answer's."""
-
-    query_starts: Any
-    """Where in the row each segment begins, and where the last one ends."""
-    key_places: Any
-    """Where in the row the keys of each segment lie, segment after segment; a shared prompt is there once for each."""
-    key_starts: Any
-    longest_query: int
-    longest_key: int
-
-
-def spread_of(segments: Sequence[Segment]) -> Spread:
-    """On the CPU; the keys of a segment are its prompt's, where it continues one, and its own."""
-    lengths = numpy.array([segment.length for segment in segments])
-    prompts = numpy.array([-1 if segment.prompt is None else segment.prompt for segment in segments])
-    starts = _starts(lengths)
-    pieces = numpy.stack([numpy.where(prompts < 0, 0, lengths[prompts]), lengths], axis=1)
-    begins = numpy.stack([starts[prompts], starts[:-1]], axis=1).ravel()  # of a piece without tokens it does not matter
-    num_keys = pieces.sum(axis=1)
-    return Spread(
-        query_starts=torch.from_numpy(starts.astype(numpy.int32)),
-        key_places=torch.from_numpy(_ranges(begins, pieces.ravel())),
-        key_starts=torch.from_numpy(_starts(num_keys).astype(numpy.int32)),
-        longest_query=int(lengths.max()),
-        longest_key=int(num_keys.max()),
-    )
-
-
 def packed(items: Sequence[Item]) -> Layout:
     """All items in one row, no padding; answers to one prompt share its computation."""
     arrays = [item.arrays for item in items]
-    origins = _starts([len(item) for item in items])
+    origins = starts([len(item) for item in items])
     segments: list[Segment] = []
     begins: list[int] = []  # of each prompt and answer, the position of its first token
     lengths: list[int] = []
@@ -225,7 +195,7 @@ def packed(items: Sequence[Item]) -> Layout:
     num_wanted = [len(one.tokens) for one in arrays]
     return _layout(
         ids=_joined([one.ids for one in arrays])[None],
-        positions=_ranges(numpy.array(begins, dtype=numpy.int64), numpy.array(lengths, dtype=numpy.int64))[None],
+        positions=ranges(numpy.array(begins, dtype=numpy.int64), numpy.array(lengths, dtype=numpy.int64))[None],
         segments=tuple(segments),
         rows=0,
         places=_joined([one.places for one in arrays]) + numpy.repeat(origins[:-1], num_wanted),
@@ -237,7 +207,7 @@ def padded(items: Sequence[Item], pad_id: int) -> Layout:
     """One row per answer, with its prompt in front, filled up on the right where a causal model never looks."""
     width = max(item.longest for item in items)
     ids = numpy.full((sum(len(item.branches) for item in items), width), pad_id)
-    first_rows = _starts([len(item.branches) for item in items])
+    first_rows = starts([len(item.branches) for item in items])
     rows, arrays = [], [item.arrays for item in items]
     for first, one in zip(first_rows, arrays, strict=False):
         num_prompt = one.bounds[0]
@@ -310,7 +280,7 @@ def _layout(
 ) -> Layout:
     """`rows` and `places` say where the logits of each wanted token are."""
     arrays = [item.arrays for item in items]
-    first_spans = _starts([1 + len(item.branches) for item in items])
+    first_spans = starts([1 + len(item.branches) for item in items])
     is_column = numpy.zeros(ids.shape[1], dtype=bool)
     is_column[places] = True
     columns = numpy.flatnonzero(is_column)
@@ -327,17 +297,6 @@ def _layout(
         spans=torch.from_numpy(spans),
         num_spans=int(first_spans[-1]),
     )
-
-
-def _starts(lengths: Any) -> Any:
-    """Where each of these begins when they lie end to end, and where the last one ends."""
-    return numpy.concatenate(([0], numpy.cumsum(lengths, dtype=numpy.int64)))
-
-
-def _ranges(begins: Any, lengths: Any) -> Any:
-    """`begin`, `begin` + 1, … for `length` numbers, of every pair, end to end."""
-    starts = _starts(lengths)
-    return numpy.arange(starts[-1]) + numpy.repeat(begins - starts[:-1], lengths)
 
 
 def _joined(parts: Sequence[Any], dtype: Any = numpy.int64) -> Any:

@@ -23,7 +23,7 @@ def span_log_probs(model: Any, layout: Layout) -> Any:
     columns = layout.columns.to(device)
     with mixed_precision(device), contextlib.ExitStack() as stack:
         if layout.segments is not None:
-            inputs |= stack.enter_context(segmented(model, layout.segments))
+            inputs |= stack.enter_context(segmented(model, layout.segments, layout.spread))
         logits = model(**inputs, logits_to_keep=columns).logits.flatten(0, 1)
     if logits.shape[0] != layout.picks.shape[0] or layout.segments is None:
         logits = logits[layout.picks.to(device)]

@@ -1,0 +1,1 @@
+"""Llama-like decoders with LoRA, computed our own way: fewer and larger products, less kept, nothing waited for."""

@@ -1,0 +1,167 @@
+"""A base with its adapter, computed layer by layer our own way: which models can be, and their log-probabilities."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from tunesmith.modeling.adapters import trained_parameters
+from tunesmith.modeling.attention import Apart
+from tunesmith.modeling.fast.head import log_probs
+from tunesmith.modeling.fast.kernels import norm, norm_backward, run
+from tunesmith.modeling.fast.layer import Layer, Norm
+from tunesmith.modeling.fast.site import Site
+from tunesmith.modeling.packs import Layout
+from tunesmith.modeling.segments import Segment
+
+_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+_PROJECTION = re.compile(
+    r"\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.lora_[AB]\.default\.weight\Z"
+)
+_ROUNDED_TO = 256
+"""Tokens of a pass are filled up to a multiple of this on CUDA, so that few shapes occur."""
+
+
+def why_not(adapted: Any) -> str | None:
+    """What keeps this model from being computed here; None if nothing does."""
+    config = adapted.config
+    if config.model_type not in _FAMILIES or getattr(config, "hidden_act", None) != "silu":
+        return f"models of type {config.model_type} are not among those known here ({', '.join(sorted(_FAMILIES))})"
+    if not hasattr(adapted, "peft_config"):
+        return "every weight is trained"
+    if getattr(config, "attention_dropout", 0.0):
+        return "its attention drops out"
+    settings = next(iter(adapted.peft_config.values()))
+    if settings.use_dora or settings.lora_dropout or settings.bias != "none" or getattr(settings, "lora_bias", False):
+        return "the adapter has dropout, DoRA or biases"
+    if not all(_PROJECTION.search(name) for name, _ in trained_parameters(adapted)):
+        return "more is trained than adapters on the projections of the decoder layers"
+    return None
+
+
+class FastModel:
+    """Shares every weight with the model it is made from; gradients go to the same parameters."""
+
+    def __init__(self, adapted: Any, *, checkpointed_layers: int = 0) -> None:
+        """`checkpointed_layers`: of so many layers only the input is kept, and the rest computed again."""
+        base = adapted.get_base_model()
+        self.model = adapted
+        self._layers = _layers(adapted)
+        self._num_checkpointed = checkpointed_layers
+        self._embed, self._rotary = base.get_input_embeddings().weight, base.model.rotary_emb
+        self._norm, self._head = _norm(base.model.norm), base.get_output_embeddings().weight
+        copies = [site.copies() for layer in self._layers for site in layer.sites]
+        self._places = [place for places, _, _ in copies for place in places]
+        self._parameters = [parameter for _, parameters, _ in copies for parameter in parameters]
+        self._scales = [scale for _, _, scales in copies for scale in scales]
+        self._gradients = torch.zeros(
+            sum(parameter.numel() for parameter in self._parameters), device=self._head.device
+        )
+
+    def start_step(self) -> None:
+        """Gradients are zero, and are collected in one piece of memory from here on."""
+        self._gradients.zero_()
+        parts = self._gradients.split([parameter.numel() for parameter in self._parameters])
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+
+    def span_log_probs(self, layout: Layout) -> Any:
+        """Of each span of the layout the sum of the log-probabilities of its tokens; differentiable if asked for."""
+        device = self._head.device
+        segments, ids, positions, places = _row(layout, _ROUNDED_TO if device.type == "cuda" else 1)
+        ids, positions, places, tokens, spans = (
+            _moved(tensor, device) for tensor in (ids, positions, places, layout.wanted, layout.spans)
+        )
+        self._copy_parameters()
+        hidden = self._hidden(ids, positions, places, Apart(segments, device))
+        found = log_probs(hidden, self._head, tokens)
+        return torch.zeros(layout.num_spans, device=device).index_add(0, spans, found)
+
+    def _hidden(self, ids: Any, positions: Any, places: Any, attend: Apart) -> Any:
+        """The final hidden states at the wanted places."""
+        residual = self._embed[ids]
+        residual.requires_grad_(torch.is_grad_enabled())
+        cos, sin = (part[0] for part in self._rotary(residual[None], positions[None]))
+        delta = torch.zeros_like(residual)
+        for number, layer in enumerate(self._layers):
+            call: Callable[..., tuple[Any, Any]] = layer
+            if number < self._num_checkpointed and torch.is_grad_enabled():
+                call = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=False)
+            residual, delta = call(residual, delta, cos, sin, attend)
+        return _Last.apply(residual, delta, places, self._norm)
+
+    @torch.no_grad()
+    def _copy_parameters(self) -> None:
+        """The parameters as they are now, in the dtype of the model."""
+        torch._foreach_copy_(self._places, self._parameters)
+        torch._foreach_mul_(self._places, self._scales)
+
+
+class _Last(torch.autograd.Function):
+    """The last norm, at the wanted places alone."""
+
+    @staticmethod
+    def forward(ctx: Any, residual: Any, delta: Any, places: Any, last: Norm) -> Any:
+        rows = residual.index_select(0, places) + delta.index_select(0, places)
+        ctx.last, ctx.shape = last, residual.shape
+        ctx.save_for_backward(rows, places)
+        return run(norm, rows, last.weight, last.epsilon)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        rows, places = ctx.saved_tensors
+        grad = run(norm_backward, grads[0], rows, ctx.last.weight, ctx.last.epsilon).to(rows.dtype)
+        total = torch.zeros(ctx.shape, dtype=rows.dtype, device=rows.device).index_add_(0, places, grad)
+        return total, total, None, None
+
+
+def _row(layout: Layout, rounded_to: int) -> tuple[tuple[Segment, ...], Any, Any, Any]:
+    """A layout as one row: its segments, tokens, positions, and the place of what predicts each wanted token."""
+    num_rows, width = layout.ids.shape
+    segments = layout.segments or (Segment(width),) * num_rows
+    ids, positions = layout.ids.flatten(), layout.positions.flatten()
+    columns = max(1, len(layout.columns))
+    places = layout.picks // columns * width + layout.columns[layout.picks % columns]
+    missing = -len(ids) % rounded_to
+    if missing:
+        ids, positions = (torch.nn.functional.pad(tensor, (0, missing)) for tensor in (ids, positions))
+        segments = (*segments, Segment(missing))
+    return segments, ids, positions, places
+
+
+def _moved(tensor: Any, device: Any) -> Any:
+    """Without waiting for what the device is doing."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def _layers(adapted: Any) -> list[Layer]:
+    return [_layer(module, adapted.config) for module in adapted.get_base_model().model.layers]
+
+
+def _layer(module: Any, config: Any) -> Layer:
+    attention, mlp = module.self_attn, module.mlp
+    return Layer(
+        first_norm=_norm(module.input_layernorm),
+        qkv=Site([attention.q_proj, attention.k_proj, attention.v_proj]),
+        query_norm=_norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
+        key_norm=_norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
+        out=Site([attention.o_proj]),
+        second_norm=_norm(module.post_attention_layernorm),
+        gate_up=Site([mlp.gate_proj, mlp.up_proj]),
+        down=Site([mlp.down_proj]),
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_size=attention.head_dim,
+        scaling=attention.scaling,
+        # Mistral's layers ask the config, Qwen's know their own
+        window=config.sliding_window if config.model_type == "mistral" else getattr(attention, "sliding_window", None),
+    )
+
+
+def _norm(module: Any) -> Norm:
+    return Norm(module.weight, module.variance_epsilon)

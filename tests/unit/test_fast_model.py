@@ -1,0 +1,184 @@
+"""The fast path computes what transformers and peft compute: log-probabilities and gradients, here in fp32 on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tunesmith.domain.profile import Recipe
+from tunesmith.modeling.adapters import new_adapter, trained_parameters
+from tunesmith.modeling.attention import add_copies, gathered
+from tunesmith.modeling.fast import head, site
+from tunesmith.modeling.fast.model import FastModel, why_not
+from tunesmith.modeling.packs import Branch, Item, packed, padded
+from tunesmith.modeling.scoring import evaluating, span_log_probs
+from tunesmith.modeling.segments import Segment, spread_of
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama, biased, not tied": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
+    "mistral": {"sliding_window": 6},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+}
+
+
+def an_adapted(name: str = "qwen3", targets: Any = "all-linear", rank: int = 4) -> Any:
+    """A small model with an adapter away from its start."""
+    torch.manual_seed(1)
+    config = transformers.AutoConfig.for_model(
+        name.partition(",")[0],
+        **{
+            "vocab_size": 90, "hidden_size": 32, "intermediate_size": 72, "num_hidden_layers": 3,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0,
+            "eos_token_id": 1, "bos_token_id": 2, **SHAPES[name],
+        },
+    )  # fmt: skip
+    base = transformers.AutoModelForCausalLM.from_config(config).requires_grad_(False)
+    for parameter in base.parameters():  # biases and norms start where mistakes do not show
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    adapted = new_adapter(base, Recipe(lora_rank=rank, lora_alpha=7.0, lora_dropout=0.0, target_modules=targets))
+    for _, parameter in trained_parameters(adapted):
+        parameter.data = 0.2 * torch.randn_like(parameter)
+    return adapted
+
+
+def some_items() -> list[Item]:
+    """Shared prompts, lone conversations, context that counts."""
+    draw = torch.Generator().manual_seed(3)
+
+    def tokens(num: int) -> tuple[int, ...]:
+        return tuple(torch.randint(3, 90, (num,), generator=draw).tolist())
+
+    def answer(num: int, *, is_good: bool = True) -> Branch:
+        return Branch(tokens(num), (True,) * num, is_good)
+
+    return [
+        Item("pair", tokens(9), (answer(5), answer(7, is_good=False)), counts_context=True),
+        Item("single", (), (Branch(tokens(11), (False,) * 4 + (True,) * 7),)),
+        Item("three", tokens(6), (answer(1), answer(3), answer(2))),
+        Item("one", tokens(4), (answer(6),)),
+    ]
+
+
+def gradients_of(adapted: Any, spans: Any) -> dict[str, Any]:
+    weights = torch.linspace(0.5, 2.0, len(spans))  # of each span another share: a swap would be seen
+    (torch.tanh(spans / 30) * weights).sum().backward()
+    return {name: parameter.grad.clone() for name, parameter in trained_parameters(adapted)}
+
+
+def slow_and_fast(adapted: Any, layout: Any, **options: Any) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
+    slow = span_log_probs(adapted, layout)
+    expected = gradients_of(adapted, slow)
+    adapted.zero_grad()
+    model = FastModel(adapted, **options)
+    model.start_step()
+    fast = model.span_log_probs(layout)
+    return slow.detach(), fast.detach(), expected, gradients_of(adapted, fast)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "padded"])
+def test_fast_path_gives_the_log_probabilities_and_gradients_of_the_slow_one(name: str, is_packed: bool) -> None:
+    adapted = an_adapted(name)
+    assert why_not(adapted) is None
+    layout = packed(some_items()) if is_packed else padded(some_items(), 0)
+    slow, fast, expected, found = slow_and_fast(adapted, layout)
+    torch.testing.assert_close(fast, slow, rtol=1e-5, atol=1e-5)
+    assert all(float(gradient.abs().max()) > 0 for gradient in expected.values())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("wide_from", [0.1, 100.0], ids=["inputs lengthened", "outputs added to"])
+def test_both_ways_of_adding_the_adapter_give_the_same(monkeypatch: pytest.MonkeyPatch, wide_from: float) -> None:
+    monkeypatch.setattr(site, "_WIDE", wide_from)
+    slow, fast, expected, found = slow_and_fast(an_adapted("qwen2"), packed(some_items()))
+    torch.testing.assert_close(fast, slow, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("o_proj",), ("k_proj", "up_proj", "down_proj")])
+def test_adapters_on_some_projections_only(targets: tuple[str, ...]) -> None:
+    slow, fast, expected, found = slow_and_fast(an_adapted("llama", targets, rank=3), packed(some_items()))
+    torch.testing.assert_close(fast, slow, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("num", [1, 3])
+def test_layers_computed_again_give_the_same_gradients(num: int) -> None:
+    _, fast, expected, found = slow_and_fast(an_adapted(), packed(some_items()), checkpointed_layers=num)
+    assert torch.isfinite(fast).all()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_add_up_over_passes_and_start_anew_with_a_step() -> None:
+    adapted, items = an_adapted(), some_items()
+    model = FastModel(adapted)
+    model.start_step()
+    once = gradients_of(adapted, model.span_log_probs(packed(items[:2])))
+    twice = gradients_of(adapted, model.span_log_probs(packed(items[:2])))
+    for name, gradient in once.items():
+        torch.testing.assert_close(twice[name], 2 * gradient, rtol=1e-5, atol=1e-7)
+    model.start_step()
+    assert all(float(parameter.grad.abs().max()) == 0 for _, parameter in trained_parameters(adapted))
+
+
+def test_changed_parameters_are_seen_at_the_next_pass_and_the_slow_path_still_works() -> None:
+    adapted, layout = an_adapted("llama"), packed(some_items())
+    before = span_log_probs(adapted, layout)
+    model = FastModel(adapted)
+    torch.testing.assert_close(span_log_probs(adapted, layout), before)  # its weights are views now
+    for _, parameter in trained_parameters(adapted):
+        parameter.data *= 1.5
+    with evaluating(adapted):
+        torch.testing.assert_close(model.span_log_probs(layout), span_log_probs(adapted, layout), rtol=1e-5, atol=1e-5)
+        assert not model.span_log_probs(layout).requires_grad
+
+
+def test_logits_are_made_in_parts_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = torch.randn(11, 8, requires_grad=True)
+    weight, tokens = torch.randn(20, 8), torch.randint(0, 20, (11,))
+    expected = torch.log_softmax(hidden @ weight.T, -1).gather(1, tokens[:, None])[:, 0]
+    (expected * torch.arange(11)).sum().backward()
+    gradient, hidden.grad = hidden.grad, None
+    for rows in (1, 4, 11, 50):
+        monkeypatch.setattr(head, "ROWS", rows)
+        found = head.log_probs(hidden, weight, tokens)
+        (found * torch.arange(11)).sum().backward()
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(hidden.grad, gradient)
+        hidden.grad = None
+
+
+def test_keys_of_a_shared_prompt_get_the_gradients_of_all_their_copies() -> None:
+    spread = spread_of([Segment(3), Segment(2, prompt=0), Segment(1, prompt=0), Segment(4)])
+    values = torch.randn(10, 2, 3, requires_grad=True)
+    grad = torch.randn(len(spread.key_places), 2, 3)
+    values[spread.key_places].backward(grad)
+    expected, values.grad = values.grad, None
+    gathered(values, spread.key_places, spread.copies).backward(grad)
+    torch.testing.assert_close(values.grad, expected)
+    torch.testing.assert_close(add_copies(grad, spread.copies), expected)
+
+
+def test_what_the_fast_path_does_not_compute_is_refused_by_name() -> None:
+    torch.manual_seed(0)
+    shape = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+             "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}  # fmt: skip
+
+    def a_base(family: str) -> Any:
+        return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(family, **shape))
+
+    def reason(family: str = "llama", **recipe: Any) -> str:
+        found = why_not(new_adapter(a_base(family).requires_grad_(False), Recipe(**{"lora_dropout": 0.0, **recipe})))
+        assert found is not None
+        return found
+
+    assert "gemma" in reason("gemma")
+    assert "dropout" in reason(lora_dropout=0.1)
+    assert "DoRA" in reason(dora=True)
+    assert "more is trained" in reason(train_embeddings=True)
+    assert why_not(a_base("llama")) == "every weight is trained"
