@@ -23,6 +23,7 @@ from tunesmith.demo.base_model import cached_base
 from tunesmith.domain.dataset import Example, PrepareOptions, Split
 from tunesmith.domain.evaluation import compare
 from tunesmith.domain.gate import Decision, Verdict, decide
+from tunesmith.domain.memory_plan import UNPLANNED_PACK_TOKENS
 from tunesmith.domain.profile import Gate, Recipe
 from tunesmith.domain.program import CaseScore
 from tunesmith.files import publish_folder
@@ -80,7 +81,7 @@ class Loop:
             batch_tokens=RECIPE.batch_tokens,
             max_steps=RECIPE.max_steps,
         )
-        packer = Packer(RECIPE.micro_batch_tokens, chat.pad_id, is_packing=True)
+        packer = Packer(UNPLANNED_PACK_TOKENS, chat.pad_id, is_packing=True)
         steps = StepMaker(adapted, new_optimizer(adapted, RECIPE), RECIPE, packer, Sft(), Team())
         for step in range(order.num_steps):
             batch = [items[index] for index in order.batch(step).indices]

@@ -17,6 +17,8 @@ ALIASES = {
     "train_batch_size": "recipe.batch_tokens",
     "micro_batch_size": "recipe.micro_batch_tokens",
     "per_device_train_batch_size": "recipe.micro_batch_tokens",
+    "gradient_checkpointing": "recipe.activation_checkpointing",
+    "memory_limit_gb": "hardware.memory_gb",
     "gradient_accumulation_steps": "recipe.batch_tokens",
     "max_seq_length": "recipe.max_length",
     "max_seq_len": "recipe.max_length",

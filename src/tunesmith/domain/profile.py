@@ -33,19 +33,7 @@ class Role(StrEnum):
 
 
 _GENERAL = frozenset(
-    {
-        "llama",
-        "mistral",
-        "qwen2",
-        "qwen3",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "phi",
-        "phi3",
-        "smollm3",
-        "olmo2",
-    }
+    {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "smollm3", "olmo2"}
 )
 FAMILIES: dict[Role, frozenset[str]] = {
     Role.ASSISTANT: _GENERAL,
@@ -82,6 +70,8 @@ class Hardware(Section):
     """What the run needs; unset takes the trainer's default tier."""
     processes: int = Field(default=1, ge=1, le=64)
     """Processes on this machine that train together, each on its share of every step; with GPUs, one per GPU."""
+    memory_gb: float | None = Field(default=None, gt=0.0, le=1_000_000.0)
+    """Most memory a run may use on its device, in GB of 2^30 bytes; unset: what is free there."""
 
 
 class Method(StrEnum):
@@ -103,8 +93,10 @@ class Recipe(Section):
     """Upper limit of optimizer steps, whatever the epochs say."""
     batch_tokens: int = Field(default=8192, ge=16)
     """Tokens per optimizer step."""
-    micro_batch_tokens: int = Field(default=4096, ge=16)
-    """Padded tokens per forward pass; lowered by itself after running out of memory."""
+    micro_batch_tokens: int | None = Field(default=None, ge=16)
+    """Most tokens per forward pass; unset: what fits the device (`tunesmith plan`), on a CPU 4096."""
+    activation_checkpointing: Literal["auto", "none", "all"] = "auto"
+    """Compute layers again in the backward pass instead of keeping them: auto as few as the memory needs."""
     max_length: int = Field(default=2048, ge=16)
     """Longest example in tokens; longer ones are dropped and counted, never cut."""
     beta: float = Field(default=0.1, gt=0.0, le=100.0)
@@ -117,6 +109,8 @@ class Recipe(Section):
     """kto: weight of bad answers; raise it where bad ones are rare."""
     tuning: Literal["lora", "full"] = "lora"
     """lora: an adapter on the base; full: every weight of a small model, saved as a model of its own."""
+    quantize: Literal["none", "nf4"] = "none"
+    """nf4: hold the base in 4 bits while its adapter is trained (QLoRA); judged and served on the full base."""
     lora_rank: int = Field(default=16, ge=1, le=512)
     """Rank of the adapter."""
     lora_alpha: float = Field(default=32.0, gt=0.0)
@@ -154,6 +148,15 @@ class Recipe(Section):
         if isinstance(value, tuple) and not all(_MODULE.match(part) for part in value):
             raise ValueError("a module's name holds only letters, digits, '_' and '.'")
         return value
+
+    @model_validator(mode="after")
+    def _quantized_base_is_frozen(self) -> Recipe:
+        if self.quantize != "none" and self.tuning == "full":
+            raise ValueError(
+                f"recipe.quantize: {self.quantize} is for a base that stays as it is, and recipe.tuning: full trains "
+                "every weight of it; set recipe.quantize: none, or recipe.tuning: lora"
+            )
+        return self
 
     @property
     def peak_lr(self) -> float:

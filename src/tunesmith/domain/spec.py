@@ -71,6 +71,8 @@ class RunSpec(Section):
     hardware_tier: str
     num_processes: int = 1
     """Processes that make each training step together."""
+    memory_gb: float | None = None
+    """Most memory the run may use on its device; None: what is free there."""
     base: BaseModelRef
     start: AdapterRef | None
     """None starts from the base."""
@@ -121,6 +123,10 @@ class TrainSpec(Section):
     """2 after running out of memory."""
     spent_wall_s: float = 0.0
     """Training time of earlier attempts of this run; counts against the budget."""
+    cache_dir: str | None = None
+    """Absolute folder for what can be computed again, shared by all runs of a workspace; None keeps nothing."""
+    memory_corrections: dict[str, float] = Field(default_factory=dict)
+    """By shape key, what earlier runs took as a multiple of their forecast."""
 
 
 class CasesRef(Section):

@@ -7,6 +7,7 @@ import math
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from tunesmith.domain.memory_forecast import Shape
 from tunesmith.domain.profile import ArchitectureLock
 from tunesmith.errors import ConfigError, show
 from tunesmith.files import canonical_json, sha256_text
@@ -50,6 +51,25 @@ def read_architecture(folder: Path) -> ArchitectureLock:
         num_heads=num_heads,
         num_kv_heads=_count(folder, config, "num_key_value_heads", otherwise=num_heads),
         chat_template_sha256=_template_hash(folder, tokenizer),
+    )
+
+
+def read_shape(folder: Path) -> Shape:
+    """What the memory of a training depends on; sizes that a config leaves out are what transformers takes then."""
+    lock, config = read_architecture(folder), _read_json(folder / "config.json", _MAX_CONFIG)
+    tensors = read_tensor_shapes(folder)
+    return Shape(
+        family=lock.family,
+        hidden=lock.hidden_size,
+        intermediate=_count(folder, config, "intermediate_size", otherwise=4 * lock.hidden_size),
+        num_layers=lock.num_layers,
+        num_heads=lock.num_heads,
+        num_kv_heads=lock.num_kv_heads,
+        head_size=_count(folder, config, "head_dim", otherwise=max(1, lock.hidden_size // lock.num_heads)),
+        vocab_size=lock.vocab_size,
+        is_tied="lm_head.weight" not in tensors,
+        has_qk_norm=any(name.endswith((".q_norm.weight", ".k_norm.weight")) for name in tensors),
+        num_parameters=sum(math.prod(shape) for shape in tensors.values()),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tunesmith.domain.memory_plan import UNPLANNED_PACK_TOKENS
 from tunesmith.domain.profile import Method
 from tunesmith.domain.program import Phase, Result
 from tunesmith.domain.spec import RunSpec, TrainSpec
@@ -102,7 +103,7 @@ def _validator(program: Program, chat: ChatFormat, data: Data, adapted: Any, voi
     spec, run = program.train_spec, program.train_spec.run
     if not data.case_items:
         return None
-    tokens = max(1, run.recipe.micro_batch_tokens // spec.micro_batch_divisor)
+    tokens = max(1, (run.recipe.micro_batch_tokens or UNPLANNED_PACK_TOKENS) // spec.micro_batch_divisor)
     packer = Packer(max_tokens=tokens, pad_id=chat.pad_id, is_packing=False)
     reference: Reference = {}
     if run.method is Method.DPO:

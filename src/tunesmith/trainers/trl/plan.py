@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy
 
+from tunesmith.domain.memory_plan import UNPLANNED_PACK_TOKENS
 from tunesmith.domain.profile import Recipe
 
 
@@ -86,7 +87,8 @@ class Rest:
 
 def _portions(lengths: numpy.ndarray, longest: int, recipe: Recipe, divisor: int) -> Portions:
     """Powers of two, so that a forward pass halved after running out of memory still gives steps of the same size."""
-    size = _power_of_two_up_to(min(len(lengths), recipe.micro_batch_tokens // longest))
+    most = recipe.micro_batch_tokens or UNPLANNED_PACK_TOKENS
+    size = _power_of_two_up_to(min(len(lengths), most // longest))
     wanted = round(recipe.batch_tokens / float(lengths.mean()) / size)
     num = max(1, min(wanted, len(lengths) // size))
     smaller = max(1, size // divisor)

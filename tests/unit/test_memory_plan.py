@@ -1,0 +1,291 @@
+"""The memory plan decides purely: forecasts that grow with what they should, plans that fit, refusals that help."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunesmith.domain.memory_forecast import (
+    FIGURES,
+    GB,
+    Shape,
+    Terms,
+    correction_of,
+    forecast,
+    measured_ratio,
+    shape_key,
+    terms_for,
+)
+from tunesmith.domain.memory_plan import MemoryPlan, plan
+from tunesmith.domain.profile import Method, Recipe
+
+QWEN_600M = Shape(
+    family="qwen3",
+    hidden=1024,
+    intermediate=3072,
+    num_layers=28,
+    num_heads=16,
+    num_kv_heads=8,
+    head_size=128,
+    vocab_size=151_936,
+    is_tied=True,
+    has_qk_norm=True,
+    num_parameters=596_000_000,
+)
+QWEN_8B = replace(
+    QWEN_600M,
+    hidden=4096,
+    intermediate=12_288,
+    num_layers=36,
+    num_heads=32,
+    is_tied=False,
+    num_parameters=8_190_000_000,
+)
+SHAPES = st.sampled_from([QWEN_600M, QWEN_8B, replace(QWEN_600M, num_layers=3, vocab_size=1000, has_qk_norm=False)])
+METHODS = st.sampled_from([Method.SFT, Method.DPO, Method.ORPO, Method.KTO])
+PACKS = st.integers(16, 65_536)
+RANKS = st.integers(1, 256)
+LIMITS = st.integers(1 * GB, 150 * GB)
+
+
+def a_recipe(**fields: Any) -> Recipe:
+    return Recipe.model_validate({"batch_tokens": 32_768, **fields})
+
+
+def planned(gigabytes: float, shape: Shape = QWEN_600M, longest: int = 2048, **fields: Any) -> MemoryPlan:
+    return plan(shape, a_recipe(**fields), Method.SFT, int(gigabytes * GB), longest)
+
+
+@st.composite
+def some_terms(draw: st.DrawFn) -> Terms:
+    device = draw(st.sampled_from(["cuda", "cpu"]))
+    return Terms(
+        device=device,
+        is_fast=device == "cuda" and draw(st.booleans()),
+        wanted_share=draw(st.floats(0.0, 1.0)),
+        shares_prompts=draw(st.booleans()),
+        correction=draw(st.floats(0.5, 2.0)),
+    )
+
+
+# ---- forecasts ------------------------------------------------------------------------------------------------------
+
+
+@given(SHAPES, METHODS, some_terms(), PACKS, PACKS, RANKS, RANKS)
+def test_forecast_never_shrinks_with_a_larger_pack_or_rank(
+    shape: Shape, method: Method, terms: Terms, pack: int, other: int, rank: int, other_rank: int
+) -> None:
+    small, large = sorted((pack, other))
+    low, high = (a_recipe(lora_rank=value) for value in sorted((rank, other_rank)))
+    assert forecast(shape, low, method, small, 0, terms).total <= forecast(shape, low, method, large, 0, terms).total
+    assert forecast(shape, low, method, small, 0, terms).total <= forecast(shape, high, method, small, 0, terms).total
+
+
+@given(SHAPES, METHODS, some_terms(), PACKS)
+def test_forecast_grows_with_layers_and_shrinks_with_each_checkpointed_one_but_the_first(
+    shape: Shape, method: Method, terms: Terms, pack: int
+) -> None:
+    recipe = a_recipe()
+    deeper = replace(shape, num_layers=shape.num_layers + 1, num_parameters=shape.num_parameters + shape.num_in_layer)
+    assert (
+        forecast(shape, recipe, method, pack, 0, terms).total < forecast(deeper, recipe, method, pack, 0, terms).total
+    )
+    totals = [forecast(shape, recipe, method, pack, layers, terms).total for layers in range(1, shape.num_layers + 1)]
+    assert totals == sorted(totals, reverse=True)
+    assert totals[-1] <= forecast(shape, recipe, method, pack, 0, terms).total or shape.num_layers < 3
+
+
+def test_forecast_of_the_fast_path_counts_what_a_layer_keeps() -> None:
+    """By hand for one token more, 0.6B, rank 16: bytes per layer, and what comes out of the last one."""
+    per_layer = 2048 + 2 * 24 * 128 + 2 * 32 * 128 + 2 * 16 * 128 + 64 + 2048 + 4 * 3072 + 2 * 16 * 7 + 8
+    one, two = (forecast(QWEN_600M, a_recipe(), Method.SFT, tokens) for tokens in (10_000, 10_001))
+    assert two.activations - one.activations == 28 * per_layer + 2048
+    assert one.weights == 2 * QWEN_600M.num_parameters
+    assert one.head == 10_000 * 2048
+
+
+def test_forecast_of_the_measured_prototype_is_in_its_region() -> None:
+    """45 GB were measured for 0.6B at 32k tokens by a prototype that kept more than the fast path does."""
+    assert 30 * GB < forecast(QWEN_600M, a_recipe(), Method.SFT, 32_768).total < 50 * GB
+
+
+def test_slow_twin_needs_more_than_the_fast_path_and_a_cpu_twice_its_activations() -> None:
+    fast = forecast(QWEN_600M, a_recipe(), Method.SFT, 4096, 0, Terms())
+    plain = forecast(QWEN_600M, a_recipe(), Method.SFT, 4096, 0, Terms(is_fast=False))
+    on_cpu = forecast(QWEN_600M, a_recipe(), Method.SFT, 4096, 0, Terms(device="cpu", is_fast=False))
+    assert plain.activations > 2 * fast.activations
+    assert plain.head == int(4096 * 151_936 * 4 * FIGURES.plain_head)
+    assert on_cpu.activations == pytest.approx(2 * plain.activations)
+    assert on_cpu.weights == 2 * plain.weights
+
+
+def test_quantised_base_is_smaller_by_what_its_matrices_save() -> None:
+    whole, small = (forecast(QWEN_8B, a_recipe(quantize=name), Method.SFT, 8192) for name in ("none", "nf4"))
+    matrices = QWEN_8B.num_in_layer * QWEN_8B.num_layers
+    assert whole.weights - small.weights == pytest.approx((2 - FIGURES.nf4_bytes) * matrices)
+    assert small.transient > whole.transient
+
+
+def test_full_tuning_holds_four_fp32_copies_and_pays_for_its_update() -> None:
+    full = forecast(QWEN_600M, a_recipe(tuning="full"), Method.SFT, 16, 0, Terms(is_fast=False))
+    assert full.weights + full.trained >= 16 * QWEN_600M.num_parameters
+    assert full.moving >= FIGURES.update_bytes * QWEN_600M.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("fields", "num"),
+    [
+        ({"target_modules": ("q_proj",)}, 16 * (1024 + 2048) * 28),
+        ({"target_modules": ("self_attn.qkv_proj", "k_proj")}, 16 * (3 * 1024 + 2048 + 1024 + 1024) * 28),
+        ({"target_modules": ("q_proj", "lm_head")}, 16 * (1024 + 2048) * 28 + 16 * (151_936 + 1024)),
+    ],
+)
+def test_trained_state_counts_the_modules_that_get_an_adapter(fields: dict[str, Any], num: int) -> None:
+    assert forecast(QWEN_600M, a_recipe(**fields), Method.SFT, 16).trained == 18 * num
+
+
+def test_trained_embeddings_are_counted_once_where_they_are_tied() -> None:
+    tied, untied = (
+        forecast(replace(QWEN_600M, is_tied=is_tied), a_recipe(train_embeddings=True), Method.SFT, 16).trained
+        for is_tied in (True, False)
+    )
+    assert untied - tied == 16 * 151_936 * 1024
+
+
+# ---- corrections ----------------------------------------------------------------------------------------------------
+
+
+def test_correction_is_the_median_within_bounds_and_one_without_evidence() -> None:
+    assert correction_of([]) == 1.0
+    assert correction_of([1.1, 1.2, 9.0]) == 1.2
+    assert correction_of([7.0]) == 2.0
+    assert correction_of([0.01]) == 0.5
+    assert correction_of([float("nan"), 0.0]) == 1.0
+
+
+@given(PACKS, st.floats(0.5, 2.0), st.floats(0.5, 2.0))
+def test_ratio_of_a_measured_peak_does_not_depend_on_the_correction_in_force(
+    pack: int, correction: float, truth: float
+) -> None:
+    """A second run under the correction of the first learns the same factor: corrections do not pile up."""
+    plain = forecast(QWEN_600M, a_recipe(), Method.SFT, pack)
+    measured = int(plain.fixed + truth * plain.moving)
+    corrected = forecast(QWEN_600M, a_recipe(), Method.SFT, pack, 0, Terms(correction=correction))
+    assert measured_ratio(corrected, correction, measured) == pytest.approx(truth, rel=1e-3)
+    right = forecast(QWEN_600M, a_recipe(), Method.SFT, pack, 0, Terms(correction=truth))
+    assert right.total == pytest.approx(measured, rel=1e-6)
+
+
+def test_key_tells_apart_what_needs_another_amount_and_not_what_a_pack_changes() -> None:
+    def key(shape: Shape = QWEN_600M, method: Method = Method.SFT, device: Any = "cuda", **fields: Any) -> str:
+        recipe = a_recipe(**fields)
+        return shape_key(shape, recipe, method, terms_for(shape, recipe, method, device))
+
+    others = [key(QWEN_8B), key(method=Method.DPO), key(device="cpu"), key(quantize="nf4"), key(tuning="full")]
+    assert len({key(), *others, key(dora=True)}) == 7
+    assert key() == key(lora_rank=64, micro_batch_tokens=512, lr=1e-3)
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    SHAPES, METHODS, LIMITS, st.integers(16, 8192), st.integers(16, 100_000), st.sampled_from(["auto", "none", "all"])
+)
+def test_plan_fits_or_is_refused_with_what_to_change(
+    shape: Shape, method: Method, limit: int, longest: int, batch_tokens: int, wish: str
+) -> None:
+    recipe = a_recipe(batch_tokens=batch_tokens, activation_checkpointing=wish)
+    made = plan(shape, recipe, method, limit, longest)
+    if made.refusal is not None:
+        least = 0 if wish == "none" else shape.num_layers
+        assert forecast(shape, recipe, method, longest, least, terms_for(shape, recipe, method, "cuda")).total > (
+            limit * (1 - FIGURES.headroom) - 1
+        )
+        assert "recipe.quantize: nf4" in made.refusal
+        return
+    assert made.forecast.total <= limit * (1 - FIGURES.headroom)
+    assert longest <= made.pack_tokens <= max(longest, 65_536, 64)
+    assert made.pack_tokens <= max(longest, batch_tokens) + 63
+    assert (
+        made.checkpointed_layers in {"auto": range(shape.num_layers + 1), "none": [0], "all": [shape.num_layers]}[wish]
+    )
+
+
+def test_plan_takes_the_whole_step_where_it_fits_and_the_largest_pass_that_does_elsewhere() -> None:
+    assert (planned(140).pack_tokens, planned(140).checkpointed_layers) == (32_768, 0)
+    by_room = [planned(room) for room in (48, 32, 24, 12)]
+    assert [made.pack_tokens for made in by_room] == sorted((made.pack_tokens for made in by_room), reverse=True)
+    assert all(made.checkpointed_layers == 0 and made.pack_tokens >= 4096 for made in by_room)
+    assert "32768 tokens do not fit" in planned(24).reason
+
+
+def test_plan_checkpoints_only_when_no_useful_pass_fits_and_only_as_much_as_needed() -> None:
+    made = planned(22, QWEN_8B)
+    assert made.pack_tokens == 4096
+    assert 0 < made.checkpointed_layers < QWEN_8B.num_layers
+    fewer = forecast(QWEN_8B, a_recipe(), Method.SFT, 4096, made.checkpointed_layers - 1)
+    assert fewer.total > 22 * GB * (1 - FIGURES.headroom) >= made.forecast.total
+    assert f"{made.checkpointed_layers} of 36 layers" in made.reason
+
+
+def test_plan_makes_passes_smaller_than_useful_only_when_everything_is_computed_again() -> None:
+    made = planned(18, QWEN_8B, longest=256)
+    assert made.refusal is None
+    assert 256 <= made.pack_tokens < 4096
+    assert planned(18, QWEN_8B, longest=256, activation_checkpointing="none").refusal is not None
+
+
+def test_plan_honours_the_cap_of_the_profile_even_below_the_longest_example() -> None:
+    assert planned(140, micro_batch_tokens=6000).pack_tokens == 6000
+    short = planned(140, micro_batch_tokens=512)
+    assert short.pack_tokens == 512
+    assert short.forecast.total == forecast(QWEN_600M, a_recipe(), Method.SFT, 2048).total
+
+
+def test_plan_on_a_cpu_makes_the_usual_passes() -> None:
+    terms = terms_for(QWEN_600M, a_recipe(), Method.SFT, "cpu")
+    made = plan(QWEN_600M, a_recipe(), Method.SFT, 200 * GB, 100, largest_step=900, terms=terms)
+    assert made.pack_tokens == 4096
+    assert made.forecast == forecast(QWEN_600M, a_recipe(), Method.SFT, 900, 0, terms), "no step has more tokens"
+
+
+@pytest.mark.parametrize(
+    ("room", "shape", "fields", "hints"),
+    [
+        (10, QWEN_8B, {}, ["recipe.quantize: nf4", "hardware.memory_gb"]),
+        (4, QWEN_600M, {"tuning": "full"}, ["recipe.tuning: lora"]),
+        (3, QWEN_600M, {"activation_checkpointing": "none"}, ["activation_checkpointing: auto", "recipe.max_length"]),
+        (2, QWEN_600M, {"lora_rank": 512}, ["recipe.lora_rank (512)"]),
+    ],
+)
+def test_refusal_names_the_numbers_and_the_setting_to_change(
+    room: float, shape: Shape, fields: dict[str, Any], hints: list[str]
+) -> None:
+    refusal = planned(room, shape, **fields).refusal
+    assert refusal is not None
+    assert f"of {room}.0 GB" in refusal
+    assert all(hint in refusal for hint in hints), refusal
+
+
+def test_plan_after_running_out_of_memory_halves_the_pass_and_keeps_nothing_where_it_cannot() -> None:
+    first, second = (plan(QWEN_600M, a_recipe(), Method.SFT, 140 * GB, 2048, divisor=divisor) for divisor in (1, 2))
+    assert (second.pack_tokens, second.checkpointed_layers) == (first.pack_tokens // 2, 0)
+    assert second.forecast.total < first.forecast.total
+    long = plan(QWEN_600M, a_recipe(), Method.SFT, 140 * GB, 40_000, divisor=2)
+    assert long.checkpointed_layers == QWEN_600M.num_layers
+    assert "ran out of memory" in long.reason
+
+
+def test_plan_obeys_the_correction_of_earlier_runs() -> None:
+    terms = terms_for(QWEN_600M, a_recipe(), Method.SFT, "cuda")
+    plain, careful = (
+        plan(QWEN_600M, a_recipe(), Method.SFT, 48 * GB, 2048, terms=replace(terms, correction=factor))
+        for factor in (1.0, 2.0)
+    )
+    assert careful.pack_tokens < plain.pack_tokens
+    assert careful.forecast.total <= 48 * GB
