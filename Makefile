@@ -21,7 +21,7 @@ $(VENV)/.dev: $(VENV)/.base
 	touch $@
 
 $(VENV)/.extra: $(VENV)/.dev
-	$(PIP) -e '.[real-base]'
+	$(PIP) -e '.[real-base,qlora]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.extra

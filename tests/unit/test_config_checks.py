@@ -26,6 +26,7 @@ class ATrainer:
     default_tier: HardwareTier = HardwareTier.CPU
     methods: frozenset[Method] = field(default=frozenset({Method.SFT}))
     tunings: frozenset[str] = frozenset({"lora"})
+    quantizations: frozenset[str] = frozenset({"none"})
     max_processes: int = 2
 
 
@@ -80,6 +81,7 @@ def test_target_modules_that_exist_pass(workspace: Workspace, modules: str) -> N
             "hardware.tier: trainer native does not accept datacenter-gpu; it accepts: cpu, small-gpu",
         ),
         ("hardware.processes=3", "hardware.processes: trainer native trains with at most 2, not 3"),
+        ("recipe.quantize=nf4", "recipe.quantize: trainer native cannot train on a base in nf4; use native, or set"),
         ("recipe.method=kto", "recipe.method: trainer native cannot do kto; it can do: sft"),
         ("recipe.max_length=513", "recipe.max_length: 513 is more than the context of 512; lower it"),
         ("base.context=256", "recipe.max_length: 512 is more than the context of 256; lower it"),

@@ -32,6 +32,8 @@ class TrainerFacts(Protocol):
     @property
     def tunings(self) -> frozenset[str]: ...
     @property
+    def quantizations(self) -> frozenset[str]: ...
+    @property
     def max_processes(self) -> int: ...
 
 
@@ -122,6 +124,11 @@ def _check_trainer(profile: Profile, trainer: TrainerFacts, found: _Findings) ->
         found.add(f"hardware.tier: trainer {trainer.name} does not accept {tier}; it accepts: {accepted}")
     if profile.recipe.tuning not in trainer.tunings:
         found.add(f"recipe.tuning: trainer {trainer.name} cannot do {profile.recipe.tuning}; use native")
+    if profile.recipe.quantize not in trainer.quantizations:
+        found.add(
+            f"recipe.quantize: trainer {trainer.name} cannot train on a base in {profile.recipe.quantize}; "
+            "use native, or set recipe.quantize: none"
+        )
     if profile.hardware.processes > trainer.max_processes:
         found.add(
             f"hardware.processes: trainer {trainer.name} trains with at most {trainer.max_processes}, "

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from tunesmith.domain.profile import Recipe
 from tunesmith.errors import ConfigError, DataError
+from tunesmith.modeling.quantized import dense_weight
 from tunesmith.modeling.tensor_files import write_tensors
 
 WEIGHTS = "adapter_model.safetensors"
@@ -179,7 +180,7 @@ def adapter_norms(adapted: Any) -> dict[str, float]:
 
 def _dora_norm(module: Any, up: Any, down: Any) -> float:
     """Of size · (W + scale · BA) / ‖W + scale · BA‖ - W, row by row: here the full matrix cannot be avoided."""
-    weight = module.base_layer.weight.detach().float()
+    weight = dense_weight(module.base_layer).float()
     moved = weight + module.scaling[_NAME] * (up @ down)
     size = module.lora_magnitude_vector[_NAME].weight.detach().float()
     return float(((size / moved.norm(dim=1)).unsqueeze(1) * moved - weight).norm())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
 
 from tunesmith.errors import ConfigError
+from tunesmith.modeling.quantized import check_quantizing, quantize_linears
 
 
 def pick_device() -> Any:
@@ -25,9 +26,11 @@ def load_tokenizer(folder: Path) -> Any:
         raise _unreadable(folder, "tokenizer", error) from None
 
 
-def load_base(folder: Path, device: Any) -> Any:
-    """The base model, frozen and in eval mode: fp32 on a CPU, bf16 on CUDA."""
+def load_base(folder: Path, device: Any, *, quantize: Literal["none", "nf4"] = "none") -> Any:
+    """The base model, frozen and in eval mode: fp32 on a CPU, bf16 on CUDA; with `nf4` its linear layers in 4 bits."""
     _quiet()
+    if quantize == "nf4":
+        check_quantizing(device)  # first: reading the weights takes long
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -40,6 +43,8 @@ def load_base(folder: Path, device: Any) -> Any:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _unreadable(folder, "model", error) from None
     model.requires_grad_(False)
+    if quantize == "nf4":
+        quantize_linears(model, device)
     return model.to(device).eval()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tunesmith.files import canonical_json, sha256_text
 
 _SOURCE_FOLDERS = ("domain", "modeling", "trainers", "data")
-_LIBRARIES = ("torch", "transformers", "peft", "safetensors", "tokenizers", "accelerate", "trl")
+_LIBRARIES = ("torch", "transformers", "peft", "safetensors", "tokenizers", "accelerate", "trl", "bitsandbytes")
 
 
 @cache

@@ -24,6 +24,8 @@ class TrainerInfo:
     """Whether `trainer.options` of a profile mean anything to it."""
     tunings: frozenset[str] = frozenset({"lora"})
     """What it can train (`recipe.tuning`)."""
+    quantizations: frozenset[str] = frozenset({"none"})
+    """How it can hold the base while it trains (`recipe.quantize`)."""
     max_processes: int = 1
     """How many processes can train together (`hardware.processes`)."""
     module: str | None = None

@@ -123,7 +123,8 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
     run = spec.run
     seed_everything(run.recipe.seed)
     is_full = run.recipe.tuning == "full"
-    base = load_base(Path(run.start.path if run.start and is_full else run.base.path), pick_device())
+    folder = Path(run.start.path if run.start and is_full else run.base.path)
+    base = load_base(folder, pick_device(), quantize=run.recipe.quantize)
     packer = Packer(
         max_tokens=max(1, run.recipe.micro_batch_tokens // spec.micro_batch_divisor),
         pad_id=chat.pad_id,
