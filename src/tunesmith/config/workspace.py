@@ -52,6 +52,11 @@ class Workspace:
     def adapters_dir(self) -> Path:
         return self.data_dir / "adapters"
 
+    @property
+    def cache_dir(self) -> Path:
+        """What can be computed again, and may be removed at any time."""
+        return self.data_dir / "cache"
+
     def locate(self, text: str) -> Path:
         """A path that the owner of the workspace wrote, such as base.path: relative to the workspace, or absolute."""
         _check_text(text)

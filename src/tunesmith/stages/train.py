@@ -47,6 +47,7 @@ def train(context: StageContext) -> StageEnd:
         resume=resume,
         micro_batch_divisor=2**context.claim.task.counts.num_shrinks,
         spent_wall_s=sum(float((attempt.result or {}).get("train_s", 0.0)) for attempt in earlier),
+        cache_dir=str(context.workspace.cache_dir),
     )
     wall_s = max(0.0, run.spec.budgets.wall_s - spec.spent_wall_s)
     supervisor = Supervisor(context, lambda event: _register_checkpoint(context, event), wall_s)

@@ -31,6 +31,7 @@ from tunesmith.trainers.native.optimizer import new_optimizer
 from tunesmith.trainers.native.order import Order
 from tunesmith.trainers.native.preflight import Preflight, check_base, choose_embeddings, examine
 from tunesmith.trainers.native.random_state import seed_everything
+from tunesmith.trainers.native.references import recalled
 from tunesmith.trainers.native.state import ADAPTER
 from tunesmith.trainers.native.step import StepMaker
 from tunesmith.trainers.native.team import Team
@@ -146,8 +147,8 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
         batch_tokens=run.recipe.batch_tokens,
         max_steps=run.recipe.max_steps,
     )
-    ask = partial(ask_before, adapted, packer, team, voice)
-    objective = _objective(run, [data.items[index] for index in order.used()], data.case_items, ask)
+    recall = partial(recalled, spec, adapted, team, voice.log, partial(ask_before, adapted, packer, team, voice))
+    objective = _objective(run, [data.items[index] for index in order.used()], data.case_items, recall)
     if team.rank > 0:
         seed_everything(run.recipe.seed + team.rank)  # from here on only dropout draws: in every process its own
     validator = Validator(chat, data.case_items, data.case_examples, packer, objective) if data.case_items else None
