@@ -91,7 +91,7 @@ def test_product_on_cuda_is_the_unpacked_weights_forwards_and_backwards(base: Ba
 def test_training_in_4_bits_on_cuda_learns_resumes_and_follows_the_cpu(
     base: BaseModelRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = a_dataset(tmp_path / "data", small_rows(120), validation_share=0.2)
+    data = a_dataset(tmp_path / "data", small_rows(60), validation_share=0.2)
     recipe = a_recipe(quantize="nf4", epochs=100, max_steps=40, lr=1e-2, lora_dropout=0.0)
     spec = a_train_spec(base, data, recipe=recipe, checkpoints=Checkpoints(every_steps=20, keep=10))
     result = train_here(spec, tmp_path / "gpu")
