@@ -97,7 +97,7 @@ def test_workspace_folders_lie_inside_its_root(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     names = [name for name in dir(Workspace) if name.endswith(("_dir", "_file"))]
     paths = [getattr(workspace, name) for name in names]
-    assert len(set(paths)) == len(names) == 7
+    assert len(set(paths)) == len(names) == 8
     assert all(path.is_relative_to(tmp_path) for path in paths)
 
 
