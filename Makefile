@@ -21,7 +21,7 @@ $(VENV)/.dev: $(VENV)/.base
 	touch $@
 
 $(VENV)/.extra: $(VENV)/.dev
-	$(PIP) -e '.[real-base,qlora]'
+	$(PIP) -e '.[real-base,qlora,kernels]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.extra

@@ -10,8 +10,9 @@ import transformers
 
 from tunesmith.domain.profile import Recipe
 from tunesmith.modeling.adapters import new_adapter, trained_parameters
-from tunesmith.modeling.attention import add_copies, gathered
+from tunesmith.modeling.attention import gathered
 from tunesmith.modeling.fast import head, site
+from tunesmith.modeling.fast.kernels import add_copies
 from tunesmith.modeling.fast.model import FastModel, why_not
 from tunesmith.modeling.packs import Branch, Item, packed, padded
 from tunesmith.modeling.scoring import evaluating, span_log_probs

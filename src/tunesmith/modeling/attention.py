@@ -18,6 +18,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from tunesmith.modeling.fast.kernels import add_copies, run
 from tunesmith.modeling.segments import Segment, Spread, spread_of
 
 _NAME = "tunesmith_segments"
@@ -130,26 +131,7 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, None, None]:
         (copies,) = ctx.saved_tensors
-        return _sum_of_copies(grads[0], copies), None, None
-
-
-def _sum_of_copies(grad: Any, copies: Any) -> Any:
-    if not grad.is_cuda:
-        return add_copies(grad, copies)
-    return _compiled_add_copies()(grad, copies)
-
-
-@cache
-def _compiled_add_copies() -> Any:
-    return torch.compile(add_copies, dynamic=True)
-
-
-def add_copies(grad: Any, copies: Any) -> Any:
-    """Of each place the sum over its copies; fp32 inside."""
-    total = torch.zeros((), device=grad.device)
-    for row in copies.unbind(0):
-        total = total + torch.where((row >= 0)[:, None, None], grad[row.clamp(min=0)].float(), 0.0)
-    return total.to(grad.dtype)
+        return run(add_copies, grads[0], copies), None, None
 
 
 @cache

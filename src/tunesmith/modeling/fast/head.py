@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tunesmith.modeling.fast.kernels import run, surprise, towards
+from tunesmith.modeling.fast.kernels import run, surprise
 
 ROWS = 4096
 """Tokens whose logits are held at a time."""
@@ -30,9 +30,9 @@ class _LogProbs(torch.autograd.Function):
         for start in range(0, len(hidden), ROWS):
             part = slice(start, start + ROWS)
             logits = hidden[part] @ weight.T
-            found[part], total = run(surprise, logits, tokens[part])
+            found[part] = run(surprise, logits, tokens[part], slopes is not None)
             if slopes is not None:
-                torch.mm(run(towards, logits, tokens[part], total), weight, out=slopes[part])
+                torch.mm(logits, weight, out=slopes[part])
         ctx.save_for_backward(slopes)
         return found
 

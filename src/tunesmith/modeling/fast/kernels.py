@@ -1,12 +1,16 @@
-"""What happens between matrix products, each as one function forwards and one backwards, written in plain torch.
+"""What happens between matrix products, each as one function forwards and one backwards, in plain torch.
 
-On CUDA they are compiled, so that each reads and writes its tensors once; elsewhere they run as they stand. The fast
-path and its slow twin are therefore the same lines. Arithmetic is fp32, what is stored has the model's dtype.
+Every function here has a twin of the same name in `triton_kernels` that reads and writes each tensor once; `run` takes
+that one on CUDA where Triton is there, and this one everywhere else. Arithmetic is fp32, what is stored has the model's
+dtype.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,54 +18,86 @@ import torch
 from torch.nn.functional import silu
 
 
-def norm(values: Any, weight: Any, epsilon: float) -> Any:
+@dataclass(frozen=True)
+class Norm:
+    """An RMS norm's weight and what keeps it from dividing by zero."""
+
+    weight: Any
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How a row of projections is cut into heads: queries, then keys, then values; some models norm the first two."""
+
+    num_queries: int
+    num_keys: int
+    size: int
+    query_norm: Norm | None
+    key_norm: Norm | None
+
+    def split(self, projected: Any) -> tuple[Any, Any, Any]:
+        """Queries, keys and values, each tokens × heads × size; views."""
+        counts = [self.num_queries, self.num_keys, self.num_keys]
+        query, key, value = projected.unflatten(1, (sum(counts), self.size)).split(counts, dim=1)
+        return query, key, value
+
+
+def norm(values: Any, of: Norm) -> Any:
     """RMS norm over the last dimension, rounded where transformers rounds."""
     wide = values.float()
-    scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
-    return weight * scaled.to(values.dtype)
+    scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + of.epsilon)
+    return of.weight * scaled.to(values.dtype)
 
 
-def add_norm(residual: Any, delta: Any, weight: Any, epsilon: float) -> tuple[Any, Any]:
+def add_norm(residual: Any, delta: Any, of: Norm) -> tuple[Any, Any]:
     """The residual stream with what the last block adds to it, and the norm of that."""
     total = residual + delta
-    return total, norm(total, weight, epsilon)
+    return total, norm(total, of)
 
 
-def norm_backward(grad: Any, values: Any, weight: Any, epsilon: float) -> Any:
-    """Gradient of the norm's input; fp32."""
+def norm_backward(grad: Any, past: Any | None, values: Any, of: Norm) -> Any:
+    """Gradient of a norm's input: what comes through the norm, and what went past it."""
     wide = values.float()
-    inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
+    inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + of.epsilon)
     scaled = wide * inverse
-    inner = grad.float() * weight.float()
-    return inverse * (inner - scaled * (inner * scaled).mean(-1, keepdim=True))
+    inner = grad.float() * of.weight.float()
+    made = inverse * (inner - scaled * (inner * scaled).mean(-1, keepdim=True))
+    return (made if past is None else made + past.float()).to(values.dtype)
 
 
-def add_norm_backward(grad: Any, grad_total: Any, values: Any, weight: Any, epsilon: float) -> Any:
-    """Gradient of the residual stream in front of a norm: what comes through the norm, and what went past it."""
-    return (norm_backward(grad, values, weight, epsilon) + grad_total.float()).to(values.dtype)
+def turn(projected: Any, heads: Heads, cos: Any, sin: Any) -> tuple[Any, Any, Any]:
+    """Queries and keys, normed where the model does that, and turned by their positions; and values. None is a view,
+    unless heads are normed: then the projections are needed again, and values stay where they are."""
+    query, key, value = heads.split(projected)
+    if heads.query_norm is not None and heads.key_norm is not None:
+        query, key = norm(query, heads.query_norm), norm(key, heads.key_norm)
+    else:
+        value = value.clone()
+    return _turned(query, cos, sin), _turned(key, cos, sin), value
 
 
-def rotate(values: Any, cos: Any, sin: Any) -> Any:
+def turn_backward(query: Any, key: Any, value: Any, projected: Any, heads: Heads, cos: Any, sin: Any) -> Any:
+    """Gradient of the projections from those of queries, keys and values; `projected` only matters for normed heads."""
+    query, key = (_turned_back(grad, cos, sin) for grad in (query, key))
+    if heads.query_norm is not None and heads.key_norm is not None:
+        old_query, old_key, _ = heads.split(projected)
+        query = norm_backward(query, None, old_query, heads.query_norm)
+        key = norm_backward(key, None, old_key, heads.key_norm)
+    return torch.cat([part.flatten(1) for part in (query, key, value)], dim=1)
+
+
+def _turned(values: Any, cos: Any, sin: Any) -> Any:
     """Rotary positions; `values` tokens × heads × size, `cos` and `sin` tokens × size."""
     half = values.shape[-1] // 2
-    turned = torch.cat((-values[..., half:], values[..., :half]), dim=-1)
-    return values * cos[:, None] + turned * sin[:, None]
+    across = torch.cat((-values[..., half:], values[..., :half]), dim=-1)
+    return values * cos[:, None] + across * sin[:, None]
 
 
-def rotate_backward(grad: Any, cos: Any, sin: Any) -> Any:
+def _turned_back(grad: Any, cos: Any, sin: Any) -> Any:
     half = grad.shape[-1] // 2
-    through = grad * sin[:, None]
-    return grad * cos[:, None] + torch.cat((through[..., half:], -through[..., :half]), dim=-1)
-
-
-def norm_rotate(values: Any, weight: Any, epsilon: float, cos: Any, sin: Any) -> Any:
-    """Heads normed, as Qwen 3 has it, and rotated."""
-    return rotate(norm(values, weight, epsilon), cos, sin)
-
-
-def norm_rotate_backward(grad: Any, values: Any, weight: Any, epsilon: float, cos: Any, sin: Any) -> Any:
-    inner = rotate_backward(grad.float(), cos.float(), sin.float())
-    return norm_backward(inner, values, weight, epsilon).to(values.dtype)
+    across = grad * sin[:, None]
+    return grad * cos[:, None] + torch.cat((across[..., half:], -across[..., :half]), dim=-1)
 
 
 def gated(both: Any) -> Any:
@@ -71,36 +107,47 @@ def gated(both: Any) -> Any:
 
 
 def gated_backward(grad: Any, both: Any) -> tuple[Any, Any]:
-    """The product again, which nobody kept, and the gradient of both halves."""
+    """The product again, which nobody kept, and the gradient of both halves. `grad` may be overwritten."""
     gate, up = (part.float() for part in both.chunk(2, dim=-1))
-    wide = grad.float()
     chance = torch.sigmoid(gate)
     smooth = gate * chance
+    wide = grad.float()
     grad_gate = wide * up * chance * (1.0 + gate * (1.0 - chance))
-    grad_both = torch.cat((grad_gate, wide * smooth), dim=-1)
-    return (smooth.to(both.dtype) * up.to(both.dtype)), grad_both.to(both.dtype)
+    grad_both = torch.cat((grad_gate, wide * smooth), dim=-1).to(both.dtype)
+    return (smooth * up).to(both.dtype), grad_both
 
 
-def surprise(logits: Any, tokens: Any) -> tuple[Any, Any]:
-    """Of each row the log-probability of its token, and the logarithm of the sum over the vocabulary."""
+def surprise(logits: Any, tokens: Any, with_slopes: bool) -> Any:
+    """Of each row the log-probability of its token, fp32. With slopes, the logits are overwritten by how it grows with
+    each of them: one at the token, less the probabilities."""
     wide = logits.float()
     total = wide.logsumexp(-1)
-    return wide.gather(1, tokens[:, None])[:, 0] - total, total
+    found = wide.gather(1, tokens[:, None])[:, 0] - total
+    if with_slopes:
+        slopes = -torch.exp(wide - total[:, None])
+        logits.copy_(slopes.scatter_add_(1, tokens[:, None], torch.ones_like(found)[:, None]))
+    return found
 
 
-def towards(logits: Any, tokens: Any, total: Any) -> Any:
-    """How the log-probability grows with each logit: one at the token, less the probabilities."""
-    wide = logits.float()
-    is_token = torch.arange(logits.shape[1], device=logits.device)[None] == tokens[:, None]
-    return (is_token.float() - torch.exp(wide - total[:, None])).to(logits.dtype)
-
-
-@cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = torch.compile(function, dynamic=True, fullgraph=True)
-    return compiled
+def add_copies(grad: Any, copies: Any) -> Any:
+    """Of each place in the row the sum over its copies (`Spread.copies`)."""
+    total = torch.zeros((), device=grad.device)
+    for row in copies.unbind(0):
+        total = total + torch.where((row >= 0)[:, None, None], grad[row.clamp(min=0)].float(), 0.0)
+    return total.to(grad.dtype)
 
 
 def run(function: Callable[..., Any], first: Any, *more: Any) -> Any:
-    """Call one of these functions: compiled on CUDA, as it stands elsewhere."""
-    return (_compiled(function) if first.is_cuda else function)(first, *more)
+    """Call one of these functions, or its twin on CUDA."""
+    return (_twin(function) if first.is_cuda and has_triton() else function)(first, *more)
+
+
+@cache
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@cache
+def _twin(function: Callable[..., Any]) -> Callable[..., Any]:
+    twin: Callable[..., Any] = getattr(importlib.import_module(f"{__package__}.triton_kernels"), function.__name__)
+    return twin

@@ -11,10 +11,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from tunesmith.modeling.adapters import trained_parameters
-from tunesmith.modeling.attention import Apart
+from tunesmith.modeling.attention import Apart, Rules
 from tunesmith.modeling.fast.head import log_probs
-from tunesmith.modeling.fast.kernels import norm, norm_backward, run
-from tunesmith.modeling.fast.layer import Layer, Norm
+from tunesmith.modeling.fast.kernels import Heads, Norm, norm, norm_backward, run
+from tunesmith.modeling.fast.layer import Layer
 from tunesmith.modeling.fast.site import Site
 from tunesmith.modeling.packs import Layout
 from tunesmith.modeling.segments import Segment
@@ -110,12 +110,12 @@ class _Last(torch.autograd.Function):
         rows = residual.index_select(0, places) + delta.index_select(0, places)
         ctx.last, ctx.shape = last, residual.shape
         ctx.save_for_backward(rows, places)
-        return run(norm, rows, last.weight, last.epsilon)
+        return run(norm, rows, last)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         rows, places = ctx.saved_tensors
-        grad = run(norm_backward, grads[0], rows, ctx.last.weight, ctx.last.epsilon).to(rows.dtype)
+        grad = run(norm_backward, grads[0], None, rows, ctx.last)
         total = torch.zeros(ctx.shape, dtype=rows.dtype, device=rows.device).index_add_(0, places, grad)
         return total, total, None, None
 
@@ -145,21 +145,23 @@ def _layers(adapted: Any) -> list[Layer]:
 
 def _layer(module: Any, config: Any) -> Layer:
     attention, mlp = module.self_attn, module.mlp
+    # Mistral's layers ask the config, Qwen's know their own
+    window = config.sliding_window if config.model_type == "mistral" else getattr(attention, "sliding_window", None)
     return Layer(
         first_norm=_norm(module.input_layernorm),
         qkv=Site([attention.q_proj, attention.k_proj, attention.v_proj]),
-        query_norm=_norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
-        key_norm=_norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
+        heads=Heads(
+            num_queries=config.num_attention_heads,
+            num_keys=config.num_key_value_heads,
+            size=attention.head_dim,
+            query_norm=_norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
+            key_norm=_norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
+        ),
         out=Site([attention.o_proj]),
         second_norm=_norm(module.post_attention_layernorm),
         gate_up=Site([mlp.gate_proj, mlp.up_proj]),
         down=Site([mlp.down_proj]),
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_size=attention.head_dim,
-        scaling=attention.scaling,
-        # Mistral's layers ask the config, Qwen's know their own
-        window=config.sliding_window if config.model_type == "mistral" else getattr(attention, "sliding_window", None),
+        rules=Rules(scaling=attention.scaling, window=window),
     )
 
 
