@@ -53,7 +53,7 @@ LIMITS = st.integers(1 * GB, 150 * GB)
 
 
 def a_recipe(**fields: Any) -> Recipe:
-    return Recipe.model_validate({"batch_tokens": 32_768, **fields})
+    return Recipe.model_validate({"batch_tokens": 32_768, "lora_dropout": 0.0, **fields})
 
 
 def planned(gigabytes: float, shape: Shape = QWEN_600M, longest: int = 2048, **fields: Any) -> MemoryPlan:
@@ -100,12 +100,13 @@ def test_forecast_grows_with_layers_and_shrinks_with_each_checkpointed_one_but_t
 
 
 def test_forecast_of_the_fast_path_counts_what_a_layer_keeps() -> None:
-    """By hand for one token more, 0.6B, rank 16: bytes per layer, and what comes out of the last one."""
-    per_layer = 2048 + 2 * 24 * 128 + 2 * 32 * 128 + 2 * 16 * 128 + 64 + 2048 + 4 * 3072 + 2 * 16 * 7 + 8
-    one, two = (forecast(QWEN_600M, a_recipe(), Method.SFT, tokens) for tokens in (10_000, 10_001))
-    assert two.activations - one.activations == 28 * per_layer + 2048
-    assert one.weights == 2 * QWEN_600M.num_parameters
-    assert one.head == 10_000 * 2048
+    """By hand, 0.6B, rank 16: bytes of a token per layer, and what comes out of the last one."""
+    per_layer = 2048 + 2 * 24 * 128 + 2 * 32 * 128 + 2 * 16 * 128 + 64 + 2048 + 4 * 3072 + 2 * 4 * 64 + 8
+    made = forecast(QWEN_600M, a_recipe(), Method.SFT, 10_240)
+    assert made.activations == 10_240 * (28 * per_layer + 2048)
+    assert made.weights == 2 * QWEN_600M.num_parameters
+    assert made.head == 10_240 * 2048
+    assert made == forecast(QWEN_600M, a_recipe(), Method.SFT, 10_001), "passes are filled up"
 
 
 def test_forecast_of_the_measured_prototype_is_in_its_region() -> None:
@@ -124,7 +125,7 @@ def test_slow_twin_needs_more_than_the_fast_path_and_a_cpu_twice_its_activations
 
 
 def test_quantised_base_is_smaller_by_what_its_matrices_save() -> None:
-    whole, small = (forecast(QWEN_8B, a_recipe(quantize=name), Method.SFT, 8192) for name in ("none", "nf4"))
+    whole, small = (forecast(QWEN_8B, a_recipe(quantize=name), Method.SFT, 32_768) for name in ("none", "nf4"))
     matrices = QWEN_8B.num_in_layer * QWEN_8B.num_layers
     assert whole.weights - small.weights == pytest.approx((2 - FIGURES.nf4_bytes) * matrices)
     assert small.transient > whole.transient
@@ -187,6 +188,7 @@ def test_key_tells_apart_what_needs_another_amount_and_not_what_a_pack_changes()
 
     others = [key(QWEN_8B), key(method=Method.DPO), key(device="cpu"), key(quantize="nf4"), key(tuning="full")]
     assert len({key(), *others, key(dora=True)}) == 7
+    assert key() != key(lora_dropout=0.1), "dropout is for the slow twin"
     assert key() == key(lora_rank=64, micro_batch_tokens=512, lr=1e-3)
 
 
@@ -209,8 +211,8 @@ def test_plan_fits_or_is_refused_with_what_to_change(
         assert "recipe.quantize: nf4" in made.refusal
         return
     assert made.forecast.total <= limit * (1 - FIGURES.headroom)
-    assert longest <= made.pack_tokens <= max(longest, 65_536, 64)
-    assert made.pack_tokens <= max(longest, batch_tokens) + 63
+    assert longest <= made.pack_tokens <= max(longest, 65_536)
+    assert made.pack_tokens <= max(longest, batch_tokens) + 255
     assert (
         made.checkpointed_layers in {"auto": range(shape.num_layers + 1), "none": [0], "all": [shape.num_layers]}[wish]
     )

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tunesmith.cli import adapter, campaign, config, dataset, init, output, profile, run, system
+from tunesmith.cli import adapter, campaign, config, dataset, init, output, plan, profile, run, system
 from tunesmith.cli.grammar import CallError, Nouns, hoist_workspace, usage_message
 from tunesmith.errors import UsageError
 
@@ -28,7 +28,7 @@ app = typer.Typer(
 app.command("init")(init.init)
 app.command("demo")(init.demo)
 app.command("worker")(system.worker)
-app.command("plan")(system.plan)
+app.command("plan")(plan.plan)
 app.command("inbox")(system.inbox)
 app.command("doctor")(system.doctor)
 app.add_typer(system.estop, name="estop")

@@ -221,6 +221,8 @@ def _submitted(client: Client, made: SubmittedView, *, follow: bool) -> int:
     if made.is_new:
         guess = "under a second" if made.estimate_s < 1 else f"about {duration(made.estimate_s)}"
         say(f"queued on dataset {made.dataset_id}; {guess} of training ({made.estimate_basis})")
+        if made.memory:
+            say(f"memory: {made.memory}")
         if made.warning:
             say(f"warning: {made.warning}")
     else:

@@ -1,4 +1,4 @@
-"""`tunesmith worker`, `plan`, `inbox`, `doctor` and `estop`: the whole workspace at once."""
+"""`tunesmith worker`, `inbox`, `doctor` and `estop`: the whole workspace at once."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from tunesmith.cli.output import (
     Column,
     age,
     coloured,
-    duration,
     first_line,
     print_id,
     print_json,
     say,
-    several,
     show_fields,
     show_table,
 )
@@ -46,36 +44,6 @@ def worker(
         logs.show_on_stderr()
         process.install_signals()
         process.run(until_idle=until_idle)
-
-
-def plan(ctx: typer.Context, json: Json = False) -> None:
-    """What is under way and what waits, in order, and why.
-
-    With the number of examples and a guess of the training time.
-    """
-    with open_client(ctx) as client:
-        planned = client.runs.plan()
-        workers = client.system.workers()
-        stopped = client.system.show_estop().is_on
-    if json:
-        print_json({"runs": planned, "workers": workers, "estop": stopped})
-        return
-    rows = [
-        (
-            p.run.id,
-            p.run.profile,
-            coloured(p.run.state),
-            p.run.priority,
-            p.num_examples,
-            "" if p.estimate_s is None else f"~{duration(max(p.estimate_s, 1.0))}",
-            first_line(p.run.waits_for or p.run.reason),
-        )
-        for p in planned
-    ]
-    columns = [Column("RUN"), Column("PROFILE", "fold"), Column("STATE"), Column("PRIORITY"),
-               Column("EXAMPLES", align="right"), Column("TRAINING", align="right"), Column("WHY", "fold")]  # fmt: skip
-    show_table(columns, rows, empty="Nothing is waiting and nothing is under way.")
-    say(f"\n{several(len(workers), 'worker')} running{'; the e-stop is on' if stopped else ''}")
 
 
 def inbox(ctx: typer.Context, json: Json = False) -> None:

@@ -1,15 +1,18 @@
-"""`client.profiles`: list, check, lock, and explain where each setting comes from."""
+"""`client.profiles`: list, check, plan, lock, and explain where each setting comes from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from tunesmith.client.session import Session
+from tunesmith.client.session import Session, data_source
 from tunesmith.config.checks import CheckedProfile
 from tunesmith.config.explain import Row, explain
 from tunesmith.config.resolve import ProfileEntry, Resolved, list_profiles, resolve
 from tunesmith.domain.profile import ProfileLock
+from tunesmith.stages.plan import RunPlan, plan_run
+from tunesmith.stages.prepare import Progress
 from tunesmith.stages.submit import check
 from tunesmith.store import campaigns, profiles
 
@@ -48,6 +51,26 @@ class Profiles:
         session = self._session
         checked, _, _ = check(session.database, session.workspace, name, overrides=overrides, environ=session.environ)
         return checked
+
+    def plan(
+        self,
+        name: str,
+        data: str | Path | Sequence[Path] | None = None,
+        overrides: Sequence[str] | Mapping[str, Any] = (),
+        on_progress: Progress | None = None,
+    ) -> RunPlan:
+        """What a run would be, without queueing it; raises what would be refused. `data`: a dataset id, or files."""
+        session = self._session
+        source = None if data is None else data_source(data)
+        return plan_run(
+            session.database,
+            session.workspace,
+            name,
+            source,
+            overrides=overrides,
+            environ=session.environ,
+            on_progress=on_progress,
+        )
 
     def lock(self, name: str) -> ProfileLock:
         """Read the base model's facts once and lock them; locking again changes nothing."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tunesmith.client.session import Session
+from tunesmith.client.session import Session, data_source
 from tunesmith.client.views import (
     AnswerView,
     AttemptView,
@@ -27,7 +27,6 @@ from tunesmith.domain.request import RequestKind
 from tunesmith.domain.run import RUN, Priority, RunState
 from tunesmith.domain.task import STOPPED_BY_ESTOP, TaskState
 from tunesmith.errors import TunesmithError, UsageError, nearest, show
-from tunesmith.ids import is_id
 from tunesmith.store import adapters, evaluations, events, queue, requests, runs, switches, tasks, workers
 from tunesmith.store.database import Tx
 from tunesmith.store.runs import Run
@@ -62,7 +61,7 @@ class Runs:
 
         submission = Submission(
             profile=profile,
-            data=_data(data),
+            data=data_source(data),
             overrides=overrides,
             priority=_priority(priority),
             start=start,
@@ -88,6 +87,7 @@ class Runs:
             waits_for=self.get(made.run_id).waits_for,
             is_new=made.is_new,
             warning=made.warning,
+            memory=made.memory,
         )
 
     def list(self, *, profile: str | None = None, state: str | None = None, limit: int = 50) -> list[RunView]:
@@ -255,17 +255,6 @@ class Runs:
         return None
 
 
-def _data(data: str | Path | Sequence[Path]) -> str | list[Path]:
-    """A dataset id, or files: anything that is there on disk, or cannot be an id, is a file."""
-    if isinstance(data, Path):
-        return [data]
-    if not isinstance(data, str):
-        return list(data)
-    if not data:
-        raise UsageError("the data is an empty text; name a dataset id or JSONL files")
-    return data if is_id(data) and not Path(data).exists() else [Path(data)]
-
-
 def _priority(text: str) -> Priority:
     try:
         return Priority(text)
@@ -290,6 +279,7 @@ def _command_line_values(run: Run) -> list[str]:
         **{f"recipe.{k}": v for k, v in run.spec.recipe.model_dump(mode="json").items()},
         **{f"budgets.{k}": v for k, v in run.spec.budgets.model_dump(mode="json").items()},
         **{f"trainer.options.{k}": v for k, v in run.spec.trainer_options.items()},
+        "hardware.memory_gb": run.spec.memory_gb,
     }
     return [
         f"{key}={json.dumps(profile[key])}"

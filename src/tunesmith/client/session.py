@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import getpass
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 
 from tunesmith.config.resolve import resolve_settings
 from tunesmith.config.workspace import Workspace
-from tunesmith.errors import NotFound, StoreError
+from tunesmith.errors import NotFound, StoreError, UsageError
 from tunesmith.files import sha256_text, write_atomic
+from tunesmith.ids import is_id
 from tunesmith.settings import Settings
 from tunesmith.store import profiles
 from tunesmith.store.database import Database
@@ -75,3 +77,14 @@ def _user() -> str:
         return f"user:{getpass.getuser()}"
     except (OSError, KeyError):
         return "user:unknown"
+
+
+def data_source(data: str | Path | Sequence[Path]) -> str | list[Path]:
+    """A dataset id, or files: anything that is there on disk, or cannot be an id, is a file."""
+    if isinstance(data, Path):
+        return [data]
+    if not isinstance(data, str):
+        return list(data)
+    if not data:
+        raise UsageError("the data is an empty text; name a dataset id or JSONL files")
+    return data if is_id(data) and not Path(data).exists() else [Path(data)]

@@ -107,6 +107,7 @@ class SubmittedView:
     waits_for: str | None
     is_new: bool
     warning: str | None
+    memory: str | None
 
 
 @dataclass(frozen=True)

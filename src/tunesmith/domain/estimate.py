@@ -19,6 +19,11 @@ _FLOPS = {
 """Useful operations per second to expect from each tier; rough, and replaced by earlier runs once there are any."""
 
 
+def num_tokens_of(num_characters: int) -> int:
+    """About so many, in the languages and tokenizers that we know."""
+    return round(num_characters / _CHARACTERS_PER_TOKEN)
+
+
 @dataclass(frozen=True)
 class Estimate:
     seconds: float

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
@@ -35,8 +35,12 @@ class _Figures:
     """transformers with peft under autocast keeps casts, norms and products that the fast path computes again."""
     plain_head: float = 3.0
     """Logits, their fp32 copy and its gradient lie there at once where the loss is not fused."""
-    head_chunk_rows: int = 2048
-    """Rows of logits that the fused loss holds at a time."""
+    head_chunk_rows: int = 4096
+    """Rows of logits that the fused loss holds at a time, and of their gradients beside them."""
+    ranks_rounded_to: int = 64
+    """Adapters on the same input are one product, as wide as the hardware likes it."""
+    tokens_rounded_to: int = 256
+    """A pass on CUDA is filled up to a multiple of this, so that few shapes occur."""
     backward_gate: float = 8.0
     """Bytes per inner value of the MLP while its backward runs: activation, its gradient, those of gate and up."""
     backward_hidden: float = 4.0
@@ -117,6 +121,10 @@ class Forecast:
     activations: int
     head: int
     transient: int
+    total: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "total", self.fixed + self.moving)
 
     @property
     def fixed(self) -> int:
@@ -126,17 +134,22 @@ class Forecast:
     def moving(self) -> int:
         return self.activations + self.head + self.transient
 
-    @property
-    def total(self) -> int:
-        return self.fixed + self.moving
-
 
 def terms_for(shape: Shape, recipe: Recipe, method: Method, device: Literal["cuda", "cpu"]) -> Terms:
     """What can be known without data and device: pairs share their prompt, and which path computes."""
-    is_fast = device == "cuda" and recipe.tuning == "lora" and not recipe.dora and shape.family in FAST_FAMILIES
+    is_fast = device == "cuda" and shape.family in FAST_FAMILIES and _is_plain_lora(shape, recipe)
     shares = recipe.packing and method in (Method.DPO, Method.ORPO)
     process = FIGURES.program_bytes if device == "cpu" else 0
     return Terms(device=device, is_fast=is_fast, shares_prompts=shares, process_bytes=int(process))
+
+
+def _is_plain_lora(shape: Shape, recipe: Recipe) -> bool:
+    """Whether nothing is trained but adapters on the layers' projections, without dropout."""
+    if recipe.tuning != "lora" or recipe.dora or recipe.lora_dropout or recipe.train_embeddings is True:
+        return False
+    return recipe.target_modules == "all-linear" or all(
+        name.rpartition(".")[2] in shape.matrices() for name in recipe.target_modules
+    )
 
 
 def shape_key(shape: Shape, recipe: Recipe, method: Method, terms: Terms) -> str:
@@ -174,6 +187,8 @@ def forecast(
 ) -> Forecast:
     """The peak of a training whose largest pass has so many tokens."""
     terms = terms or terms_for(shape, recipe, method, "cuda")
+    if terms.device == "cuda":
+        pack_tokens = rounded(pack_tokens)
     scale = terms.correction * (1.0 if method is Method.SFT else FIGURES.preference)
     width = 1.0 if terms.device == "cuda" else 2.0  # the formulas count bf16; a CPU computes in fp32
     kept = _kept_per_token(shape, recipe, terms) * width
@@ -211,10 +226,18 @@ def _kept_per_token(shape: Shape, recipe: Recipe, terms: Terms) -> float:
     kept += 2 * (query + 2 * key) + 2 * query + 4 * shape.num_heads  # q, k, v; attention's output; its logsumexp
     kept += 2 * shape.hidden + 4 * shape.intermediate + 8  # between the halves; gate and up; two norms
     if recipe.tuning == "lora":
-        kept += 2 * recipe.lora_rank * len(_adapted(shape, recipe))
+        kept += 2 * _num_ranks(shape, recipe)
     if terms.shares_prompts:
         kept += 4 * key * FIGURES.shared_keys  # k and v of the prompt, again for each answer
     return kept if terms.is_fast else kept * FIGURES.plain_activations
+
+
+def _num_ranks(shape: Shape, recipe: Recipe) -> int:
+    """Inner values of the adapters of one layer, those on the same input rounded together."""
+    adapted, unit = _adapted(shape, recipe), FIGURES.ranks_rounded_to
+    inputs = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+    nums = [recipe.lora_rank * sum(name in adapted for name in names) for names in inputs]
+    return sum(-(-num // unit) * unit for num in nums)
 
 
 def _fixed(shape: Shape, recipe: Recipe, terms: Terms) -> tuple[float, float, float]:
@@ -237,6 +260,11 @@ def _fixed(shape: Shape, recipe: Recipe, terms: Terms) -> tuple[float, float, fl
 def _unpacked(shape: Shape, recipe: Recipe) -> float:
     """A quantised base has one layer's matrices in bf16 at a time."""
     return 2.0 * shape.num_in_layer if is_nf4(recipe) else 0.0
+
+
+def rounded(tokens: int) -> int:
+    """What a pass of so many tokens is filled up to."""
+    return -(-tokens // FIGURES.tokens_rounded_to) * FIGURES.tokens_rounded_to
 
 
 def is_nf4(recipe: Recipe) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from tunesmith.domain.memory_forecast import (
     FIGURES,
@@ -13,6 +12,7 @@ from tunesmith.domain.memory_forecast import (
     Terms,
     forecast,
     is_nf4,
+    rounded,
     shape_key,
     size_text,
     terms_for,
@@ -43,9 +43,6 @@ class MemoryPlan:
     reason: str
     refusal: str | None = None
     """Why it cannot run at all, and what to change."""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"forecast": asdict(self.forecast) | {"total": self.forecast.total}}
 
 
 @dataclass(frozen=True)
@@ -124,16 +121,12 @@ def _packs(recipe: Recipe, terms: Terms, longest: int, step: int) -> Iterator[in
     """Sizes to try, the largest first: all of a step, then powers of two and one and a half of them."""
     cap = recipe.micro_batch_tokens or (UNPLANNED_PACK_TOKENS if terms.device == "cpu" else None)
     if cap is None:
-        top = max(longest, min(_rounded(step), _LARGEST_PACK))
+        top = max(longest, min(rounded(step), _LARGEST_PACK))
     else:
         top = cap if recipe.micro_batch_tokens else max(longest, cap)
     ladder = sorted({size for power in range(4, 17) for size in (2**power, 3 * 2 ** (power - 1))}, reverse=True)
     least = min(longest, top)
     yield from dict.fromkeys([top, *(size for size in ladder if least <= size < top), least])
-
-
-def _rounded(tokens: int) -> int:
-    return -(-tokens // 64) * 64
 
 
 def _choose(room: _Room, packs: Sequence[int], recipe: Recipe, num_layers: int) -> _Choice | None:
@@ -145,14 +138,14 @@ def _choose(room: _Room, packs: Sequence[int], recipe: Recipe, num_layers: int) 
     pack = _first(pack for pack in (packs if wish == "none" else useful) if room.fits(pack, 0))
     if pack is not None:
         why = "the largest useful pass fits" if pack == packs[0] else f"passes of {packs[0]} tokens do not fit"
-        return _Choice(pack, 0, f"{why}; every layer keeps what its backward needs")
+        return _Choice(pack, 0, f"{why}; nothing is computed twice")
     if wish == "none":
         return None
     for pack in [useful[-1], *(pack for pack in packs if pack < least)]:
         layers = room.fewest_layers(pack)
         if layers is not None:
-            kept = f"passes of {useful[-1]} tokens fit only if {layers} of {num_layers} layers are computed again"
-            small = f"with every layer computed again not even {useful[-1]} tokens fit: smaller passes"
+            kept = f"{useful[-1]} tokens fit only with {layers} of {num_layers} layers computed again"
+            small = f"not even with every layer computed again {useful[-1]} tokens fit"
             return _Choice(pack, layers, kept if pack == useful[-1] else small)
     return None
 

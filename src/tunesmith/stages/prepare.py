@@ -36,14 +36,8 @@ def prepare_dataset(
     """Validate, split and publish the files, then record them. The same content again is the same dataset."""
     from tunesmith.data.prepare import prepare
 
-    profile, dataset_id = checked.profile, new_id("ds")
-    options = PrepareOptions(
-        heldout_share=profile.data.heldout_share,
-        validation_share=profile.data.validation_share,
-        max_bad_share=profile.data.max_bad_share,
-        control_tokens=read_control_tokens(checked.base_folder),
-    )
-    prepared = prepare(sources, workspace.datasets_dir / dataset_id, options, on_progress=on_progress)
+    dataset_id = new_id("ds")
+    prepared = prepare(sources, workspace.datasets_dir / dataset_id, options_of(checked), on_progress=on_progress)
     try:
         known = _record(database, workspace, checked, dataset_id, prepared, actor)
     except BaseException:
@@ -52,6 +46,17 @@ def prepare_dataset(
     if known.id != dataset_id:
         _keep_one(workspace.data_dir / known.path, prepared.path)
     return known, prepared.report
+
+
+def options_of(checked: CheckedProfile) -> PrepareOptions:
+    """What the profile and its base say about preparing."""
+    data = checked.profile.data
+    return PrepareOptions(
+        heldout_share=data.heldout_share,
+        validation_share=data.validation_share,
+        max_bad_share=data.max_bad_share,
+        control_tokens=read_control_tokens(checked.base_folder),
+    )
 
 
 def _keep_one(known: Path, fresh: Path) -> None:

@@ -21,6 +21,7 @@ from tunesmith.files import canonical_json, read_manifest, sha256_text, verify_f
 from tunesmith.ids import new_id
 from tunesmith.modeling.base_files import base_digest, is_whole_model
 from tunesmith.programs.fingerprint import code_fingerprint
+from tunesmith.stages.outlook import PLANNED, memory_of_spec, num_characters
 from tunesmith.stages.prepare import Progress, prepare_dataset
 from tunesmith.store import adapters, campaigns, datasets, profiles, queue, runs, tasks
 from tunesmith.store.database import Database, Tx
@@ -31,7 +32,7 @@ from tunesmith.trainers.command import sealed
 from tunesmith.trainers.registry import find_trainer
 
 DRY_RUN = "dry-run"
-_OF_KIND = {Kind.SUPERVISED: Method.SFT, Kind.PREFERENCE: Method.ORPO, Kind.LABELLED: Method.KTO}
+METHOD_OF_KIND = {Kind.SUPERVISED: Method.SFT, Kind.PREFERENCE: Method.ORPO, Kind.LABELLED: Method.KTO}
 """The method that `auto` stands for."""
 
 
@@ -60,6 +61,8 @@ class Submitted:
     """False: this idempotency key had made the run before."""
     warning: str | None
     """What is known already to stand in the way later."""
+    memory: str | None
+    """How it will use its device; None for what trains nothing, or by rules of its own."""
 
 
 def check(
@@ -121,9 +124,11 @@ def submit(
     )
     spec = _spec(database, workspace, submission, checked, trainer, dataset, base)
     spec = spec.model_copy(update={"campaign_id": campaign_id})
+    memory = memory_of_spec(database, spec, _report(workspace, dataset)) if trainer.name == PLANNED else None
     run_id, is_new = _queue(database, spec, submission, actor)
     guess = Estimate(0.0, "a dry run trains nothing") if spec.dry_run else estimate(database, workspace, spec)
-    return Submitted(run_id, dataset.id, guess, is_new, _few_cases(database, spec))
+    said = None if memory is None else memory.in_one_line()
+    return Submitted(run_id, dataset.id, guess, is_new, _few_cases(database, spec), said)
 
 
 def _few_cases(database: Database, spec: RunSpec) -> str | None:
@@ -186,6 +191,7 @@ def _spec(
         method=method,
         hardware_tier=checked.tier.value,
         num_processes=profile.hardware.processes,
+        memory_gb=profile.hardware.memory_gb,
         base=base,
         start=start,
         dataset=DatasetRef(
@@ -215,7 +221,7 @@ def _spec(
 def _method(wanted: Method, trainer: TrainerInfo, dataset: Dataset) -> Method:
     """`auto` is orpo for pairs, kto for labelled answers, else sft; trainer and data must fit whatever it is."""
     kind = Kind(dataset.kind)
-    method = _OF_KIND[kind] if wanted is Method.AUTO else wanted
+    method = METHOD_OF_KIND[kind] if wanted is Method.AUTO else wanted
     if method not in trainer.methods:
         known = ", ".join(sorted(trainer.methods))
         hint = "; `--set recipe.method=sft` learns the chosen answers" if kind is Kind.PREFERENCE else ""
@@ -301,13 +307,16 @@ def estimate(database: Database, workspace: Workspace, spec: RunSpec) -> Estimat
     """How long the run will train."""
     with database.read() as tx:
         earlier = queue.paces(tx, spec.profile)
-        path = datasets.get(tx, spec.dataset.id).path
-    report = DatasetReport.model_validate(read_manifest(workspace.data_dir / path).meta)
+        dataset = datasets.get(tx, spec.dataset.id)
     return estimate_training(
         num_examples=spec.dataset.num_train,
-        num_characters=sum(bucket.below * bucket.num for bucket in report.lengths) * 3 // 4,
+        num_characters=num_characters(_report(workspace, dataset)),
         recipe=spec.recipe,
         lock=spec.base.lock,
         tier=HardwareTier(spec.hardware_tier),
         earlier=[Pace(num_examples, train_s) for num_examples, train_s in earlier],
     )
+
+
+def _report(workspace: Workspace, dataset: Dataset) -> DatasetReport:
+    return DatasetReport.model_validate(read_manifest(workspace.data_dir / dataset.path).meta)

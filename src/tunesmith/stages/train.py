@@ -17,6 +17,7 @@ from tunesmith.programs.judge import Judgement, judge_train
 from tunesmith.programs.process_identity import ProcessIdentity, kill_stray
 from tunesmith.programs.protocol import CHECKPOINTS
 from tunesmith.stages.context import DryRunPassed, StageContext, StageEnd, Trained
+from tunesmith.stages.outlook import corrections
 from tunesmith.stages.supervise import ProgramEnd, Supervisor
 from tunesmith.store import checkpoints, queue, runs
 from tunesmith.store.tasks import Attempt
@@ -48,6 +49,7 @@ def train(context: StageContext) -> StageEnd:
         micro_batch_divisor=2**context.claim.task.counts.num_shrinks,
         spent_wall_s=sum(float((attempt.result or {}).get("train_s", 0.0)) for attempt in earlier),
         cache_dir=str(context.workspace.cache_dir),
+        memory_corrections=corrections(context.database),
     )
     wall_s = max(0.0, run.spec.budgets.wall_s - spec.spent_wall_s)
     supervisor = Supervisor(context, lambda event: _register_checkpoint(context, event), wall_s)

@@ -42,6 +42,26 @@ def paces(tx: Tx, profile: str, limit: int = 20) -> list[tuple[int, float]]:
     return [(num, train_s) for num, train_s in seen if num and train_s]
 
 
+def memory_ratios(tx: Tx, limit: int = 200) -> dict[str, list[float]]:
+    """By shape key, what the newest succeeded trainings took as multiples of their forecasts, of any profile."""
+    query = (
+        sa.select(attempts.c.result)
+        .join(tasks, tasks.c.id == attempts.c.task_id)
+        .where(tasks.c.kind == TaskKind.TRAIN, attempts.c.state == AttemptState.SUCCEEDED)
+        .order_by(tasks.c.seq.desc())
+        .limit(limit)
+    )
+    found: dict[str, list[float]] = {}
+    for row in tx.all(query):
+        memory = ((row["result"] or {}).get("detail") or {}).get("memory")
+        if not isinstance(memory, dict):  # a program of somebody else may tell whatever it likes
+            continue
+        key, ratio = memory.get("key"), memory.get("ratio")
+        if isinstance(key, str) and isinstance(ratio, int | float) and not isinstance(ratio, bool):
+            found.setdefault(key, []).append(float(ratio))
+    return found
+
+
 def any_open(tx: Tx, kinds: Collection[TaskKind]) -> bool:
     """Whether anything waits or is under way that a worker for these kinds may still have to do."""
     able = set(kinds) - STOPPED_BY_ESTOP if switches.is_on(tx, switches.ESTOP) else set(kinds)

@@ -13,6 +13,7 @@ from typing import Any
 
 from tunesmith.data.dataset import read_split
 from tunesmith.domain.dataset import Example, Split
+from tunesmith.domain.memory_plan import MemoryPlan
 from tunesmith.domain.profile import Method
 from tunesmith.domain.spec import RunSpec, TrainSpec
 from tunesmith.errors import ConfigError, DataError
@@ -26,6 +27,7 @@ from tunesmith.modeling.tuned import whole
 from tunesmith.programs.host import Program
 from tunesmith.trainers.native.course import Training
 from tunesmith.trainers.native.items import make_items, max_length
+from tunesmith.trainers.native.memory import plan_memory, told
 from tunesmith.trainers.native.objectives import Objective, Reference, drift_partners, objective_of
 from tunesmith.trainers.native.optimizer import new_optimizer
 from tunesmith.trainers.native.order import Order
@@ -80,6 +82,7 @@ class Assembly:
     steps: StepMaker
     preflight: Preflight | None
     """None for a training that goes on."""
+    memory: MemoryPlan
 
 
 def read_data(run: RunSpec, chat: ChatFormat, voice: Voice) -> Data:
@@ -123,11 +126,20 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
     """
     run = spec.run
     seed_everything(run.recipe.seed)
+    order = Order(
+        [len(item) for item in data.items],
+        seed=run.recipe.seed,
+        epochs=run.recipe.epochs,
+        batch_tokens=run.recipe.batch_tokens,
+        max_steps=run.recipe.max_steps,
+    )
+    memory = plan_memory(spec, data.items, order, team)
+    voice.log(told(memory), "info")
     is_full = run.recipe.tuning == "full"
     folder = Path(run.start.path if run.start and is_full else run.base.path)
     base = load_base(folder, pick_device(), quantize=run.recipe.quantize)
     packer = Packer(
-        max_tokens=max(1, run.recipe.micro_batch_tokens // spec.micro_batch_divisor),
+        max_tokens=memory.pack_tokens,
         pad_id=chat.pad_id,
         is_packing=run.recipe.packing and _can_pack(base, voice),
     )
@@ -140,13 +152,6 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
         train_embeddings = bool(read_config(Path(spec.resume.path) / ADAPTER).get("modules_to_save"))
     adapted = adapted_base(run, base, train_embeddings=train_embeddings)
     optimizer = new_optimizer(adapted, run.recipe)
-    order = Order(
-        [len(item) for item in data.items],
-        seed=run.recipe.seed,
-        epochs=run.recipe.epochs,
-        batch_tokens=run.recipe.batch_tokens,
-        max_steps=run.recipe.max_steps,
-    )
     recall = partial(recalled, spec, adapted, team, voice.log, partial(ask_before, adapted, packer, team, voice))
     objective = _objective(run, [data.items[index] for index in order.used()], data.case_items, recall)
     if team.rank > 0:
@@ -154,7 +159,7 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
     validator = Validator(chat, data.case_items, data.case_examples, packer, objective) if data.case_items else None
     steps = StepMaker(adapted, optimizer, run.recipe, packer, objective, team)
     training = Training(adapted, optimizer, order, validator, team)
-    return Assembly(training, data.items, order, steps, found)
+    return Assembly(training, data.items, order, steps, found, memory)
 
 
 def look_at(run: RunSpec, base: Any, chat: ChatFormat, data: Data, voice: Voice) -> tuple[Preflight, bool]:

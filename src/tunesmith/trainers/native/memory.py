@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import resource
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,7 +76,7 @@ def with_memory(result: Result, made: MemoryPlan, log: Callable[[str], None]) ->
     """The result with what was foretold and what was really taken, for the runs to come."""
     measured = peak_bytes()
     log(f"memory: {size_text(measured)} at the peak, {size_text(made.forecast.total)} were foretold")
-    figures: dict[str, Any] = made.as_json() | {
+    figures: dict[str, Any] = asdict(made) | {
         "measured_bytes": measured,
         "ratio": measured_ratio(made.forecast, made.correction, measured),
     }

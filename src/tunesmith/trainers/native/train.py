@@ -16,6 +16,7 @@ from tunesmith.trainers.inputs import read_inputs_whole
 from tunesmith.trainers.native.assemble import Interrupted, assemble, leading_voice, read_data
 from tunesmith.trainers.native.course import Course
 from tunesmith.trainers.native.loop import run_steps
+from tunesmith.trainers.native.memory import with_memory
 from tunesmith.trainers.native.outcome import conclude, interrupted_early
 from tunesmith.trainers.native.preflight import check_before_loading
 from tunesmith.trainers.native.state import read_state, restore
@@ -47,7 +48,8 @@ def train(program: Program) -> Result:
             ending = run_steps(program, work, course)
     except Interrupted:
         return interrupted_early(program)
-    return conclude(program, course, ending, inputs, data, str(tokenizer.chat_template), work.preflight)
+    result = conclude(program, course, ending, inputs, data, str(tokenizer.chat_template), work.preflight)
+    return with_memory(result, work.memory, program.log)
 
 
 def _refuse_what_it_cannot_do(run: RunSpec) -> None:
