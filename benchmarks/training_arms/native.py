@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.training_arms.kernels import profiled
@@ -34,6 +34,7 @@ class Native:
     order: Any
     packer: Any
     objective: Any
+    engine: Any
     maker: Any
     reference_s: float
     """What was asked of the model before its first step, for dpo."""
@@ -67,6 +68,8 @@ def run_native(job: Job) -> Measured:
     seen = [examples[index] for number in range(job.warm_up, last) for index in native.order.batch(number).indices]
     is_shared = native.packer.is_packing
     more: dict[str, Any] = {"num_parameters": native.model_parameters, "steps": len(made)}
+    if native.packer.is_packing and next(native.adapted.parameters()).is_cuda:
+        more["forecast_gb"] = round(forecast_bytes(job, native) / 2**30, 2)
     if job.is_profiled:
         again = [number % native.order.num_steps for number in (last, last + 1)]
         more["profile"] = profiled(lambda: [native.step(number) for number in again], 2 * seconds / len(made))
@@ -82,25 +85,31 @@ def run_native(job: Job) -> Measured:
     )
 
 
-def assemble(job: Job, examples: Sequence[Example], quantize: str = "none") -> Native:
+def assemble(job: Job, examples: Sequence[Example]) -> Native:
     """As `tunesmith.trainers.native.assemble` does from a spec."""
     from tunesmith.domain.profile import Method, Recipe
     from tunesmith.modeling.adapters import new_adapter
+    from tunesmith.modeling.loading import pick_device
     from tunesmith.modeling.packs import Packer
+    from tunesmith.modeling.quantized import quantize_linears
     from tunesmith.modeling.scoring import answer_log_probs
     from tunesmith.trainers.native.objectives import objective_of
     from tunesmith.trainers.native.optimizer import new_optimizer
     from tunesmith.trainers.native.order import Order
+    from tunesmith.trainers.native.step import StepMaker
+    from tunesmith.trainers.native.team import Team
 
     method, items = Method(job.method), [item_of(job.method, number, one) for number, one in enumerate(examples)]
     total = sum(len(item) for item in items)
     batch_tokens = job.tokens_per_step or -(-total // (job.warm_up + job.steps))
     recipe = Recipe(
         method=method, lora_dropout=0.0, lr=1e-4, warmup=0.0, schedule="constant",
-        batch_tokens=batch_tokens, micro_batch_tokens=job.pack_tokens,
+        batch_tokens=batch_tokens, micro_batch_tokens=job.pack_tokens, quantize=job.quantize,
     )  # fmt: skip
     base = new_model(SIZES[job.size])
     model_parameters = num_parameters(base)
+    if job.quantize == "nf4":
+        quantize_linears(base, pick_device())
     adapted = new_adapter(base, recipe)
     optimizer = new_optimizer(adapted, recipe)
     packer = Packer(job.pack_tokens, 0, is_packing=job.arm != "native, padded")
@@ -109,15 +118,20 @@ def assemble(job: Job, examples: Sequence[Example], quantize: str = "none") -> N
     reference = answer_log_probs(adapted, items, packer) if method is Method.DPO else {}
     reference_s = time.perf_counter() - began_at
     objective = objective_of(method, recipe, reference or {}, {})
-    maker = step_maker(job, adapted, optimizer, recipe, packer, objective)
-    return Native(model_parameters, recipe, adapted, items, order, packer, objective, maker, reference_s)
+    engine = new_engine(job, adapted)
+    parts = [Team()] if engine is None else [Team(), engine]
+    maker = StepMaker(adapted, optimizer, recipe, packer, objective, *parts)
+    return Native(model_parameters, recipe, adapted, items, order, packer, objective, engine, maker, reference_s)
 
 
-def step_maker(job: Job, *parts: Any) -> Any:
-    from tunesmith.trainers.native.step import StepMaker
-    from tunesmith.trainers.native.team import Team
-
-    return StepMaker(*parts, Team())
+def new_engine(job: Job, adapted: Any) -> Any:
+    try:
+        from tunesmith.trainers.native.engine import engine_for
+    except ImportError:
+        return None
+    if job.arm == "native, slow path":
+        return engine_for(adapted, is_fast=False)
+    return engine_for(adapted, checkpointed_layers=job.checkpointed_layers)
 
 
 def item_of(method: str, number: int, example: Example) -> Any:
@@ -139,14 +153,40 @@ def loss_of(native: Native, items: Sequence[Any]) -> float:
     from tunesmith.modeling.scoring import evaluating, span_log_probs
     from tunesmith.trainers.native.objectives import weigh
 
-    weights = weigh(items)
+    weights, total = weigh(items), 0.0
     with evaluating(native.adapted):
-        passes = [[items[index] for index in group] for group in native.packer.groups(items)]
-        return sum(
-            float(
-                native.objective.terms(
-                    some, span_log_probs(native.adapted, native.packer.layout(some)), weights, 0.0
-                ).loss
-            )
-            for some in passes
-        )
+        for group in native.packer.groups(items):
+            some = [items[index] for index in group]
+            layout = native.packer.layout(some)
+            spans = native.engine.span_log_probs(layout) if native.engine else span_log_probs(native.adapted, layout)
+            total += float(native.objective.terms(some, spans, weights, 0.0).loss)
+    return total
+
+
+def forecast_bytes(job: Job, native: Native, process_bytes: int = 0) -> int:
+    """As a run of the product foretells its peak, with nothing learnt from earlier runs."""
+    from tunesmith.domain.memory_forecast import Shape, forecast, terms_for
+    from tunesmith.domain.profile import Method
+
+    config, method = native.adapted.config, Method(job.method)
+    shape = Shape(
+        family=config.model_type, hidden=config.hidden_size, intermediate=config.intermediate_size,
+        num_layers=config.num_hidden_layers, num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_size=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        vocab_size=config.vocab_size, is_tied=config.tie_word_embeddings, has_qk_norm=config.model_type == "qwen3",
+        num_parameters=native.model_parameters,
+    )  # fmt: skip
+    is_cuda = next(native.adapted.parameters()).is_cuda
+    terms = terms_for(shape, native.recipe, method, "cuda" if is_cuda else "cpu")
+    items = native.items
+    wanted = sum(item.num_trained + (item.num_context if item.counts_context else 0) for item in items)
+    terms = replace(
+        terms,
+        is_fast=terms.is_fast and native.engine is not None and job.arm != "native, slow path",
+        wanted_share=min(1.0, wanted / sum(len(item) for item in items)),
+        process_bytes=process_bytes,
+    )
+    largest_step = max(native.order.num_tokens(step) for step in range(native.order.num_steps))
+    largest = max(*(len(item) for item in items), min(job.pack_tokens, largest_step))
+    return forecast(shape, native.recipe, method, largest, job.checkpointed_layers, terms).total

@@ -80,6 +80,9 @@ class Job:
     tokens_per_step: int
     pack_tokens: int
     checkpointed_layers: int = 0
+    longest: int = 0
+    """Tokens of the longest example, which there is then one of; 0: as the size has it."""
+    quantize: str = "none"
     is_profiled: bool = False
     seed: int = 1
 
@@ -120,6 +123,7 @@ def examples_of(job: Job) -> list[Example]:
     import numpy
 
     size, num_steps = SIZES[job.size], job.warm_up + job.steps
+    max_tokens = job.longest or size.max_tokens
     draw = numpy.random.default_rng(job.seed)
 
     def tokens(num: int) -> list[int]:
@@ -133,13 +137,15 @@ def examples_of(job: Job) -> list[Example]:
     total = 0
     while total < job.tokens_per_step * num_steps if job.tokens_per_step else len(made) < EXAMPLES_PER_STEP * num_steps:
         if job.method != "sft" and size.pair_tokens is not None:
-            prompt = tokens(length(size.pair_tokens[0], 0.7, 2 * size.max_tokens // 3))
-            answers = [tokens(length(size.pair_tokens[1], 0.7, size.max_tokens // 3)) for _ in range(2)]
+            prompt = tokens(length(size.pair_tokens[0], 0.7, 2 * max_tokens // 3))
+            answers = [tokens(length(size.pair_tokens[1], 0.7, max_tokens // 3)) for _ in range(2)]
         else:
-            num = length(size.mean_tokens, size.spread, size.max_tokens)
+            num = length(size.mean_tokens, size.spread, max_tokens)
             prompt = tokens(max(1, round(num * size.prompt_share)))
             answers = [tokens(max(2, round((num - len(prompt)) * scale))) for scale in (1.0, draw.uniform(0.7, 1.3))]
-        made.append(Example(prompt, *[answer[: size.max_tokens - len(prompt)] for answer in answers]))
+        if job.longest and not made:
+            answers[0] = tokens(job.longest - len(prompt))
+        made.append(Example(prompt, *[answer[: max_tokens - len(prompt)] for answer in answers]))
         total += made[-1].num_tokens(job.method, is_shared=True)
     return made
 
