@@ -6,7 +6,7 @@ PYTEST  := $(VENV)/bin/python -m pytest
 WORKERS ?= 2
 COVERAGE ?=
 
-.PHONY: help setup demo check test test-extra soak bench gpu clean
+.PHONY: help setup demo check test test-extra soak bench gpu gpu-all clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -26,6 +26,10 @@ $(VENV)/.extra: $(VENV)/.dev
 
 $(VENV)/.bench: $(VENV)/.extra
 	$(PIP) -e '.[bench]'
+	touch $@
+
+$(VENV)/.bench-gpu: $(VENV)/.bench
+	$(PIP) -e '.[bench-gpu]'
 	touch $@
 
 setup: $(VENV)/.dev  ## install everything that make test needs
@@ -50,8 +54,15 @@ soak: $(VENV)/.dev  ## drills with their full counts; hours
 bench: $(VENV)/.bench  ## every benchmark beside its peers
 	for script in benchmarks/*.py; do $(VENV)/bin/python $$script $(BENCH_ARGS) || exit 1; done
 
-gpu: $(VENV)/.dev  ## tests that need CUDA; skipped with a reason where there is none
-	$(PYTEST) -m gpu || test $$? -eq 5
+gpu: $(VENV)/.dev  ## tests that need CUDA, then training and memory on the GPU; elsewhere it says why not
+	@if $(VENV)/bin/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
+	  $(MAKE) --no-print-directory gpu-all; \
+	else echo "make gpu: skipped, torch sees no CUDA device on this machine"; fi
+
+gpu-all: $(VENV)/.bench-gpu
+	$(PYTEST) -m gpu
+	$(VENV)/bin/python benchmarks/training.py --profile --out benchmarks/results $(GPU_ARGS)
+	$(VENV)/bin/python benchmarks/memory.py
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* tunesmith-demo build dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* tunesmith-demo benchmarks/results build dist

@@ -168,8 +168,8 @@ def measure(job: Job, is_cuda: bool, deadline: float | None, peak_tflops: float)
     except subprocess.TimeoutExpired:
         return told(cell | {"failed": f"not done in the {left:.0f} s that were left"})
     if done.returncode != 0:
-        why = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"it ended with {done.returncode}"
-        return told(cell | {"failed": why[:300]})
+        why = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+        return told(cell | {"failed": "out of memory" if "out of memory" in why else why[:300]})
     cell |= json.loads(done.stdout.strip().splitlines()[-1])
     if "failed" not in cell:
         flop = 4.0 * cell["num_parameters"] * cell["computed_tokens_per_s"]
@@ -179,11 +179,13 @@ def measure(job: Job, is_cuda: bool, deadline: float | None, peak_tflops: float)
 
 def lacking_for(job: Job, is_cuda: bool) -> str | None:
     """Why an arm cannot run here."""
+    if "liger" in job.arm and not is_cuda:
+        return "its kernels need a GPU"
     wanted = {"trl": "trl" in job.arm, "datasets": "trl" in job.arm, "liger_kernel": "liger" in job.arm}
     for name, is_wanted in wanted.items():
         if is_wanted and importlib.util.find_spec(name) is None:
-            return f"{name} is not installed: pip install -c constraints.txt -e '.[bench]'"
-    return "its kernels need a GPU" if "liger" in job.arm and not is_cuda else None
+            return f"{name} is not installed: pip install -c constraints.txt -e '.[bench-gpu]'"
+    return None
 
 
 def told(cell: report.Cell) -> report.Cell:

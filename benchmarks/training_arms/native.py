@@ -86,7 +86,9 @@ def run_native(job: Job) -> Measured:
 
 
 def assemble(job: Job, examples: Sequence[Example]) -> Native:
-    """As `tunesmith.trainers.native.assemble` does from a spec."""
+    """As `tunesmith.trainers.native.train` and `assemble` do from a spec."""
+    import torch
+
     from tunesmith.domain.profile import Method, Recipe
     from tunesmith.modeling.adapters import new_adapter
     from tunesmith.modeling.loading import pick_device
@@ -99,6 +101,7 @@ def assemble(job: Job, examples: Sequence[Example]) -> Native:
     from tunesmith.trainers.native.step import StepMaker
     from tunesmith.trainers.native.team import Team
 
+    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
     method, items = Method(job.method), [item_of(job.method, number, one) for number, one in enumerate(examples)]
     total = sum(len(item) for item in items)
     batch_tokens = job.tokens_per_step or -(-total // (job.warm_up + job.steps))
@@ -114,11 +117,11 @@ def assemble(job: Job, examples: Sequence[Example]) -> Native:
     optimizer = new_optimizer(adapted, recipe)
     packer = Packer(job.pack_tokens, 0, is_packing=job.arm != "native, padded")
     order = Order([len(item) for item in items], seed=job.seed, epochs=1, batch_tokens=batch_tokens)
+    engine = new_engine(job, adapted)
     began_at = time.perf_counter()
-    reference = answer_log_probs(adapted, items, packer) if method is Method.DPO else {}
+    reference = answer_log_probs(engine or adapted, items, packer) if method is Method.DPO else {}
     reference_s = time.perf_counter() - began_at
     objective = objective_of(method, recipe, reference or {}, {})
-    engine = new_engine(job, adapted)
     parts = [Team()] if engine is None else [Team(), engine]
     maker = StepMaker(adapted, optimizer, recipe, packer, objective, *parts)
     return Native(model_parameters, recipe, adapted, items, order, packer, objective, engine, maker, reference_s)

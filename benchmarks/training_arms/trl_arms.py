@@ -168,10 +168,10 @@ def _is_isolated(trainer: Any) -> bool:
     import torch
 
     batch = trainer._prepare_inputs(next(iter(trainer.get_eval_dataloader())))
-    ids, positions = batch["input_ids"][:1, :2048], batch["position_ids"][:1, :2048]
-    second = int((positions[0] == 0).nonzero()[1])
+    second = int((batch["position_ids"][0] == 0).nonzero()[1])
+    ids, positions = batch["input_ids"][:1, : second + 512], batch["position_ids"][:1, : second + 512]
     other = ids.clone()
-    other[0, :second] = ids[0, :second].flip(0) + 1
+    other[0, :second] = ids[0, :second].flip(0)
     with torch.no_grad(), trainer.compute_loss_context_manager():
         before, after = (
             trainer.model(input_ids=some, position_ids=positions, use_cache=False).logits[0, second:].float()
