@@ -18,7 +18,7 @@ from tunesmith.modeling.adapters import new_adapter, trained_parameters
 from tunesmith.modeling.chat import Tokenized
 from tunesmith.modeling.loading import load_base, load_tokenizer
 from tunesmith.modeling.packs import Item, Packer, siblings, single
-from tunesmith.modeling.scoring import answer_log_probs, evaluating, span_log_probs
+from tunesmith.modeling.scoring import PlainEngine, answer_log_probs, evaluating, span_log_probs
 from tunesmith.trainers.native.objectives import drift_partners, objective_of, weigh
 
 CPU = torch.device("cpu")
@@ -57,13 +57,13 @@ class Bench:
     def ours(self, method: Method, items: Sequence[Item], packer: Packer) -> tuple[float, dict[str, Any]]:
         """A step's loss and gradients, pass by pass, as the step maker sums them."""
         drift_items = drift_partners(items) if method is Method.KTO else {}
-        reference = answer_log_probs(self.start, [*items, *drift_items.values()], packer)
+        reference = answer_log_probs(PlainEngine(self.start), [*items, *drift_items.values()], packer)
         assert reference is not None
         objective = objective_of(method, self.recipe, reference, drift_items)
         weights = weigh(items)
 
         def score(some: Sequence[Item]) -> dict[str, list[float]]:
-            found = answer_log_probs(self.adapted, some, packer)
+            found = answer_log_probs(PlainEngine(self.adapted), some, packer)
             assert found is not None
             return found
 

@@ -1,98 +1,37 @@
-"""The kernels for CUDA compute what their plain twins compute: on CUDA, or in Triton's interpreter where there is none."""
+"""The kernels for CUDA compute what their plain twins compute: in Triton's interpreter, and on a device."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
 
-from tunesmith.modeling.fast import kernels
-from tunesmith.modeling.fast.kernels import Heads, Norm
-from tunesmith.modeling.segments import Segment, spread_of
-
-HAS_CUDA = torch.cuda.is_available()
-pytestmark = pytest.mark.gpu if HAS_CUDA else pytest.mark.extra
-if not HAS_CUDA:
-    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton was imported before, without its interpreter: run this file alone", allow_module_level=True)
-    os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip("triton", reason="Triton is not installed: pip install 'tunesmith[kernels]'")
-from tunesmith.modeling.fast import triton_kernels as twins  # noqa: E402
+CASES = Path(__file__).with_name("triton_cases.py")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed: pip install 'tunesmith[kernels]'"
+)
 
 
-@pytest.fixture(autouse=True)
-def _on_the_device() -> Iterator[None]:
-    with torch.device("cuda" if HAS_CUDA else "cpu"):
-        torch.manual_seed(1)
-        yield
+def run_cases(**environ: str) -> None:
+    argv = [sys.executable, "-m", "pytest", "-v", "-v", "-p", "no:cacheprovider", "-m", "", str(CASES)]
+    done = subprocess.run(argv, env=os.environ | environ, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "12 passed" in done.stdout
 
 
-def same(found: Any, expected: Any) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+@pytest.mark.extra
+@needs_triton
+def test_kernels_agree_with_their_twins_in_the_interpreter() -> None:
+    run_cases(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
 
 
-def a_norm(width: int) -> Norm:
-    return Norm(torch.randn(width), 1e-6)
-
-
-@pytest.mark.parametrize("width", [64, 100])
-def test_norms_are_those_of_the_plain_functions(width: int) -> None:
-    residual, delta, of = torch.randn(5, width), torch.randn(5, width), a_norm(width)
-    same(twins.norm(residual, of), kernels.norm(residual, of))
-    same(twins.add_norm(residual, delta, of), kernels.add_norm(residual, delta, of))
-    wide = torch.randn(5, width + 16)
-    grad = wide[:, :width]  # a part of a longer row
-    same(twins.norm_backward(grad, delta, residual, of), kernels.norm_backward(grad, delta, residual, of))
-    same(twins.norm_backward(grad, None, residual, of), kernels.norm_backward(grad, None, residual, of))
-
-
-@pytest.mark.parametrize("is_normed", [True, False])
-@pytest.mark.parametrize(("num_queries", "num_keys", "size"), [(4, 2, 16), (9, 3, 24)])
-def test_heads_turn_forwards_and_backwards(is_normed: bool, num_queries: int, num_keys: int, size: int) -> None:
-    norms = (a_norm(size), a_norm(size)) if is_normed else (None, None)
-    heads = Heads(num_queries, num_keys, size, *norms)
-    projected = torch.randn(6, (num_queries + 2 * num_keys) * size)
-    angles = torch.randn(6, size // 2).repeat(1, 2)
-    cos, sin = angles.cos(), angles.sin()
-    made = kernels.turn(projected, heads, cos, sin)
-    same(twins.turn(projected, heads, cos, sin), made)
-    grads = [torch.randn_like(part) for part in made]
-    kept = projected if is_normed else None
-    same(
-        twins.turn_backward(*grads, kept, heads, cos, sin),
-        kernels.turn_backward(*grads, kept, heads, cos, sin),
-    )
-
-
-@pytest.mark.parametrize("width", [32, 1500])
-def test_gates_open_forwards_and_backwards(width: int) -> None:
-    both, grad = torch.randn(3, 2 * width), torch.randn(3, width)
-    same(twins.gated(both), kernels.gated(both))
-    expected = kernels.gated_backward(grad.clone(), both)
-    same(twins.gated_backward(grad.clone(), both), expected)
-
-
-@pytest.mark.parametrize("width", [50, 20_000])
-def test_log_probabilities_and_their_slopes(width: int) -> None:
-    logits, tokens = 5 * torch.randn(4, width), torch.tensor([0, width - 1, 7, 7])
-    mine, theirs = logits.clone(), logits.clone()
-    same(twins.surprise(mine, tokens, False), kernels.surprise(theirs, tokens, False))
-    assert torch.equal(mine, logits)
-    same(twins.surprise(mine, tokens, True), kernels.surprise(theirs, tokens, True))
-    same(mine, theirs)
-    same(theirs.sum(1), torch.zeros(4))
-
-
-def test_copies_are_added_up() -> None:
-    spread = spread_of([Segment(3), Segment(2, prompt=0), Segment(1, prompt=0), Segment(4)])
-    grad, copies = torch.randn(len(spread.key_places), 3, 8), spread.copies.to("cuda" if HAS_CUDA else "cpu")
-    same(twins.add_copies(grad, copies), kernels.add_copies(grad, copies))
-
-
-def test_every_twin_has_the_same_name() -> None:
-    named = ["norm", "add_norm", "norm_backward", "turn", "turn_backward", "gated", "gated_backward", "surprise"]
-    assert all(callable(getattr(twins, name)) and callable(getattr(kernels, name)) for name in [*named, "add_copies"])
+@pytest.mark.gpu
+@needs_triton
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here: run `make gpu` on a GPU machine")
+def test_kernels_agree_with_their_twins_on_the_device() -> None:
+    run_cases()

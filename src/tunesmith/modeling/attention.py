@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from tunesmith.modeling.fast.kernels import add_copies, run
-from tunesmith.modeling.segments import Segment, Spread, spread_of
+from tunesmith.modeling.segments import Segment, Spread, moved, spread_of
 
 _NAME = "tunesmith_segments"
 _HALF = (torch.bfloat16, torch.float16)
@@ -88,12 +88,9 @@ class _Placed:
     """The segments on the device, for one kernel that takes sequences end to end."""
 
     def __init__(self, spread: Spread, device: Any) -> None:
-        def there(tensor: Any) -> Any:
-            return tensor.pin_memory().to(device, non_blocking=True)
-
-        self._query_starts, self._key_starts = there(spread.query_starts), there(spread.key_starts)
+        self._query_starts, self._key_starts = moved(spread.query_starts, device), moved(spread.key_starts, device)
         self._longest_query, self._longest_key = spread.longest_query, spread.longest_key
-        self._gathering = None if spread.is_plain else (there(spread.key_places), there(spread.copies))
+        self._gathering = None if spread.is_plain else (moved(spread.key_places, device), moved(spread.copies, device))
 
     def attend(self, query: Any, key: Any, value: Any, rules: Rules) -> Any:
         """Causal here means that the last query of a segment sees its last key, as it must."""

@@ -4,13 +4,38 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from tunesmith.modeling.attention import segmented
 from tunesmith.modeling.chat import Tokenized
 from tunesmith.modeling.packs import Branch, Item, Layout, Packer, packed, padded, single
+
+
+class Engine(Protocol):
+    """A model, and a way to compute with it what training and scoring ask for."""
+
+    model: Any
+
+    def start_step(self) -> None:
+        """Gradients are zero again."""
+
+    def span_log_probs(self, layout: Layout) -> Any:
+        """Of each span of the layout, the sum of the log-probabilities of its tokens; keeps the graph for training."""
+
+
+class PlainEngine:
+    """As transformers and peft compute it: slow, and right for every model."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def start_step(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+
+    def span_log_probs(self, layout: Layout) -> Any:
+        return span_log_probs(self.model, layout)
 
 
 def span_log_probs(model: Any, layout: Layout) -> Any:
@@ -33,17 +58,17 @@ def span_log_probs(model: Any, layout: Layout) -> Any:
 
 
 def answer_log_probs(
-    model: Any, items: Sequence[Item], packer: Packer, on_items: Callable[[int], bool] | None = None
+    engine: Engine, items: Sequence[Item], packer: Packer, on_items: Callable[[int], bool] | None = None
 ) -> dict[str, list[float]] | None:
     """By item, the sum of the log-probabilities of each of its answers, as the model is now; None if told to stop.
 
     `on_items` hears how many are done and returns whether to go on.
     """
     found: dict[str, list[float]] = {}
-    with evaluating(model):
+    with evaluating(engine.model):
         for group in packer.groups(items):
             some = [items[index] for index in group]
-            sums = span_log_probs(model, packer.layout(some)).double().tolist()
+            sums = engine.span_log_probs(packer.layout(some)).double().tolist()
             for item in some:
                 found[item.id] = sums[1 : 1 + len(item.branches)]
                 sums = sums[1 + len(item.branches) :]
@@ -57,22 +82,27 @@ def keeps_apart(model: Any) -> bool:
 
     Not every architecture passes on what attention needs to know; this one is asked instead of believed.
     """
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    ids = [7 * number % min(vocabulary, 97) for number in range(40)]
-    first, second = tuple(ids[:9]), tuple(ids[9:30])
-    items = [
-        Item("a", first, (_all_trained(ids[30:34]), _all_trained(ids[34:40]))),
-        Item("b", (), (_all_trained(second, skip=1),)),
-    ]
+    items = probe_items(model)
     with evaluating(model):
         try:
             together = span_log_probs(model, packed(items))
         except (TypeError, ValueError, RuntimeError):
             return False
-        apart = span_log_probs(model, padded(items, pad_id=ids[0]))
+        apart = span_log_probs(model, padded(items, pad_id=0))
     weight = next(model.parameters())
     coarse = weight.dtype is not torch.float32 or weight.is_cuda  # there, products are made in bf16
     return bool(torch.allclose(together, apart, rtol=2e-2 if coarse else 1e-4, atol=1e-2 if coarse else 1e-5))
+
+
+def probe_items(model: Any) -> list[Item]:
+    """A little of everything that a pack can hold: a shared prompt with two answers, and one that stands alone."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    ids = [7 * number % min(vocabulary, 97) for number in range(40)]
+    first, second = tuple(ids[:9]), tuple(ids[9:30])
+    return [
+        Item("a", first, (_all_trained(ids[30:34]), _all_trained(ids[34:40]))),
+        Item("b", (), (_all_trained(second, skip=1),)),
+    ]
 
 
 def _all_trained(ids: Sequence[int], skip: int = 0) -> Branch:

@@ -65,6 +65,11 @@ def spread_of(segments: Sequence[Segment]) -> Spread:
     )
 
 
+def moved(tensor: Any, device: Any) -> Any:
+    """On the device, without waiting for what it is doing."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
 def starts(lengths: Any) -> Any:
     """Where each of these begins when they lie end to end, and where the last one ends."""
     return numpy.concatenate(([0], numpy.cumsum(lengths, dtype=numpy.int64)))

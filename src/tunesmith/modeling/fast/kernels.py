@@ -50,10 +50,13 @@ def norm(values: Any, of: Norm) -> Any:
     return of.weight * scaled.to(values.dtype)
 
 
-def add_norm(residual: Any, delta: Any, of: Norm) -> tuple[Any, Any]:
-    """The residual stream with what the last block adds to it, and the norm of that."""
+def add_norm(residual: Any, delta: Any, of: Norm, width: int) -> tuple[Any, Any]:
+    """The residual stream with what the last block adds to it, and the norm of that: as the first columns of rows of
+    this width, of which the rest is left to whoever asked for them."""
     total = residual + delta
-    return total, norm(total, of)
+    made = total.new_empty(len(total), width)
+    made[:, : total.shape[1]] = norm(total, of)
+    return total, made
 
 
 def norm_backward(grad: Any, past: Any | None, values: Any, of: Norm) -> Any:

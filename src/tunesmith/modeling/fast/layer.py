@@ -58,7 +58,7 @@ class _Before(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, residual: Any, delta: Any, layer: Layer, cos: Any, sin: Any) -> tuple[Any, ...]:
-        total, normed = run(add_norm, residual, delta, layer.first_norm)
+        total, normed = run(add_norm, residual, delta, layer.first_norm, layer.qkv.width)
         projected, inner = layer.qkv.forward(normed)
         query, key, value = run(turn, projected, layer.heads, cos, sin)
         ctx.layer = layer
@@ -84,7 +84,7 @@ class _After(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, residual: Any, attended: Any, layer: Layer) -> tuple[Any, Any]:
         out, out_inner = layer.out.forward(attended)
-        total, normed = run(add_norm, residual, out, layer.second_norm)
+        total, normed = run(add_norm, residual, out, layer.second_norm, layer.gate_up.width)
         both, both_inner = layer.gate_up.forward(normed)
         product = run(gated, both)
         delta, down_inner = layer.down.forward(product)

@@ -17,7 +17,7 @@ from tunesmith.modeling.fast.kernels import Heads, Norm, norm, norm_backward, ru
 from tunesmith.modeling.fast.layer import Layer
 from tunesmith.modeling.fast.site import Site
 from tunesmith.modeling.packs import Layout
-from tunesmith.modeling.segments import Segment
+from tunesmith.modeling.segments import Segment, moved
 
 _FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _PROJECTION = re.compile(
@@ -75,7 +75,7 @@ class FastModel:
         device = self._head.device
         segments, ids, positions, places = _row(layout, _ROUNDED_TO if device.type == "cuda" else 1)
         ids, positions, places, tokens, spans = (
-            _moved(tensor, device) for tensor in (ids, positions, places, layout.wanted, layout.spans)
+            moved(tensor, device) for tensor in (ids, positions, places, layout.wanted, layout.spans)
         )
         self._copy_parameters()
         hidden = self._hidden(ids, positions, places, Apart(segments, device))
@@ -134,11 +134,6 @@ def _row(layout: Layout, rounded_to: int) -> tuple[tuple[Segment, ...], Any, Any
     return segments, ids, positions, places
 
 
-def _moved(tensor: Any, device: Any) -> Any:
-    """Without waiting for what the device is doing."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
-
-
 def _layers(adapted: Any) -> list[Layer]:
     return [_layer(module, adapted.config) for module in adapted.get_base_model().model.layers]
 
@@ -149,7 +144,7 @@ def _layer(module: Any, config: Any) -> Layer:
     window = config.sliding_window if config.model_type == "mistral" else getattr(attention, "sliding_window", None)
     return Layer(
         first_norm=_norm(module.input_layernorm),
-        qkv=Site([attention.q_proj, attention.k_proj, attention.v_proj]),
+        qkv=Site([attention.q_proj, attention.k_proj, attention.v_proj], may_widen=True),
         heads=Heads(
             num_queries=config.num_attention_heads,
             num_keys=config.num_key_value_heads,
@@ -159,7 +154,7 @@ def _layer(module: Any, config: Any) -> Layer:
         ),
         out=Site([attention.o_proj]),
         second_norm=_norm(module.post_attention_layernorm),
-        gate_up=Site([mlp.gate_proj, mlp.up_proj]),
+        gate_up=Site([mlp.gate_proj, mlp.up_proj], may_widen=True),
         down=Site([mlp.down_proj]),
         rules=Rules(scaling=attention.scaling, window=window),
     )

@@ -34,16 +34,18 @@ class Adapter:
 class Site:
     """One or several linear layers on the same input."""
 
-    def __init__(self, modules: Sequence[Any]) -> None:
-        """`modules`: plain linear layers, or peft's with one LoRA adapter each."""
+    def __init__(self, modules: Sequence[Any], *, may_widen: bool = False) -> None:
+        """`modules`: plain linear layers, or peft's with one LoRA adapter each. `may_widen`: whether whoever makes the
+        inputs can leave room beside them (`width`)."""
         self._layers = [getattr(module, "base_layer", module) for module in modules]
         first = self._layers[0]
-        self.num_in, self.num_out = first.in_features, sum(layer.out_features for layer in self._layers)
+        self.num_in: int = first.in_features
+        self.num_out: int = sum(layer.out_features for layer in self._layers)
         self._adapters = _adapters(modules)
         ranks = sum(adapter.a.shape[0] for adapter in self._adapters)
         self.num_ranks = -(-ranks // _ALIGNED) * _ALIGNED if ranks else 0
         is_dense = not any(map(is_quantized, self._layers))
-        self._is_wide = is_dense and self.num_ranks > 0 and self.num_out >= _WIDE * self.num_in
+        self._is_wide = may_widen and is_dense and self.num_ranks > 0 and self.num_out >= _WIDE * self.num_in
         self._dense = _joined(self._layers, self.num_ranks if self._is_wide else 0) if is_dense else None
         self._bias = _joined_bias(self._layers)
         like = dense_weight(first)
@@ -60,14 +62,17 @@ class Site:
         parameters = [adapter.a for adapter in self._adapters] + [adapter.b for adapter in self._adapters]
         return places, parameters, [*(adapter.scale for adapter in self._adapters), *([1.0] * len(self._adapters))]
 
+    @property
+    def width(self) -> int:
+        """How wide the rows given to `forward` must be: the inputs, and room for what a wide site puts beside them."""
+        return self.num_in + (self.num_ranks if self._is_wide else 0)
+
     def forward(self, inputs: Any) -> tuple[Any, Any]:
         """Outputs, and the inner product that the gradients need again."""
         if self._is_wide:
-            longer = inputs.new_empty(len(inputs), self.num_in + self.num_ranks)
-            longer[:, : self.num_in] = inputs
-            inner = inputs @ self._down.T
-            longer[:, self.num_in :] = inner
-            return self._product(longer), inner
+            inner = inputs[:, : self.num_in] @ self._down.T
+            inputs[:, self.num_in :] = inner
+            return self._product(inputs), inner
         outputs = self._product(inputs)
         if not self.num_ranks:
             return outputs, inputs.new_empty(0)

@@ -25,27 +25,28 @@ def norm(values: Any, of: Norm) -> Any:
     width = values.shape[-1]
     grid = (values.shape[0],)
     _norm[grid](
-        values, values, made, made, of.weight, of.epsilon, values.stride(0), values.stride(0), width,
+        values, values, made, made, of.weight, of.epsilon, values.stride(0), values.stride(0), width, width,
         BLOCK=triton.next_power_of_2(width), ADDS=False, num_warps=_warps(width),
     )  # fmt: skip
     return made
 
 
-def add_norm(residual: Any, delta: Any, of: Norm) -> tuple[Any, Any]:
-    total, made = torch.empty_like(residual), torch.empty_like(residual)
-    width = residual.shape[-1]
+def add_norm(residual: Any, delta: Any, of: Norm, width: int) -> tuple[Any, Any]:
+    total, made = torch.empty_like(residual), residual.new_empty(len(residual), width)
+    num = residual.shape[-1]
     grid = (residual.shape[0],)
     _norm[grid](
-        residual, delta, total, made, of.weight, of.epsilon, residual.stride(0), delta.stride(0), width,
-        BLOCK=triton.next_power_of_2(width), ADDS=True, num_warps=_warps(width),
+        residual, delta, total, made, of.weight, of.epsilon, residual.stride(0), delta.stride(0), width, num,
+        BLOCK=triton.next_power_of_2(num), ADDS=True, num_warps=_warps(num),
     )  # fmt: skip
     return total, made
 
 
 @triton.jit
 def _norm(
-    values, delta, total, made, weight, epsilon, values_step, delta_step, width, BLOCK: tl.constexpr, ADDS: tl.constexpr
-):
+    values, delta, total, made, weight, epsilon, values_step, delta_step, made_step, width,
+    BLOCK: tl.constexpr, ADDS: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     here = columns < width
@@ -58,7 +59,7 @@ def _norm(
     scaled = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / width + epsilon)
     scale = tl.load(weight + columns, mask=here, other=0.0).to(tl.float32)
     rounded = scaled.to(found.dtype).to(tl.float32)
-    tl.store(made + row * width + columns, (scale * rounded).to(found.dtype), mask=here)
+    tl.store(made + row * made_step + columns, (scale * rounded).to(found.dtype), mask=here)
 
 
 def norm_backward(grad: Any, past: Any | None, values: Any, of: Norm) -> Any:

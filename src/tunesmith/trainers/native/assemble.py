@@ -22,10 +22,11 @@ from tunesmith.modeling.base_files import is_whole_model
 from tunesmith.modeling.chat import ChatFormat, Tokenized
 from tunesmith.modeling.loading import load_base, pick_device
 from tunesmith.modeling.packs import Item, Packer, to_learn
-from tunesmith.modeling.scoring import answer_log_probs, keeps_apart
+from tunesmith.modeling.scoring import Engine, answer_log_probs, keeps_apart
 from tunesmith.modeling.tuned import whole
 from tunesmith.programs.host import Program
 from tunesmith.trainers.native.course import Training
+from tunesmith.trainers.native.engine import engine_for
 from tunesmith.trainers.native.items import make_items, max_length
 from tunesmith.trainers.native.memory import plan_memory, told
 from tunesmith.trainers.native.objectives import Objective, Reference, drift_partners, objective_of
@@ -35,7 +36,7 @@ from tunesmith.trainers.native.preflight import Preflight, check_base, choose_em
 from tunesmith.trainers.native.random_state import seed_everything
 from tunesmith.trainers.native.references import recalled
 from tunesmith.trainers.native.state import ADAPTER
-from tunesmith.trainers.native.step import StepMaker
+from tunesmith.trainers.native.step import MadeStep, StepMaker
 from tunesmith.trainers.native.team import Team
 from tunesmith.trainers.native.validation import Validator, chosen_cases
 
@@ -83,6 +84,15 @@ class Assembly:
     preflight: Preflight | None
     """None for a training that goes on."""
     memory: MemoryPlan
+
+    def make_step(self, done: int) -> MadeStep:
+        """The step after so many others."""
+        return self.steps.make(done, self.order.num_steps, self._items_of(done), self._items_of(done + 1))
+
+    def _items_of(self, step: int) -> list[Item]:
+        if step >= self.order.num_steps:
+            return []
+        return [self.items[index] for index in self.order.batch(step).indices]
 
 
 def read_data(run: RunSpec, chat: ChatFormat, voice: Voice) -> Data:
@@ -152,12 +162,14 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
         train_embeddings = bool(read_config(Path(spec.resume.path) / ADAPTER).get("modules_to_save"))
     adapted = adapted_base(run, base, train_embeddings=train_embeddings)
     optimizer = new_optimizer(adapted, run.recipe)
-    recall = partial(recalled, spec, adapted, team, voice.log, partial(ask_before, adapted, packer, team, voice))
+    engine = engine_for(adapted, checkpointed_layers=memory.checkpointed_layers, log=voice.log)
+    recall = partial(recalled, spec, adapted, team, voice.log, partial(ask_before, engine, packer, team, voice))
     objective = _objective(run, [data.items[index] for index in order.used()], data.case_items, recall)
     if team.rank > 0:
         seed_everything(run.recipe.seed + team.rank)  # from here on only dropout draws: in every process its own
-    validator = Validator(chat, data.case_items, data.case_examples, packer, objective) if data.case_items else None
-    steps = StepMaker(adapted, optimizer, run.recipe, packer, objective, team)
+    cases = data.case_items
+    validator = Validator(engine, chat, cases, data.case_examples, packer, objective) if cases else None
+    steps = StepMaker(engine, optimizer, run.recipe, packer, objective, team)
     training = Training(adapted, optimizer, order, validator, team)
     return Assembly(training, data.items, order, steps, found, memory)
 
@@ -212,7 +224,7 @@ def _objective(
     return objective_of(run.method, run.recipe, reference, drift_items)
 
 
-def ask_before(adapted: Any, packer: Packer, team: Team, voice: Voice, items: Sequence[Item]) -> Reference:
+def ask_before(engine: Engine, packer: Packer, team: Team, voice: Voice, items: Sequence[Item]) -> Reference:
     """What the model makes of the answers before its first step: the base does, or the adapter that is started from.
 
     Asked with the weights it starts with, so no second copy of the model is ever in memory.
@@ -223,7 +235,7 @@ def ask_before(adapted: Any, packer: Packer, team: Team, voice: Voice, items: Se
         voice.progress(done, len(mine), "reference")
         return not voice.is_ending()
 
-    found = answer_log_probs(adapted, mine, packer, go_on)
+    found = answer_log_probs(engine, mine, packer, go_on)
     if found is None:
         raise Interrupted
     return team.merged(found)

@@ -198,7 +198,7 @@ class Course:
             return
         began_at = boot_seconds()
         self._program.phase(Phase.VALIDATE)
-        values = validator.measure(self._training.adapted, self._heard_nothing)
+        values = validator.measure(self._heard_nothing)
         if values is None:
             return
         policy = self._spec.run.validation
@@ -214,7 +214,7 @@ class Course:
             step,
             values,
             is_best=is_best,
-            samples=validator.samples(self._training.adapted) if wants_samples else (),
+            samples=validator.samples() if wants_samples else (),
             adapter_norms=adapter_norms(self._training.adapted),
         )
         self._program.phase(Phase.TRAIN)

@@ -35,8 +35,7 @@ def follow(spec: TrainSpec, team: Team) -> None:
         if call is Call.RANDOM:
             team.random_state()
         else:
-            batch = work.order.batch(step)
-            work.steps.make(step, work.order.num_steps, [work.items[index] for index in batch.indices])
+            work.make_step(step)
             step += 1
 
 

@@ -28,15 +28,14 @@ def run_steps(program: Program, work: Assembly, course: Course) -> Ending:
 
 
 def _step(work: Assembly, course: Course) -> None:
-    done, order = course.standing.step, work.order
-    items = [work.items[index] for index in order.batch(done).indices]
+    done = course.standing.step
     work.training.team.call(Call.STEP)
-    made = work.steps.make(done, order.num_steps, items)
+    made = work.make_step(done)
     if made.broken is not None:
         course.tell(done + 1, made.metrics)
         made.raise_if_broken(done + 1)
     lr, num_trained = made.metrics["lr"], made.num_trained_tokens
-    course.step_made(StepTold(made.loss, lr, made.num_tokens, num_trained, len(items), made.metrics))
+    course.step_made(StepTold(made.loss, lr, made.num_tokens, num_trained, made.num_items, made.metrics))
 
 
 def _check_resumed(program: Program, work: Assembly, course: Course) -> None:

@@ -15,6 +15,7 @@ from torch.nn.functional import logsigmoid
 
 from tunesmith.domain.profile import Method, Recipe
 from tunesmith.modeling.packs import Item
+from tunesmith.modeling.segments import moved
 
 Reference = Mapping[str, Sequence[float]]
 """By item, what the model gave each of its answers before training: sums of log-probabilities."""
@@ -50,7 +51,8 @@ class Terms:
     """What a pass adds to the step's loss, and to the figures people look at."""
 
     loss: Any
-    figures: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
+    """Numbers, or tensors of one: on CUDA nobody waits for them here."""
 
 
 class Sft:
@@ -76,7 +78,7 @@ class Dpo(Sft):
         self._beta, self._reference = recipe.beta, reference
 
     def terms(self, items: Sequence[Item], spans: Any, step: Weights, aside: float) -> Terms:
-        before = torch.tensor([self._reference[item.id] for item in items], dtype=spans.dtype, device=spans.device)
+        before = _like(spans, [self._reference[item.id] for item in items])
         rewards = self._beta * (_answers(items, spans).view(-1, 2) - before)
         margins = rewards[:, 0] - rewards[:, 1]
         return Terms(-logsigmoid(margins).sum() / step.num_items, _pair_figures(margins, step))
@@ -90,9 +92,7 @@ class Orpo(Sft):
 
     def terms(self, items: Sequence[Item], spans: Any, step: Weights, aside: float) -> Terms:
         sums = _answers(items, spans).view(-1, 2)
-        lengths = torch.tensor(
-            [[branch.num_trained for branch in item.branches] for item in items], dtype=sums.dtype, device=sums.device
-        )
+        lengths = _like(sums, [[branch.num_trained for branch in item.branches] for item in items])
         means = sums / lengths
         log_odds = means[:, 0] - means[:, 1] - (_log1mexp(means[:, 0]) - _log1mexp(means[:, 1]))
         context = spans[:: 1 + 2]
@@ -120,20 +120,17 @@ class Kto(Sft):
         recipe = self._recipe
         drift = max(0.0, aside / step.num_items)
         branches = [branch for item in items for branch in item.branches]
-        before = torch.tensor(
-            [value for item in items for value in self._reference[item.id]], dtype=spans.dtype, device=spans.device
-        )
-        signs = torch.tensor([1.0 if branch.is_good else -1.0 for branch in branches], device=spans.device)
-        weights = torch.tensor(
-            [recipe.desirable_weight if branch.is_good else recipe.undesirable_weight for branch in branches],
-            device=spans.device,
+        before = _like(spans, [value for item in items for value in self._reference[item.id]])
+        signs = _like(spans, [1.0 if branch.is_good else -1.0 for branch in branches])
+        weights = _like(
+            spans, [recipe.desirable_weight if branch.is_good else recipe.undesirable_weight for branch in branches]
         )
         ratios = _answers(items, spans) - before
         losses = weights * (1.0 - torch.sigmoid(signs * recipe.beta * (ratios - drift)))
         is_right = ((signs * (ratios - drift)) > 0).sum()
         return Terms(
             losses.sum() / step.num_answers,
-            {"reward_accuracy": float(is_right) / step.num_answers, "drift": drift * len(items) / step.num_items},
+            {"reward_accuracy": is_right / step.num_answers, "drift": drift * len(items) / step.num_items},
         )
 
 
@@ -169,14 +166,18 @@ def _answers(items: Sequence[Item], spans: Any) -> Any:
     for item in items:
         keep += range(place + 1, place + 1 + len(item.branches))
         place += 1 + len(item.branches)
-    return spans[torch.tensor(keep, device=spans.device)]
+    return spans[moved(torch.tensor(keep), spans.device)]
 
 
-def _pair_figures(margins: Any, step: Weights) -> dict[str, float]:
+def _like(spans: Any, values: Sequence[Any]) -> Any:
+    return moved(torch.tensor(values, dtype=spans.dtype), spans.device)
+
+
+def _pair_figures(margins: Any, step: Weights) -> dict[str, Any]:
     margins = margins.detach()
     return {
-        "reward_accuracy": float((margins > 0).sum()) / step.num_items,
-        "reward_margin": float(margins.sum()) / step.num_items,
+        "reward_accuracy": (margins > 0).sum() / step.num_items,
+        "reward_margin": margins.sum() / step.num_items,
     }
 
 

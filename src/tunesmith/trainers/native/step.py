@@ -19,7 +19,7 @@ from tunesmith.domain.profile import Recipe
 from tunesmith.domain.task import ErrorClass
 from tunesmith.modeling.adapters import trained_parameters
 from tunesmith.modeling.packs import Item, Packer
-from tunesmith.modeling.scoring import answer_log_probs, span_log_probs
+from tunesmith.modeling.scoring import Engine, answer_log_probs
 from tunesmith.programs.host import ProgramFailure
 from tunesmith.trainers.native.objectives import Objective, Weights, weigh
 from tunesmith.trainers.native.optimizer import learning_rate
@@ -33,6 +33,7 @@ class MadeStep:
     """What a step was like; broken ones left the weights as they were."""
 
     loss: float
+    num_items: int
     num_tokens: int
     num_trained_tokens: int
     metrics: dict[str, float]
@@ -57,88 +58,101 @@ def broken_step(why: str, step: int, suspects: Sequence[str]) -> ProgramFailure:
 
 
 class StepMaker:
-    """Makes steps on one adapter with one optimizer, alone or as one of a team."""
+    """Makes steps on one adapter with one optimizer, alone or as one of a team.
+
+    On CUDA a step is queued whole and waited for once, at its end: passes, clipping and update follow each other there
+    without the host, and a step whose numbers broke is left out by the update itself.
+    """
 
     def __init__(
-        self, adapted: Any, optimizer: Any, recipe: Recipe, packer: Packer, objective: Objective, team: Team
+        self, engine: Engine, optimizer: Any, recipe: Recipe, packer: Packer, objective: Objective, team: Team
     ) -> None:
-        self._adapted, self._optimizer, self._recipe = adapted, optimizer, recipe
+        self._engine, self._optimizer, self._recipe = engine, optimizer, recipe
         self._packer, self._objective, self._team = packer, objective, team
-        self._parameters = [tensor for _, tensor in trained_parameters(adapted)]
+        self._parameters = [tensor for _, tensor in trained_parameters(engine.model)]
 
-    def make(self, step: int, num_steps: int, items: Sequence[Item]) -> MadeStep:
-        """The step after `step` others, together with the team; the same loss and gradients however it is cut."""
+    def make(self, step: int, num_steps: int, items: Sequence[Item], upcoming: Sequence[Item] = ()) -> MadeStep:
+        """The step after `step` others, together with the team; the same loss and gradients however it is cut.
+
+        What can be prepared of the `upcoming` items is, while the device works.
+        """
         clock = _Stopwatch(self._parameters[0].is_cuda)
         rate = learning_rate(self._recipe, step, num_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         weights = weigh(items)
-        loss, figures, suspects = self._gradients(items, weights, clock)
-        norm = update = float("nan")
-        broken = None if math.isfinite(loss) else f"the loss is {loss}"
+        passes, totals = self._gradients(items, weights, clock)
         with clock("optimizer"):
-            if broken is None:
-                self._team.sum_gradients(self._parameters)
-                norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._recipe.clip))
-                if math.isfinite(norm):
-                    update = self._update()
-                else:
-                    broken, suspects = f"the gradient norm is {norm}", tuple(item.id for item in items)
-        num_tokens = sum(len(item) for item in items)
+            self._team.sum_gradients(self._parameters)
+            norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._recipe.clip)
+            update = self._update(is_broken=~torch.isfinite(norm) | ~torch.isfinite(torch.as_tensor(totals["loss"])))
+        for item in upcoming:
+            _ = item.arrays
+        figures = _read(totals | {"grad_norm": norm, "update_ratio": update})
+        loss, num_tokens = figures.pop("loss"), sum(len(item) for item in items)
+        broken, suspects = self._look(loss, figures["grad_norm"], passes, items)
         metrics = {
             "loss": loss,
-            "grad_norm": norm,
             "lr": rate,
             "tokens_per_s": num_tokens / max(clock.total_s(), 1e-9),
             "memory_mb": memory_mb(),
-            "update_ratio": update,
+            **figures,
+            **clock.seconds(),
         }
-        return MadeStep(loss, num_tokens, weights.num_trained, metrics | figures | clock.seconds(), broken, suspects)
+        return MadeStep(loss, len(items), num_tokens, weights.num_trained, metrics, broken, suspects)
 
     def _gradients(
         self, items: Sequence[Item], weights: Weights, clock: _Stopwatch
-    ) -> tuple[float, dict[str, float], tuple[str, ...]]:
-        """Gradients of this process's share of the step; loss and figures of the whole step."""
-        self._optimizer.zero_grad(set_to_none=True)
-        passes = [[items[index] for index in group] for group in self._packer.groups(items)]
-        mine = self._team.share(passes)
+    ) -> tuple[list[tuple[list[Item], Any]], dict[str, Any]]:
+        """Gradients of this process's share of the step, pass by pass; loss and figures of the whole step."""
+        self._engine.start_step()
+        groups = [[items[index] for index in group] for group in self._packer.groups(items)]
+        mine = self._team.share(groups)
         with clock("forward"):
             own = [item for some in mine for item in some]
             aside = self._team.total(self._objective.aside(own, self._score))
-        self._adapted.train()
-        totals: defaultdict[str, float] = defaultdict(float)
-        suspects: tuple[str, ...] = ()
+        self._engine.model.train()
+        totals: dict[str, Any] = {"loss": 0.0}
+        passes = []
         for some in mine:
             with clock("data"):
                 layout = self._packer.layout(some)
             with clock("forward"):
-                spans = span_log_probs(self._adapted, layout)
+                spans = self._engine.span_log_probs(layout)
                 terms = self._objective.terms(some, spans, weights, aside)
             with clock("backward"):
-                value = float(terms.loss.detach())
-                totals["loss"] += value
-                if not math.isfinite(value):
-                    suspects = _broken_ones(some, spans)
-                    break  # the others of the team hear of it in the total
                 terms.loss.backward()
-            for name, figure in terms.figures.items():
-                totals[name] += figure
-        summed = self._team.totals(dict(totals))
-        loss = summed.pop("loss")
-        return loss, summed, self._team.joined(suspects)
+            passes.append((some, spans.detach()))
+            for name, figure in [("loss", terms.loss.detach()), *terms.figures.items()]:
+                totals[name] = totals.get(name, 0.0) + _wide(figure)
+        return passes, self._team.totals(totals)
+
+    def _look(
+        self, loss: float, norm: float, passes: Sequence[tuple[Sequence[Item], Any]], items: Sequence[Item]
+    ) -> tuple[str | None, tuple[str, ...]]:
+        """What broke, and in which examples."""
+        if math.isfinite(loss) and math.isfinite(norm):
+            return None, ()
+        if math.isfinite(loss):
+            return f"the gradient norm is {norm}", tuple(item.id for item in items)
+        found = [name for some, spans in passes for name in _broken_ones(some, spans)]
+        joined = self._team.joined(tuple(found))
+        return f"the loss is {loss}", joined or tuple(item.id for item in items)
 
     def _score(self, items: Sequence[Item]) -> dict[str, list[float]]:
-        found = answer_log_probs(self._adapted, items, self._packer)
+        found = answer_log_probs(self._engine, items, self._packer)
         assert found is not None
         return found
 
-    def _update(self) -> float:
-        """Apply the gradients; how large the change is relative to the weights."""
-        before = [tensor.detach().clone() for tensor in self._parameters]
-        self._optimizer.step()
+    def _update(self, is_broken: Any) -> Any:
+        """Apply the gradients, unless something broke; how large the change is relative to the weights."""
         with torch.no_grad():
-            moved = [after - old for after, old in zip(self._parameters, before, strict=True)]
-            return _norm(moved) / max(_norm(before), 1e-12)
+            before = [tensor.detach().clone() for tensor in self._parameters]
+            # the fused optimizer reads it on the device and does nothing if it is 1
+            self._optimizer.found_inf = is_broken.to(self._parameters[0].device, torch.float32)
+            self._optimizer.step()
+            moved = torch._foreach_sub([tensor.detach() for tensor in self._parameters], before)
+            return _norm(moved) / _norm(before).clamp(min=1e-12)
 
 
 class _Stopwatch:
@@ -174,17 +188,29 @@ class _Stopwatch:
         return {f"{what}_s": seconds for what, seconds in self._spent.items()}
 
 
-def _broken_ones(items: Sequence[Item], spans: Any) -> tuple[str, ...]:
-    values, bad = spans.detach().tolist(), []
+def _broken_ones(items: Sequence[Item], spans: Any) -> list[str]:
+    values, bad = spans.tolist(), []
     for item in items:
         own, values = values[: 1 + len(item.branches)], values[1 + len(item.branches) :]
         if not all(map(math.isfinite, own)):
             bad.append(item.id)
-    return tuple(bad or [item.id for item in items])
+    return bad
 
 
-def _norm(tensors: Sequence[Any]) -> float:
-    return float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors])))
+def _norm(tensors: Sequence[Any]) -> Any:
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors))))
+
+
+def _wide(figure: Any) -> Any:
+    """Sums over passes are made with more digits than the passes have."""
+    return figure.double() if isinstance(figure, torch.Tensor) else figure
+
+
+def _read(figures: dict[str, Any]) -> dict[str, float]:
+    """All numbers at once: on CUDA this is where a step is waited for."""
+    device = next((figure.device for figure in figures.values() if isinstance(figure, torch.Tensor)), None)
+    joined = torch.stack([torch.as_tensor(figure, dtype=torch.float64, device=device) for figure in figures.values()])
+    return dict(zip(figures, joined.tolist(), strict=True))
 
 
 def memory_mb() -> float:

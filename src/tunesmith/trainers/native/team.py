@@ -78,9 +78,11 @@ class Team:
     def total(self, value: float) -> float:
         return sum(self.gathered(value))
 
-    def totals(self, values: dict[str, float]) -> dict[str, float]:
-        """Sums over all processes; one that had nothing to do has fewer names."""
-        parts = self.gathered(values)
+    def totals(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Sums over all processes, as numbers; one that had nothing to do has fewer names. Alone, nothing is read."""
+        if self.size == 1:
+            return values
+        parts = self.gathered({name: float(value) for name, value in values.items()})
         names = dict.fromkeys(name for part in parts for name in part)
         return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
 

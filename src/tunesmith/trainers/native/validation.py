@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy
 
@@ -18,7 +17,7 @@ from tunesmith.errors import ConfigError
 from tunesmith.modeling.chat import ChatFormat
 from tunesmith.modeling.generation import answer_all
 from tunesmith.modeling.packs import Item, Packer
-from tunesmith.modeling.scoring import answer_log_probs, evaluating, span_log_probs
+from tunesmith.modeling.scoring import Engine, answer_log_probs, evaluating
 from tunesmith.trainers.native.objectives import Objective, weigh
 
 LOSS, ACCURACY = "validation_loss", "validation_reward_accuracy"
@@ -60,42 +59,47 @@ class Validator:
     """The fixed cases of one training."""
 
     def __init__(
-        self, chat: ChatFormat, items: Sequence[Item], examples: Sequence[Example], packer: Packer, objective: Objective
+        self,
+        engine: Engine,
+        chat: ChatFormat,
+        items: Sequence[Item],
+        examples: Sequence[Example],
+        packer: Packer,
+        objective: Objective,
     ) -> None:
-        self._chat, self._items, self._packer, self._objective = chat, items, packer, objective
+        self._engine, self._chat, self._items, self._packer, self._objective = engine, chat, items, packer, objective
         self._samples = [example for example in examples if example.chosen][:_NUM_SAMPLES]
 
-    def measure(self, adapted: Any, on_case: Callable[[int, int], bool]) -> dict[str, float] | None:
+    def measure(self, on_case: Callable[[int, int], bool]) -> dict[str, float] | None:
         """The method's loss over all cases, as one step would have it, and its figures; None if `on_case` said stop."""
         weights, done = weigh(self._items), 0
 
         def score(items: Sequence[Item]) -> dict[str, list[float]]:
-            found = answer_log_probs(adapted, items, self._packer, lambda _: on_case(0, len(self._items)))
+            found = answer_log_probs(self._engine, items, self._packer, lambda _: on_case(0, len(self._items)))
             if found is None:
                 raise _Stopped
             return found
 
         values: defaultdict[str, list[float]] = defaultdict(list)
-        with evaluating(adapted), contextlib.suppress(_Stopped):
+        with evaluating(self._engine.model), contextlib.suppress(_Stopped):
             aside = self._objective.aside(self._items, score)
             for group in self._packer.groups(self._items):
                 some = [self._items[index] for index in group]
-                terms = self._objective.terms(
-                    some, span_log_probs(adapted, self._packer.layout(some)).double(), weights, aside
-                )
+                spans = self._engine.span_log_probs(self._packer.layout(some)).double()
+                terms = self._objective.terms(some, spans, weights, aside)
                 values[LOSS].append(float(terms.loss))
                 for name, figure in terms.figures.items():
-                    values[f"validation_{name}"].append(figure)
+                    values[f"validation_{name}"].append(float(figure))
                 done += len(some)
                 if not on_case(done, len(self._items)):
                     raise _Stopped
             return {name: math.fsum(parts) for name, parts in values.items()}
         return None
 
-    def samples(self, adapted: Any) -> list[SampleOutput]:
+    def samples(self) -> list[SampleOutput]:
         """Greedy answers to a few cases, short ones, for people to look at."""
         prompts = [self._chat.prompt(example.messages[:-1]) for example in self._samples]
-        answers = answer_all(adapted, self._chat, prompts, _SAMPLE_TOKENS)
+        answers = answer_all(self._engine.model, self._chat, prompts, _SAMPLE_TOKENS)
         return [
             SampleOutput(
                 prompt=_cut(example.messages[-2]["content"] if len(example.messages) > 1 else ""),

@@ -17,6 +17,7 @@ from tunesmith.modeling.adapters import read_config
 from tunesmith.modeling.chat import ChatFormat
 from tunesmith.modeling.loading import load_tokenizer
 from tunesmith.modeling.packs import Packer
+from tunesmith.modeling.scoring import PlainEngine
 from tunesmith.programs.host import Program
 from tunesmith.trainers.inputs import Inputs
 from tunesmith.trainers.native.assemble import Data, Interrupted, Voice, ask_before, leading_voice, look_at, read_data
@@ -107,9 +108,9 @@ def _validator(program: Program, chat: ChatFormat, data: Data, adapted: Any, voi
     packer = Packer(max_tokens=tokens, pad_id=chat.pad_id, is_packing=False)
     reference: Reference = {}
     if run.method is Method.DPO:
-        reference = ask_before(adapted, packer, Team(), voice, data.case_items)
+        reference = ask_before(PlainEngine(adapted), packer, Team(), voice, data.case_items)
     objective = objective_of(run.method, run.recipe, reference, {})
-    return Validator(chat, data.case_items, data.case_examples, packer, objective)
+    return Validator(PlainEngine(adapted), chat, data.case_items, data.case_examples, packer, objective)
 
 
 def _plan(spec: TrainSpec, data: Data) -> Plan:

@@ -1,0 +1,68 @@
+"""Which way a training computes: fast where that is known to give the same numbers, else as transformers does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tunesmith.clock import boot_seconds
+from tunesmith.modeling.adapters import trained_parameters
+from tunesmith.modeling.packs import packed
+from tunesmith.modeling.scoring import Engine, PlainEngine, probe_items
+
+_SAME_LOG_PROBS = 2e-2
+"""How far sums of log-probabilities may be apart, relative: products are made in bf16 either way."""
+_SAME_DIRECTION = 0.95
+"""Least cosine between the gradients of both ways, over all that is trained."""
+
+
+def engine_for(
+    adapted: Any, *, checkpointed_layers: int = 0, is_fast: bool = True, log: Callable[[str, str], None] | None = None
+) -> Engine:
+    """On CUDA the fast path, if it knows this model and agrees with the slow one when both are asked now."""
+    tell = log or (lambda _message, _level: None)
+    if not next(adapted.parameters()).is_cuda or not is_fast:
+        return _plain(adapted, checkpointed_layers)
+    from tunesmith.modeling.fast.model import FastModel, why_not
+
+    reason = why_not(adapted)
+    if reason is None:
+        began_at = boot_seconds()
+        fast = FastModel(adapted, checkpointed_layers=checkpointed_layers)
+        reason = _disagreement(fast, PlainEngine(adapted))
+        if reason is None:
+            tell(f"fast path: it agrees with the slow one; ready after {boot_seconds() - began_at:.1f} s", "info")
+            return fast
+    tell(f"slow path: {reason}", "info")
+    return _plain(adapted, checkpointed_layers)
+
+
+def _plain(adapted: Any, checkpointed_layers: int) -> PlainEngine:
+    """transformers recomputes all layers or none."""
+    if checkpointed_layers:
+        base = adapted.get_base_model() if hasattr(adapted, "get_base_model") else adapted
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+        base.enable_input_require_grads()
+    return PlainEngine(adapted)
+
+
+def _disagreement(fast: Engine, slow: Engine) -> str | None:
+    """What both make of a small pack with shared prompts: log-probabilities, and gradients of what is trained."""
+    layout = packed(probe_items(slow.model))
+    found = []
+    for engine in (slow, fast):
+        engine.start_step()
+        spans = engine.span_log_probs(layout)
+        torch.tanh(spans / 100).sum().backward()
+        gradients = torch.cat([tensor.grad.float().flatten() for _, tensor in trained_parameters(slow.model)])
+        found.append((spans.detach(), gradients))
+    slow.start_step()
+    (slow_spans, slow_gradients), (fast_spans, fast_gradients) = found
+    if not torch.allclose(slow_spans, fast_spans, rtol=_SAME_LOG_PROBS, atol=1e-2):
+        return f"the fast one differs by {float((slow_spans - fast_spans).abs().max()):.3g} in log-probabilities"
+    cosine = float(torch.nn.functional.cosine_similarity(slow_gradients, fast_gradients, dim=0))
+    if not cosine > _SAME_DIRECTION:
+        return f"the gradients of the fast one point elsewhere (cosine {cosine:.3f})"
+    return None
