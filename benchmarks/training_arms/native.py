@@ -29,21 +29,24 @@ class Native:
 
     model_parameters: int
     recipe: Any
-    adapted: Any
+    engine: Any
+    path: str
+    """What it says of the way it computes."""
     items: list[Any]
     order: Any
     packer: Any
     objective: Any
-    engine: Any
     maker: Any
-    reference_s: float
-    """What was asked of the model before its first step, for dpo."""
+    ready_s: float
+    """For the way it computes to be chosen and, for dpo, the model to be asked before its first step."""
 
     def step(self, number: int) -> Any:
         """The result of the step, as the product's loop sees it."""
-        return self.maker.make(number, self.order.num_steps, self.of_step(number))
+        return self.maker.make(number, self.order.num_steps, self._of_step(number), self._of_step(number + 1))
 
-    def of_step(self, number: int) -> list[Any]:
+    def _of_step(self, number: int) -> list[Any]:
+        if number >= self.order.num_steps:
+            return []
         return [self.items[index] for index in self.order.batch(number).indices]
 
 
@@ -58,7 +61,7 @@ def run_native(job: Job) -> Measured:
         losses.append(float(native.step(number).loss))
         wait_for_device()
         step_s = time.perf_counter() - step_began_at
-    start_up_s = time.perf_counter() - began_at + native.reference_s
+    start_up_s = time.perf_counter() - began_at + native.ready_s
     last = job.warm_up + num_timed(job.seconds, step_s, native.order.num_steps - job.warm_up, least=3)
     last = min(last, native.order.num_steps)
     began_at = time.perf_counter()
@@ -68,7 +71,7 @@ def run_native(job: Job) -> Measured:
     seen = [examples[index] for number in range(job.warm_up, last) for index in native.order.batch(number).indices]
     is_shared = native.packer.is_packing
     more: dict[str, Any] = {"num_parameters": native.model_parameters, "steps": len(made)}
-    if native.packer.is_packing and next(native.adapted.parameters()).is_cuda:
+    if native.packer.is_packing and next(native.engine.model.parameters()).is_cuda:
         more["forecast_gb"] = round(forecast_bytes(job, native) / 2**30, 2)
     if job.is_profiled:
         again = [number % native.order.num_steps for number in (last, last + 1)]
@@ -81,7 +84,7 @@ def run_native(job: Job) -> Measured:
         start_loss=start_loss,
         losses=losses + [float(one.loss) for one in made],
         start_up_s=start_up_s,
-        more=more | {"reference_s": native.reference_s},
+        more=more | {"path": native.path},
     )
 
 
@@ -95,6 +98,7 @@ def assemble(job: Job, examples: Sequence[Example]) -> Native:
     from tunesmith.modeling.packs import Packer
     from tunesmith.modeling.quantized import quantize_linears
     from tunesmith.modeling.scoring import answer_log_probs
+    from tunesmith.trainers.native.engine import engine_for
     from tunesmith.trainers.native.objectives import objective_of
     from tunesmith.trainers.native.optimizer import new_optimizer
     from tunesmith.trainers.native.order import Order
@@ -117,24 +121,20 @@ def assemble(job: Job, examples: Sequence[Example]) -> Native:
     optimizer = new_optimizer(adapted, recipe)
     packer = Packer(job.pack_tokens, 0, is_packing=job.arm != "native, padded")
     order = Order([len(item) for item in items], seed=job.seed, epochs=1, batch_tokens=batch_tokens)
-    engine = new_engine(job, adapted)
     began_at = time.perf_counter()
-    reference = answer_log_probs(engine or adapted, items, packer) if method is Method.DPO else {}
-    reference_s = time.perf_counter() - began_at
+    told: list[str] = []
+    engine = engine_for(
+        adapted,
+        checkpointed_layers=job.checkpointed_layers,
+        is_fast=job.arm != "native, slow path",
+        log=lambda message, _level: told.append(message),
+    )
+    reference = answer_log_probs(engine, items, packer) if method is Method.DPO else {}
+    ready_s = time.perf_counter() - began_at
     objective = objective_of(method, recipe, reference or {}, {})
-    parts = [Team()] if engine is None else [Team(), engine]
-    maker = StepMaker(adapted, optimizer, recipe, packer, objective, *parts)
-    return Native(model_parameters, recipe, adapted, items, order, packer, objective, engine, maker, reference_s)
-
-
-def new_engine(job: Job, adapted: Any) -> Any:
-    try:
-        from tunesmith.trainers.native.engine import engine_for
-    except ImportError:
-        return None
-    if job.arm == "native, slow path":
-        return engine_for(adapted, is_fast=False)
-    return engine_for(adapted, checkpointed_layers=job.checkpointed_layers)
+    maker = StepMaker(engine, optimizer, recipe, packer, objective, Team())
+    path = told[-1] if told else "slow path"
+    return Native(model_parameters, recipe, engine, path, items, order, packer, objective, maker, ready_s)
 
 
 def item_of(method: str, number: int, example: Example) -> Any:
@@ -153,15 +153,14 @@ def item_of(method: str, number: int, example: Example) -> Any:
 
 def loss_of(native: Native, items: Sequence[Any]) -> float:
     """As validation measures it."""
-    from tunesmith.modeling.scoring import evaluating, span_log_probs
+    from tunesmith.modeling.scoring import evaluating
     from tunesmith.trainers.native.objectives import weigh
 
     weights, total = weigh(items), 0.0
-    with evaluating(native.adapted):
+    with evaluating(native.engine.model):
         for group in native.packer.groups(items):
             some = [items[index] for index in group]
-            layout = native.packer.layout(some)
-            spans = native.engine.span_log_probs(layout) if native.engine else span_log_probs(native.adapted, layout)
+            spans = native.engine.span_log_probs(native.packer.layout(some))
             total += float(native.objective.terms(some, spans, weights, 0.0).loss)
     return total
 
@@ -170,8 +169,9 @@ def forecast_bytes(job: Job, native: Native, process_bytes: int = 0) -> int:
     """As a run of the product foretells its peak, with nothing learnt from earlier runs."""
     from tunesmith.domain.memory_forecast import Shape, forecast, terms_for
     from tunesmith.domain.profile import Method
+    from tunesmith.modeling.scoring import PlainEngine
 
-    config, method = native.adapted.config, Method(job.method)
+    config, method = native.engine.model.config, Method(job.method)
     shape = Shape(
         family=config.model_type, hidden=config.hidden_size, intermediate=config.intermediate_size,
         num_layers=config.num_hidden_layers, num_heads=config.num_attention_heads,
@@ -180,13 +180,13 @@ def forecast_bytes(job: Job, native: Native, process_bytes: int = 0) -> int:
         vocab_size=config.vocab_size, is_tied=config.tie_word_embeddings, has_qk_norm=config.model_type == "qwen3",
         num_parameters=native.model_parameters,
     )  # fmt: skip
-    is_cuda = next(native.adapted.parameters()).is_cuda
+    is_cuda = next(native.engine.model.parameters()).is_cuda
     terms = terms_for(shape, native.recipe, method, "cuda" if is_cuda else "cpu")
     items = native.items
     wanted = sum(item.num_trained + (item.num_context if item.counts_context else 0) for item in items)
     terms = replace(
         terms,
-        is_fast=terms.is_fast and native.engine is not None and job.arm != "native, slow path",
+        is_fast=not isinstance(native.engine, PlainEngine),
         wanted_share=min(1.0, wanted / sum(len(item) for item in items)),
         process_bytes=process_bytes,
     )

@@ -61,7 +61,7 @@ def line_of(cell: Cell) -> str:
     return (
         f"{head} {cell['tokens_per_s']:>9,.0f} tokens/s {cell['examples_per_s']:>8.2f} {things}/s{mfu} "
         f"{cell['memory_gb']:6.1f} GB{forecast}   start-up {cell['start_up_s']:5.1f} s{ratio}   "
-        f"loss before {cell['start_loss']:.5f}{same}"
+        f"loss before {cell['start_loss']:.5f}{same}{'   ' + cell['path'] if 'path' in cell else ''}"
     )
 
 
