@@ -32,7 +32,11 @@ class _Figures:
     headroom: float = 0.06
     """Of the device, left free: the allocator's blocks never fit without gaps, and libraries keep workspaces."""
     plain_activations: float = 2.2
-    """transformers with peft under autocast keeps casts, norms and products that the fast path computes again."""
+    """transformers keeps casts, norms and products that the fast path computes again; measured on a CPU."""
+    plain_outputs: float = 2.15
+    """Bytes per output value of each matrix with an adapter: peft adds to a second copy; measured on a CPU."""
+    plain_dropout: float = 2.75
+    """Bytes per input value of each of them under dropout: its own copy and mask; measured on a CPU."""
     plain_head: float = 3.0
     """Logits, their fp32 copy and its gradient lie there at once where the loss is not fused."""
     head_chunk_rows: int = 4096
@@ -51,6 +55,9 @@ class _Figures:
     """Preference methods hold sums and references per answer beside what sft holds."""
     nf4_bytes: float = 0.53
     """Per weight: four bits, and the scales of its block of 64, quantised themselves."""
+    preflight_rows: int = 512
+    preflight_bytes: float = 10.0
+    """Per value of the vocabulary and row that the preflight looks at: logits, in fp32, and as log-probabilities."""
     update_bytes: float = 8.0
     """Per trained number at the update: a copy from before, and the difference, for the size of the step."""
     program_bytes: float = 0.7 * GB
@@ -145,7 +152,13 @@ def terms_for(shape: Shape, recipe: Recipe, method: Method, device: Literal["cud
 
 def _is_plain_lora(shape: Shape, recipe: Recipe) -> bool:
     """Whether nothing is trained but adapters on the layers' projections, without dropout."""
-    if recipe.tuning != "lora" or recipe.dora or recipe.lora_dropout or recipe.train_embeddings is True:
+    if (
+        not recipe.fast_path
+        or recipe.tuning != "lora"
+        or recipe.dora
+        or recipe.lora_dropout
+        or recipe.train_embeddings is True
+    ):
         return False
     return recipe.target_modules == "all-linear" or all(
         name.rpartition(".")[2] in shape.matrices() for name in recipe.target_modules
@@ -206,8 +219,9 @@ def forecast(
         in_head = 0.0
     num_trained, weights, trained = _fixed(shape, recipe, terms)
     transient = max(in_layer + _unpacked(shape, recipe), in_head)
-    # the update comes after the backward, which has given everything back
-    moving = max(activations + head + transient, num_trained * FIGURES.update_bytes)
+    # before the first step the preflight looks; the update comes after the backward, which has given everything back
+    looking = min(pack_tokens, FIGURES.preflight_rows) * shape.vocab_size * FIGURES.preflight_bytes
+    moving = max(activations + head + transient, looking, num_trained * FIGURES.update_bytes)
     return Forecast(
         process=terms.process_bytes,
         weights=int(weights),
@@ -225,11 +239,17 @@ def _kept_per_token(shape: Shape, recipe: Recipe, terms: Terms) -> float:
     kept += 2 * (query + key) if shape.has_qk_norm else 0  # before their norm
     kept += 2 * (query + 2 * key) + 2 * query + 4 * shape.num_heads  # q, k, v; attention's output; its logsumexp
     kept += 2 * shape.hidden + 4 * shape.intermediate + 8  # between the halves; gate and up; two norms
-    if recipe.tuning == "lora":
-        kept += 2 * _num_ranks(shape, recipe)
     if terms.shares_prompts:
         kept += 4 * key * FIGURES.shared_keys  # k and v of the prompt, again for each answer
-    return kept if terms.is_fast else kept * FIGURES.plain_activations
+    if recipe.tuning == "full":
+        return kept * FIGURES.plain_activations
+    adapters = 2.0 * _num_ranks(shape, recipe)
+    if terms.is_fast:
+        return kept + adapters
+    sizes = [shape.matrices()[name] for name in _adapted(shape, recipe)]
+    adapters += FIGURES.plain_outputs * sum(outputs for _, outputs in sizes)
+    adapters += FIGURES.plain_dropout * sum(inputs for inputs, _ in sizes) if recipe.lora_dropout else 0.0
+    return kept * FIGURES.plain_activations + adapters
 
 
 def _num_ranks(shape: Shape, recipe: Recipe) -> int:
