@@ -115,8 +115,8 @@ class Recipe(Section):
     """Rank of the adapter."""
     lora_alpha: float = Field(default=32.0, gt=0.0)
     """Scale of the adapter."""
-    lora_dropout: float = Field(default=0.05, ge=0.0, lt=1.0)
-    """Dropout in front of the adapter."""
+    lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Dropout in front of the adapter; more than 0 is computed on the slow path."""
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     """Which modules get an adapter."""
     rslora: bool = False
@@ -137,6 +137,8 @@ class Recipe(Section):
     """Largest gradient norm."""
     packing: bool = True
     """Pack several examples into one sequence where the trainer can keep them apart."""
+    fast_path: bool = True
+    """native, on CUDA: compute with layers of our own where they are known to give the numbers of transformers'."""
     seed: int = Field(default=1, ge=0, lt=2**32)
     """Order of examples, dropout, initial adapter."""
 

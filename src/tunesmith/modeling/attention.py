@@ -23,6 +23,7 @@ from tunesmith.modeling.segments import Segment, Spread, moved, spread_of
 
 _NAME = "tunesmith_segments"
 _HALF = (torch.bfloat16, torch.float16)
+_MOST_HEAD_SIZE = 256
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Apart:
         self._placed = _Placed(spread or spread_of(segments), device) if device.type == "cuda" else None
 
     def __call__(self, query: Any, key: Any, value: Any, rules: Rules) -> Any:
-        if self._placed is not None and rules.softcap is None and not rules.dropout and query.dtype in _HALF:
+        if self._placed is not None and _one_kernel_can(query, rules):
             return self._placed.attend(query, key, value, rules)
         lengths = [segment.length for segment in self._segments]
         # split, not slices: its backward joins the parts, where every slice would add a tensor as long as the row
@@ -66,11 +67,26 @@ class Apart:
 @contextlib.contextmanager
 def segmented(model: Any, segments: Sequence[Segment], spread: Spread | None = None) -> Iterator[dict[str, Any]]:
     """What to pass to `model(...)` so that it attends within the segments; the model is as before afterwards."""
-    config = model.config
-    before = config._attn_implementation
-    config._attn_implementation = _NAME
-    try:
+    with _attending(model.config, _NAME):
         yield {"apart": Apart(segments, next(model.parameters()).device, spread)}
+
+
+def recompute_layers(model: Any) -> None:
+    """From now on, training keeps only the input of each layer and computes the rest again, in the way it was then."""
+
+    def contexts() -> tuple[Any, Any]:
+        return contextlib.nullcontext(), _attending(model.config, model.config._attn_implementation)
+
+    model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
+    model.enable_input_require_grads()
+
+
+@contextlib.contextmanager
+def _attending(config: Any, name: str) -> Iterator[None]:
+    before = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
     finally:
         config._attn_implementation = before
 
@@ -129,6 +145,11 @@ class _Gathered(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Any, None, None]:
         (copies,) = ctx.saved_tensors
         return run(add_copies, grads[0], copies), None, None
+
+
+def _one_kernel_can(query: Any, rules: Rules) -> bool:
+    is_plain = rules.softcap is None and not rules.dropout
+    return is_plain and query.dtype in _HALF and query.shape[2] % 8 == 0 and query.shape[2] <= _MOST_HEAD_SIZE
 
 
 @cache

@@ -162,7 +162,9 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
         train_embeddings = bool(read_config(Path(spec.resume.path) / ADAPTER).get("modules_to_save"))
     adapted = adapted_base(run, base, train_embeddings=train_embeddings)
     optimizer = new_optimizer(adapted, run.recipe)
-    engine = engine_for(adapted, checkpointed_layers=memory.checkpointed_layers, log=voice.log)
+    engine = engine_for(
+        adapted, is_fast=run.recipe.fast_path, checkpointed_layers=memory.checkpointed_layers, log=voice.log
+    )
     recall = partial(recalled, spec, adapted, team, voice.log, partial(ask_before, engine, packer, team, voice))
     objective = _objective(run, [data.items[index] for index in order.used()], data.case_items, recall)
     if team.rank > 0:

@@ -9,6 +9,7 @@ import torch
 
 from tunesmith.clock import boot_seconds
 from tunesmith.modeling.adapters import trained_parameters
+from tunesmith.modeling.attention import recompute_layers
 from tunesmith.modeling.packs import packed
 from tunesmith.modeling.scoring import Engine, PlainEngine, probe_items
 
@@ -31,7 +32,12 @@ def engine_for(
     if reason is None:
         began_at = boot_seconds()
         fast = FastModel(adapted, checkpointed_layers=checkpointed_layers)
-        reason = _disagreement(fast, PlainEngine(adapted))
+        try:
+            reason = _disagreement(fast, PlainEngine(adapted))
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, TypeError) as error:  # a kernel that this device or version does not have
+            reason = f"the fast one cannot compute here ({' '.join(str(error).split())[:200]})"
         if reason is None:
             tell(f"fast path: it agrees with the slow one; ready after {boot_seconds() - began_at:.1f} s", "info")
             return fast
@@ -42,9 +48,7 @@ def engine_for(
 def _plain(adapted: Any, checkpointed_layers: int) -> PlainEngine:
     """transformers recomputes all layers or none."""
     if checkpointed_layers:
-        base = adapted.get_base_model() if hasattr(adapted, "get_base_model") else adapted
-        base.gradient_checkpointing_enable({"use_reentrant": False})
-        base.enable_input_require_grads()
+        recompute_layers(adapted.get_base_model() if hasattr(adapted, "get_base_model") else adapted)
     return PlainEngine(adapted)
 
 

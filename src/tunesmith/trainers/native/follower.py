@@ -10,19 +10,18 @@ import signal
 import sys
 from pathlib import Path
 
-import torch
-
 from tunesmith.domain.spec import TrainSpec
 from tunesmith.modeling.chat import ChatFormat
 from tunesmith.modeling.loading import load_tokenizer
 from tunesmith.trainers.native.assemble import assemble, read_data, silent_voice
+from tunesmith.trainers.native.random_state import repeat_exactly
 from tunesmith.trainers.native.state import read_state, restore
 from tunesmith.trainers.native.team import Call, Team, joined_team, read_team_spec
 
 
 def follow(spec: TrainSpec, team: Team) -> None:
     """Take part in every step until the leader is done."""
-    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
+    repeat_exactly()
     chat = ChatFormat(load_tokenizer(Path(spec.run.base.path)))
     voice = silent_voice(spec.run)
     saved = read_state(spec.resume, spec.run, team.size) if spec.resume else None

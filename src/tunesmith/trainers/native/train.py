@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from tunesmith.domain.program import Phase, Result
 from tunesmith.domain.spec import RunSpec
 from tunesmith.errors import ConfigError
@@ -19,6 +17,7 @@ from tunesmith.trainers.native.loop import run_steps
 from tunesmith.trainers.native.memory import with_memory
 from tunesmith.trainers.native.outcome import conclude, interrupted_early
 from tunesmith.trainers.native.preflight import check_before_loading
+from tunesmith.trainers.native.random_state import repeat_exactly
 from tunesmith.trainers.native.state import read_state, restore
 from tunesmith.trainers.native.team import led_team
 from tunesmith.trainers.native.validation import check_metric
@@ -28,7 +27,7 @@ def train(program: Program) -> Result:
     """Entry point, called by `tunesmith.trainers.main`."""
     run = program.train_spec.run
     _refuse_what_it_cannot_do(run)
-    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
+    repeat_exactly()
     program.phase(Phase.HASH)
     inputs = read_inputs_whole(run)
     program.phase(Phase.LOAD)

@@ -1,0 +1,36 @@
+"""Which way a training computes, and layers that are computed again on the slow path."""
+
+from __future__ import annotations
+
+import torch
+
+from test_fast_model import an_adapted, gradients_of, some_items
+from tunesmith.modeling.packs import packed, padded
+from tunesmith.modeling.scoring import PlainEngine
+from tunesmith.trainers.native.engine import _disagreement, engine_for
+
+
+def test_without_a_gpu_the_slow_path_computes() -> None:
+    assert isinstance(engine_for(an_adapted()), PlainEngine)
+
+
+def test_layers_computed_again_on_the_slow_path_give_the_same_gradients_packed_and_padded() -> None:
+    for layout in (packed(some_items()), padded(some_items(), 0)):
+        adapted = an_adapted().train()
+        expected = gradients_of(adapted, PlainEngine(adapted).span_log_probs(layout))
+        engine = engine_for(adapted, checkpointed_layers=1)
+        engine.start_step()
+        torch.testing.assert_close(gradients_of(adapted, engine.span_log_probs(layout)), expected, rtol=1e-5, atol=1e-7)
+        assert adapted.config._attn_implementation != "tunesmith_segments"
+
+
+def test_a_fast_path_that_computes_something_else_is_found_out() -> None:
+    from tunesmith.modeling.fast.model import FastModel
+
+    adapted = an_adapted()
+    fast = FastModel(adapted)
+    assert _disagreement(fast, PlainEngine(adapted)) is None
+    fast._layers = fast._layers[:-1]
+    found = _disagreement(fast, PlainEngine(adapted))
+    assert found is not None
+    assert "differs" in found
