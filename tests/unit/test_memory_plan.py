@@ -235,6 +235,16 @@ def test_plan_checkpoints_only_when_no_useful_pass_fits_and_only_as_much_as_need
     assert f"{made.checkpointed_layers} of 36 layers" in made.reason
 
 
+def test_plan_of_the_slow_path_checkpoints_all_layers_or_none() -> None:
+    seen = set()
+    for room in range(16, 90, 2):
+        made = planned(room, QWEN_8B, longest=512, fast_path=False)
+        if made.refusal is None:
+            seen.add(made.checkpointed_layers)
+            assert made.forecast.total <= room * GB
+    assert seen == {0, QWEN_8B.num_layers}
+
+
 def test_plan_makes_passes_smaller_than_useful_only_when_everything_is_computed_again() -> None:
     made = planned(18, QWEN_8B, longest=256)
     assert made.refusal is None

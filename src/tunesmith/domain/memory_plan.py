@@ -72,7 +72,10 @@ class _Room:
         return self.forecast(pack, layers).total <= self.usable
 
     def fewest_layers(self, pack: int) -> int | None:
-        return next((layers for layers in range(self._shape.num_layers + 1) if self.fits(pack, layers)), None)
+        """The fast path computes as many layers again as it is told, transformers all or none."""
+        most = self._shape.num_layers
+        choices = range(most + 1) if self._terms.is_fast else (0, most)
+        return next((layers for layers in choices if self.fits(pack, layers)), None)
 
 
 def plan(
