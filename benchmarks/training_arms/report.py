@@ -49,7 +49,7 @@ def ratios_of(cells: list[Cell]) -> dict[str, float]:
 
 
 def line_of(cell: Cell) -> str:
-    head = f"{cell['method']:4} {cell['size']:10} {cell['arm']:36}"
+    head = f"{cell['method']:4} {cell['size']:10} {cell['arm']:38}"
     for why in ("failed", "skipped"):
         if why in cell:
             return f"{head} {why}: {cell[why]}"
