@@ -293,7 +293,7 @@ LISTINGS = (
     "run list", "run show RUN", "run metrics RUN", "dataset list", "dataset show DATASET", "dataset verify DATASET",
     "adapter list", "adapter show support@v1", "adapter live support", "profile list", "profile show support",
     "profile check support", "campaign list", "config explain support", "config explain support recipe",
-    "plan", "inbox", "doctor", "estop show",
+    "plan", "plan support", "inbox", "doctor", "estop show",
 )  # fmt: skip
 
 

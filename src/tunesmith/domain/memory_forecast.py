@@ -40,7 +40,7 @@ class _Figures:
     plain_head: float = 3.0
     """Logits, their fp32 copy and its gradient lie there at once where the loss is not fused."""
     head_chunk_rows: int = 4096
-    """Rows of logits that the fused loss holds at a time, and of their gradients beside them."""
+    """Rows of logits that the fused loss holds at a time; their gradients take the same place."""
     ranks_rounded_to: int = 64
     """Adapters on the same input are one product, as wide as the hardware likes it."""
     tokens_rounded_to: int = 256
@@ -207,18 +207,20 @@ def forecast(
     kept = _kept_per_token(shape, recipe, terms) * width
     at_rest = 2.0 * shape.hidden * width
     num_kept = shape.num_layers - checkpointed_layers
-    activations = pack_tokens * (kept * num_kept + at_rest * (checkpointed_layers + 1))
+    activations = pack_tokens * (
+        kept * num_kept + at_rest * (2 * checkpointed_layers + 1)
+    )  # two streams meet in front of a layer
     wanted = pack_tokens * terms.wanted_share
     backward = FIGURES.backward_gate * shape.intermediate + FIGURES.backward_hidden * shape.hidden
     in_layer = pack_tokens * (backward * width + (kept if checkpointed_layers else 0.0))
     if terms.is_fast:
         head = wanted * at_rest
-        in_head = min(wanted, FIGURES.head_chunk_rows) * shape.vocab_size * 2.0 * 2
+        in_head = min(wanted, FIGURES.head_chunk_rows) * shape.vocab_size * 2.0
     else:
         head = wanted * shape.vocab_size * 4.0 * FIGURES.plain_head
         in_head = 0.0
     num_trained, weights, trained = _fixed(shape, recipe, terms)
-    transient = max(in_layer + _unpacked(shape, recipe), in_head)
+    transient = max(in_layer + _unpacked(shape, recipe) * width, in_head)
     # before the first step the preflight looks; the update comes after the backward, which has given everything back
     looking = min(pack_tokens, FIGURES.preflight_rows) * shape.vocab_size * FIGURES.preflight_bytes
     moving = max(activations + head + transient, looking, num_trained * FIGURES.update_bytes)
@@ -278,7 +280,7 @@ def _fixed(shape: Shape, recipe: Recipe, terms: Terms) -> tuple[float, float, fl
 
 
 def _unpacked(shape: Shape, recipe: Recipe) -> float:
-    """A quantised base has one layer's matrices in bf16 at a time."""
+    """A quantised base has one layer's matrices whole at a time."""
     return 2.0 * shape.num_in_layer if is_nf4(recipe) else 0.0
 
 

@@ -60,7 +60,6 @@ class _Room:
     ) -> None:
         self._shape, self._recipe, self._method, self._terms = shape, recipe, method, terms
         self._longest, self._largest_step = sizes
-        self.is_cuda = terms.device == "cuda"
         self.usable = int(device_bytes * (1.0 - FIGURES.headroom))
 
     def forecast(self, pack: int, layers: int) -> Forecast:
@@ -174,7 +173,7 @@ def _refusal(least: Forecast, room: _Room, device_bytes: int, longest: int, reci
         ways.append("set recipe.activation_checkpointing: auto")
     if recipe.tuning == "full":
         ways.append("set recipe.tuning: lora")
-    elif not is_nf4(recipe) and room.is_cuda:
+    elif not is_nf4(recipe):
         ways.append("set recipe.quantize: nf4")
     if recipe.tuning == "lora" and least.trained > least.total // 10:
         ways.append(f"lower recipe.lora_rank ({recipe.lora_rank})")
