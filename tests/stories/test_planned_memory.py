@@ -18,6 +18,7 @@ from native_builders import (
     a_micro_base,
     a_recipe,
     a_train_spec,
+    adapter_ref,
     events_of,
     pair_rows,
     small_rows,
@@ -26,6 +27,7 @@ from native_builders import (
 )
 from story_builders import MakeFleet
 from tunesmith.cli.main import call
+from tunesmith.cli.run_page import note_of
 from tunesmith.client import Client
 from tunesmith.domain.profile import Method
 from tunesmith.domain.program import Log
@@ -181,6 +183,7 @@ def test_training_records_forecast_and_peak_and_the_next_one_is_corrected_by_the
     assert memory["forecast"]["total"] > memory["forecast"]["process"] > 50 * 2**20
     assert memory["ratio"] > 0
     assert (memory["pack_tokens"], memory["checkpointed_layers"]) == (4096, 0)
+    assert re.search(r"\d+ MB of memory \(\d+ MB foretold\)", note_of(fleet.client.runs.show(first).attempts[0]))
     said = [event["message"] for event in fleet.program_events(first, attempt) if event["type"] == "log"]
     assert sum(message.startswith("memory:") for message in said) == 2
 
@@ -231,6 +234,20 @@ def test_after_running_out_of_memory_passes_are_half_as_large_and_learn_the_same
     assert (found[1]["pack_tokens"], found[2]["pack_tokens"]) == (4096, 2048)
     assert any("ran out of memory with passes of 4096 tokens" in line for line in logs_of(tmp_path / "2"))
     assert weights_of(tmp_path / "1") == weights_of(tmp_path / "2"), "steps of 200 tokens never filled a pass"
+
+
+def test_embeddings_that_are_trained_after_all_are_planned_for(
+    base: BaseModelRef, data: DatasetRef, tmp_path: Path
+) -> None:
+    """Only what the run starts from says that they are; the plan from before knew nothing of it."""
+    recipe = a_recipe(max_steps=1, train_embeddings=True)
+    first = train_here(a_train_spec(base, data, recipe=recipe), tmp_path / "first")
+    start = adapter_ref(tmp_path / "first", first)
+    spec = a_train_spec(base, data, recipe=a_recipe(max_steps=1, train_embeddings="auto"), start=start)
+    again = train_here(spec, tmp_path / "second")
+    trained = [result.detail["memory"]["forecast"]["trained"] for result in (first, again)]
+    assert trained[0] == trained[1] > 16 * base.lock.vocab_size * base.lock.hidden_size
+    assert sum("foretold of" in line for line in logs_of(tmp_path / "second")) == 2
 
 
 def test_cap_of_the_profile_is_what_the_passes_keep_to(base: BaseModelRef, data: DatasetRef, tmp_path: Path) -> None:

@@ -72,14 +72,16 @@ def _attempts(attempts: Sequence[AttemptView]) -> None:
     rows = []
     for attempt in attempts:
         took = "" if attempt.ended_at is None else duration(attempt.ended_at - attempt.started_at)
-        rows.append((attempt.task, attempt.number, coloured(attempt.outcome), took, attempt.worker_id, _note(attempt)))
+        rows.append(
+            (attempt.task, attempt.number, coloured(attempt.outcome), took, attempt.worker_id, note_of(attempt))
+        )
     columns = [Column("TASK"), Column("#", align="right"), Column("OUTCOME"), Column("TOOK", align="right"),
                Column("WORKER"), Column("NOTE", "fold")]  # fmt: skip
     show_table(columns, rows, indent=2)
 
 
-def _note(attempt: AttemptView) -> str:
-    """What an attempt brought: its error, or its steps and metrics."""
+def note_of(attempt: AttemptView) -> str:
+    """What an attempt brought: its error, or its steps, metrics and memory."""
     if attempt.error:
         return (
             f"{attempt.error_class}: {first_line(attempt.error)}" if attempt.error_class else first_line(attempt.error)
@@ -87,7 +89,19 @@ def _note(attempt: AttemptView) -> str:
     result = attempt.result or {}
     steps = [several(result["num_steps"], "step")] if result.get("num_steps") else []
     metrics = result.get("metrics") or {}
-    return ", ".join([*steps, *(f"{name} {number(value)}" for name, value in metrics.items())])
+    return ", ".join([*steps, *(f"{name} {number(value)}" for name, value in metrics.items()), *_memory(result)])
+
+
+def _memory(result: dict[str, Any]) -> list[str]:
+    """What a training took and what was foretold; a program of somebody else may tell whatever it likes."""
+    from tunesmith.domain.memory_forecast import size_text
+
+    memory: Any = (result.get("detail") or {}).get("memory")
+    try:
+        taken, foretold = float(memory["measured_bytes"]), float(memory["forecast"]["total"])
+    except (TypeError, KeyError, ValueError):
+        return []
+    return [f"{size_text(taken)} of memory ({size_text(foretold)} foretold)"]
 
 
 def _history(events: Sequence[EventView]) -> None:

@@ -120,7 +120,6 @@ recipe:
   lora_rank: 16
   lora_dropout: 0.0
   batch_tokens: 2048
-  micro_batch_tokens: 4096
   max_length: 256
   train_embeddings: true
 validation:

@@ -36,6 +36,8 @@ class MemoryPlan:
     """Most tokens of one pass."""
     checkpointed_layers: int
     num_layers: int
+    is_fast: bool
+    """Which way it takes to compute; the other one needs another plan."""
     forecast: Forecast
     limit_bytes: int
     """What the run may use, head-room included."""
@@ -111,6 +113,7 @@ def plan(
         pack_tokens=choice.pack,
         checkpointed_layers=choice.layers,
         num_layers=shape.num_layers,
+        is_fast=terms.is_fast,
         forecast=room.forecast(choice.pack, choice.layers),
         limit_bytes=device_bytes,
         correction=terms.correction,

@@ -22,13 +22,13 @@ from tunesmith.modeling.base_files import is_whole_model
 from tunesmith.modeling.chat import ChatFormat, Tokenized
 from tunesmith.modeling.loading import load_base, pick_device
 from tunesmith.modeling.packs import Item, Packer, to_learn
-from tunesmith.modeling.scoring import Engine, answer_log_probs, keeps_apart
+from tunesmith.modeling.scoring import Engine, PlainEngine, answer_log_probs, keeps_apart
 from tunesmith.modeling.tuned import whole
 from tunesmith.programs.host import Program
 from tunesmith.trainers.native.course import Training
 from tunesmith.trainers.native.engine import engine_for
 from tunesmith.trainers.native.items import make_items, max_length
-from tunesmith.trainers.native.memory import plan_memory, told
+from tunesmith.trainers.native.memory import Planner, told
 from tunesmith.trainers.native.objectives import Objective, Reference, drift_partners, objective_of
 from tunesmith.trainers.native.optimizer import new_optimizer
 from tunesmith.trainers.native.order import Order
@@ -143,16 +143,13 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
         batch_tokens=run.recipe.batch_tokens,
         max_steps=run.recipe.max_steps,
     )
-    memory = plan_memory(spec, data.items, order, team)
+    planner = Planner(spec, data.items, order, team)
+    memory = planner.plan()
     voice.log(told(memory), "info")
     is_full = run.recipe.tuning == "full"
     folder = Path(run.start.path if run.start and is_full else run.base.path)
     base = load_base(folder, pick_device(), quantize=run.recipe.quantize)
-    packer = Packer(
-        max_tokens=memory.pack_tokens,
-        pad_id=chat.pad_id,
-        is_packing=run.recipe.packing and _can_pack(base, voice),
-    )
+    is_packing = run.recipe.packing and _can_pack(base, voice)
     found = None
     if spec.resume is None:
         found, train_embeddings = look_at(run, base, chat, data, voice)
@@ -162,9 +159,14 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
         train_embeddings = bool(read_config(Path(spec.resume.path) / ADAPTER).get("modules_to_save"))
     adapted = adapted_base(run, base, train_embeddings=train_embeddings)
     optimizer = new_optimizer(adapted, run.recipe)
-    engine = engine_for(
-        adapted, is_fast=run.recipe.fast_path, checkpointed_layers=memory.checkpointed_layers, log=voice.log
-    )
+    make_engine = partial(engine_for, adapted, is_fast=run.recipe.fast_path, log=voice.log)
+    engine = make_engine(checkpointed_layers=memory.checkpointed_layers)
+    is_fast = not isinstance(engine, PlainEngine)
+    other = planner.replanned(memory, is_fast=is_fast, with_embeddings=train_embeddings)
+    if other is not None:
+        memory, engine = other, make_engine(checkpointed_layers=other.checkpointed_layers)
+        voice.log(told(memory), "info")
+    packer = Packer(max_tokens=memory.pack_tokens, pad_id=chat.pad_id, is_packing=is_packing)
     recall = partial(recalled, spec, adapted, team, voice.log, partial(ask_before, engine, packer, team, voice))
     objective = _objective(run, [data.items[index] for index in order.used()], data.case_items, recall)
     if team.rank > 0:

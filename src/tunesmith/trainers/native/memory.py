@@ -28,39 +28,61 @@ _STEPS_LOOKED_AT = 200
 
 @dataclass(frozen=True)
 class Place:
-    """What one process may use, and what it uses already."""
+    """What one process may use, and what it held there before it loaded the base."""
 
     device: Literal["cuda", "cpu"]
     free_bytes: int
     process_bytes: int
 
 
-def plan_memory(spec: TrainSpec, items: Sequence[Item], order: Order, team: Team) -> MemoryPlan:
-    """Before any weight is loaded; raises what cannot fit, with the numbers and what to change.
+class Planner:
+    """Plans one training, once before any weight is loaded, and again if what is known only then asks for it.
 
     Every process of a team comes to the same plan: that of the one with the least room.
     """
-    run, recipe = spec.run, spec.run.recipe
-    shape = read_shape(Path(run.base.path))
-    place = _agreed(team.gathered(_place(team)))
-    terms = _terms_of(items, recipe.packing, terms_for(shape, recipe, run.method, place.device))
-    terms = replace(terms, process_bytes=place.process_bytes)
-    terms = replace(terms, correction=spec.memory_corrections.get(shape_key(shape, recipe, run.method, terms), 1.0))
-    limit = place.free_bytes if run.memory_gb is None else min(place.free_bytes, int(run.memory_gb * GB))
-    steps = range(min(order.num_steps, _STEPS_LOOKED_AT))
-    made = plan(
-        shape,
-        recipe,
-        run.method,
-        limit,
-        max(_tokens_alone(item, recipe.packing) for item in items),
-        largest_step=math.ceil(max(order.num_tokens(step) for step in steps) / team.size),
-        terms=terms,
-        divisor=spec.micro_batch_divisor,
-    )
-    if made.refusal is not None:
-        raise ConfigError(made.refusal)
-    return made
+
+    def __init__(self, spec: TrainSpec, items: Sequence[Item], order: Order, team: Team) -> None:
+        self._spec, self._items, self._team = spec, items, team
+        self._shape = read_shape(Path(spec.run.base.path))
+        self._place = _agreed(team.gathered(_place(team)))
+        steps = range(min(order.num_steps, _STEPS_LOOKED_AT))
+        self._largest_step = math.ceil(max(order.num_tokens(step) for step in steps) / team.size)
+
+    def plan(self, *, is_fast: bool | None = None, with_embeddings: bool = False) -> MemoryPlan:
+        """Raises what cannot fit, with the numbers and what to change.
+
+        `is_fast`: which way computes, once an engine was there to be asked; `with_embeddings`: they are trained too.
+        """
+        run, place = self._spec.run, self._place
+        recipe = run.recipe.model_copy(update={"train_embeddings": True}) if with_embeddings else run.recipe
+        terms = _terms_of(self._items, recipe.packing, terms_for(self._shape, recipe, run.method, place.device))
+        terms = replace(terms, process_bytes=place.process_bytes, is_fast=terms.is_fast if is_fast is None else is_fast)
+        key = shape_key(self._shape, recipe, run.method, terms)
+        made = plan(
+            self._shape,
+            recipe,
+            run.method,
+            place.free_bytes if run.memory_gb is None else min(place.free_bytes, int(run.memory_gb * GB)),
+            max(_tokens_alone(item, recipe.packing) for item in self._items),
+            largest_step=self._largest_step,
+            terms=replace(terms, correction=self._spec.memory_corrections.get(key, 1.0)),
+            divisor=self._spec.micro_batch_divisor,
+        )
+        if made.refusal is not None:
+            raise ConfigError(made.refusal)
+        return made
+
+    def replanned(self, made: MemoryPlan, *, is_fast: bool, with_embeddings: bool) -> MemoryPlan | None:
+        """Another plan, where it turned out that another way computes, or that embeddings are trained; else None.
+
+        The whole team asks together, and takes the slow way's plan if any of them does.
+        """
+        recipe = self._spec.run.recipe
+        more = with_embeddings and recipe.tuning == "lora" and recipe.train_embeddings is not True
+        every = self._team.gathered(is_fast)
+        if all(every) == made.is_fast and not more:
+            return None
+        return self.plan(is_fast=all(every), with_embeddings=more)
 
 
 def told(made: MemoryPlan) -> str:
@@ -94,7 +116,8 @@ def _place(team: Team) -> Place:
     if torch.cuda.is_available():
         free, _ = torch.cuda.mem_get_info()
         together = math.ceil(team.size / torch.cuda.device_count())
-        return Place("cuda", (free + torch.cuda.memory_reserved()) // together, int(torch.cuda.memory_allocated()))
+        held = int(torch.cuda.memory_allocated())
+        return Place("cuda", (free + torch.cuda.memory_reserved()) // together, held)
     return Place("cpu", usable_ram() // team.size, _status_bytes("VmRSS"))
 
 
