@@ -90,8 +90,6 @@ def run_native(job: Job) -> Measured:
 
 def assemble(job: Job, examples: Sequence[Example]) -> Native:
     """As `tunesmith.trainers.native.train` and `assemble` do from a spec."""
-    import torch
-
     from tunesmith.domain.profile import Method, Recipe
     from tunesmith.modeling.adapters import new_adapter
     from tunesmith.modeling.loading import pick_device
@@ -102,10 +100,11 @@ def assemble(job: Job, examples: Sequence[Example]) -> Native:
     from tunesmith.trainers.native.objectives import objective_of
     from tunesmith.trainers.native.optimizer import new_optimizer
     from tunesmith.trainers.native.order import Order
+    from tunesmith.trainers.native.random_state import repeat_exactly
     from tunesmith.trainers.native.step import StepMaker
     from tunesmith.trainers.native.team import Team
 
-    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
+    repeat_exactly()
     method, items = Method(job.method), [item_of(job.method, number, one) for number, one in enumerate(examples)]
     total = sum(len(item) for item in items)
     batch_tokens = job.tokens_per_step or -(-total // (job.warm_up + job.steps))
