@@ -31,7 +31,7 @@ from tunesmith.modeling.adapters import load_adapter, new_adapter, save_adapter
 from tunesmith.modeling.chat import ChatFormat, Tokenized
 from tunesmith.modeling.loading import load_base, load_tokenizer, pick_device
 from tunesmith.modeling.packs import Packer, single
-from tunesmith.modeling.scoring import batches_by_count, mean_nlls
+from tunesmith.modeling.scoring import PlainEngine, batches_by_count, mean_nlls
 from tunesmith.trainers.native.objectives import Sft
 from tunesmith.trainers.native.optimizer import new_optimizer
 from tunesmith.trainers.native.order import Order
@@ -82,7 +82,7 @@ class Loop:
             max_steps=RECIPE.max_steps,
         )
         packer = Packer(UNPLANNED_PACK_TOKENS, chat.pad_id, is_packing=True)
-        steps = StepMaker(adapted, new_optimizer(adapted, RECIPE), RECIPE, packer, Sft(), Team())
+        steps = StepMaker(PlainEngine(adapted), new_optimizer(adapted, RECIPE), RECIPE, packer, Sft(), Team())
         for step in range(order.num_steps):
             batch = [items[index] for index in order.batch(step).indices]
             made = steps.make(step, order.num_steps, batch)

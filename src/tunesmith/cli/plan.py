@@ -41,10 +41,10 @@ _PARTS = (
 def plan(
     ctx: typer.Context,
     profile: Annotated[
-        str | None, typer.Argument(metavar="[PROFILE]", help="Name of a profile.", show_default=False)
+        str | None, typer.Argument(metavar="PROFILE", help="Name of a profile.", show_default=False)
     ] = None,
     data: Annotated[
-        list[str] | None, typer.Argument(metavar="[DATA]", help="A dataset id, or JSONL files.", show_default=False)
+        list[str] | None, typer.Argument(metavar="DATA", help="A dataset id, or JSONL files.", show_default=False)
     ] = None,
     overrides: Set = None,
     json: Json = False,
