@@ -33,6 +33,7 @@ class _LogProbs(torch.autograd.Function):
             found[part] = run(surprise, logits, tokens[part], slopes is not None)
             if slopes is not None:
                 torch.mm(logits, weight, out=slopes[part])
+            del logits  # before the next are made: two of them would be the most that a pass holds
         ctx.save_for_backward(slopes)
         return found
 

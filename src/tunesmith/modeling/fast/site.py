@@ -140,16 +140,11 @@ class Site:
 
 
 def _joined_bias(layers: Sequence[Any]) -> Any:
-    biases = [layer.bias for layer in layers]
-    if all(bias is None for bias in biases):
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    if not biases:
         return None
-    made = [
-        torch.zeros(layer.out_features, dtype=layer.weight.dtype, device=layer.weight.device)
-        if layer.bias is None
-        else layer.bias.data
-        for layer in layers
-    ]
-    return torch.cat(made)
+    missing = {layer: biases[0].new_zeros(layer.out_features) for layer in layers if layer.bias is None}
+    return torch.cat([missing[layer] if layer.bias is None else layer.bias.data for layer in layers])
 
 
 def _adapters(modules: Sequence[Any]) -> list[Adapter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tunesmith.domain.program import Phase, Result
@@ -26,6 +27,7 @@ from tunesmith.trainers.native.validation import check_metric
 def train(program: Program) -> Result:
     """Entry point, called by `tunesmith.trainers.main`."""
     run = program.train_spec.run
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # passes of many sizes leave no gaps
     _refuse_what_it_cannot_do(run)
     repeat_exactly()
     program.phase(Phase.HASH)
