@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-
 from test_fast_model import an_adapted, gradients_of, some_items
+
 from tunesmith.modeling.packs import packed, padded
-from tunesmith.modeling.scoring import PlainEngine
+from tunesmith.modeling.scoring import PlainEngine, probe_items
 from tunesmith.trainers.native.engine import _disagreement, engine_for
 
 
@@ -34,3 +34,12 @@ def test_a_fast_path_that_computes_something_else_is_found_out() -> None:
     found = _disagreement(fast, PlainEngine(adapted))
     assert found is not None
     assert "differs" in found
+
+
+def test_the_probe_leaves_the_first_tokens_alone_which_may_have_embeddings_of_zeros() -> None:
+    adapted = an_adapted()
+    adapted.get_input_embeddings().weight.data[:3] = 0.0
+    used = {token for item in probe_items(adapted) for token in (*item.prompt, *item.branches[0].ids)}
+    assert min(used) >= 16
+    assert max(used) < 90
+    assert len(used) > 20

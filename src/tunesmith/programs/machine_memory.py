@@ -15,7 +15,7 @@ def usable_ram(groups: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) ->
 
 
 def _limits(groups: Path, own: Path) -> list[int]:
-    """Of version 2 of control groups, which is one tree, and of version 1, where a container sees its own as the root."""
+    """Of control groups: version 2 is one tree; of version 1, a container sees its own as the root."""
     try:
         entries = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:

@@ -55,19 +55,20 @@ class FastModel:
         self._num_checkpointed = checkpointed_layers
         self._embed, self._rotary = base.get_input_embeddings().weight, base.model.rotary_emb
         self._norm, self._head = _norm(base.model.norm), base.get_output_embeddings().weight
-        self._sites = [site for layer in self._layers for site in layer.sites]
-        copies = [site.copies() for site in self._sites]
+        copies = [site.copies() for layer in self._layers for site in layer.sites]
         self._places = [place for places, _, _ in copies for place in places]
         self._parameters = [parameter for _, parameters, _ in copies for parameter in parameters]
         self._scales = [scale for _, _, scales in copies for scale in scales]
-        self._gradients = torch.zeros(sum(site.num_trained for site in self._sites), device=self._head.device)
+        self._gradients = torch.zeros(
+            sum(parameter.numel() for parameter in self._parameters), device=self._head.device
+        )
 
     def start_step(self) -> None:
         """Gradients are zero, and are collected in one piece of memory from here on."""
         self._gradients.zero_()
-        parts = self._gradients.split([site.num_trained for site in self._sites])
-        for site, part in zip(self._sites, parts, strict=True):
-            site.collect_into(part)
+        parts = self._gradients.split([parameter.numel() for parameter in self._parameters])
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
 
     def span_log_probs(self, layout: Layout) -> Any:
         """Of each span of the layout the sum of the log-probabilities of its tokens; differentiable if asked for."""

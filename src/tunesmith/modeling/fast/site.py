@@ -1,9 +1,8 @@
-"""Linear layers that read the same input, with the adapters on them, as few and large products.
+"""Linear layers that read the same input, with the adapters on them, as one product forwards and one backwards.
 
-`y = x Wᵀ + (x Aᵀ)(sB)ᵀ`. The weights of the layers lie below each other in one matrix, of which the layers of the model
-are views from then on. What the adapters add lies in the same matrix, so that most of their work is done by the same
-product: as more columns, where inputs come with room for it (*wide* sites), or as more rows. Copies of A and B in the
-model's dtype are made before each pass. Gradients go straight to the parameters', which are fp32.
+`y = x Wᵀ + (x (sA)ᵀ) Bᵀ`. The weights of the layers lie below each other in one matrix, of which the layers of the
+model are views from then on; likewise the matrices A. Copies of A and B in the model's dtype are made before each pass.
+Gradients go straight to the parameters, which keep fp32.
 """
 
 from __future__ import annotations
@@ -39,53 +38,46 @@ class Site:
         """`modules`: plain linear layers, or peft's with one LoRA adapter each. `may_widen`: whether whoever makes the
         inputs can leave room beside them (`width`)."""
         self._layers = [getattr(module, "base_layer", module) for module in modules]
-        self.num_in: int = self._layers[0].in_features
+        first = self._layers[0]
+        self.num_in: int = first.in_features
         self.num_out: int = sum(layer.out_features for layer in self._layers)
         self._adapters = _adapters(modules)
-        self._num_used = sum(adapter.a.shape[0] for adapter in self._adapters)
-        self.num_ranks = -(-self._num_used // _ALIGNED) * _ALIGNED
+        ranks = sum(adapter.a.shape[0] for adapter in self._adapters)
+        self.num_ranks = -(-ranks // _ALIGNED) * _ALIGNED if ranks else 0
+        is_dense = not any(map(is_quantized, self._layers))
+        self._is_wide = may_widen and is_dense and self.num_ranks > 0 and self.num_out >= _WIDE * self.num_in
+        self._dense = _joined(self._layers, self.num_ranks if self._is_wide else 0) if is_dense else None
         self._bias = _joined_bias(self._layers)
-        self._is_dense = not any(map(is_quantized, self._layers))
-        self._is_wide = may_widen and self._is_dense and self.num_ranks > 0 and self.num_out >= _WIDE * self.num_in
-        self._down, self._up = self._take_weights()
-
-    @property
-    def width(self) -> int:
-        """How wide the rows given to `forward` must be: the inputs, and room for what a wide site puts beside them."""
-        return self.num_in + (self.num_ranks if self._is_wide else 0)
-
-    @property
-    def num_trained(self) -> int:
-        return sum(adapter.a.numel() + adapter.b.numel() for adapter in self._adapters)
+        like = dense_weight(first)
+        self._down = like.new_zeros(self.num_ranks, self.num_in)
+        if self._dense is not None and self._is_wide:
+            self._up = self._dense[:, self.num_in :]
+        else:
+            self._up = like.new_zeros(self.num_out, self.num_ranks)
 
     def copies(self) -> tuple[list[Any], list[Any], list[float]]:
         """Where copies of the parameters go, those parameters, and by what each is multiplied."""
         places = [self._down[adapter.ranks] for adapter in self._adapters]
         places += [self._up[adapter.rows, adapter.ranks] for adapter in self._adapters]
         parameters = [adapter.a for adapter in self._adapters] + [adapter.b for adapter in self._adapters]
-        return places, parameters, [*([1.0] * len(self._adapters)), *(adapter.scale for adapter in self._adapters)]
+        return places, parameters, [*(adapter.scale for adapter in self._adapters), *([1.0] * len(self._adapters))]
 
-    def collect_into(self, gradients: Any) -> None:
-        """From now on the gradients of the adapters are these numbers, which are zero."""
-        parts = gradients.split(
-            [adapter.a.numel() for adapter in self._adapters] + [adapter.b.numel() for adapter in self._adapters]
-        )
-        for number, adapter in enumerate(self._adapters):
-            adapter.a.grad = parts[number].view_as(adapter.a)
-            adapter.b.grad = parts[number + len(self._adapters)].view_as(adapter.b)
-        self._down_gradient = gradients[: self._num_used * self.num_in].view(self._num_used, self.num_in)
+    @property
+    def width(self) -> int:
+        """How wide the rows given to `forward` must be: the inputs, and room for what a wide site puts beside them."""
+        return self.num_in + (self.num_ranks if self._is_wide else 0)
 
     def forward(self, inputs: Any) -> tuple[Any, Any]:
         """Outputs, and the inner product that the gradients need again."""
-        if not self.num_ranks:
-            return self._biased(inputs @ self._weight().T), None
         if self._is_wide:
             inner = inputs[:, : self.num_in] @ self._down.T
             inputs[:, self.num_in :] = inner
-            return self._biased(inputs @ self._weight().T), inner
-        made = inputs @ self._weight().T
-        outputs, inner = made[:, : self.num_out], made[:, self.num_out :].clone()  # else it would keep the outputs
-        return self._biased(outputs.addmm_(inner, self._up.T)), inner
+            return self._product(inputs), inner
+        outputs = self._product(inputs)
+        if not self.num_ranks:
+            return outputs, inputs.new_empty(0)
+        inner = inputs @ self._down.T
+        return outputs.addmm_(inner, self._up.T), inner
 
     def backward(self, inputs: Any, inner: Any, grad: Any) -> Any:
         """Gradient of the inputs; those of the adapters are added to their parameters'."""
@@ -95,48 +87,46 @@ class Site:
 
     def backward_inputs(self, grad: Any) -> tuple[Any, Any]:
         """Gradients of the inputs and of the inner product."""
+        made = grad @ self._weight()
         if not self.num_ranks:
-            return grad @ self._weight(), None
+            return made, None
         if self._is_wide:
-            made = grad @ self._weight()
             grad_inputs, grad_inner = made[:, : self.num_in], made[:, self.num_in :]
-            return grad_inputs.addmm_(grad_inner, self._down), grad_inner
-        longer = grad.new_empty(len(grad), self.num_out + self.num_ranks)
-        longer[:, : self.num_out] = grad
-        grad_inner = longer[:, self.num_out :]
-        torch.mm(grad, self._up, out=grad_inner)
-        return longer @ self._weight(), grad_inner
+        else:
+            grad_inputs, grad_inner = made, grad @ self._up
+        return grad_inputs.addmm_(grad_inner, self._down), grad_inner
 
     def learn(self, inputs: Any, inner: Any, grad: Any, grad_inner: Any) -> None:
         """Add to the gradients of the adapters."""
         if not self.num_ranks:
             return
-        self._down_gradient.add_(grad_inner[:, : self._num_used].T @ inputs)
+        grad_down = grad_inner.T @ inputs
         for adapter in self._adapters:
-            adapter.b.grad.add_(grad[:, adapter.rows].T @ inner[:, adapter.ranks], alpha=adapter.scale)
+            adapter.b.grad.add_(grad[:, adapter.rows].T @ inner[:, adapter.ranks])
+            adapter.a.grad.add_(grad_down[adapter.ranks], alpha=adapter.scale)
 
-    def _take_weights(self) -> tuple[Any, Any]:
-        """Join the layers' weights with room for the copies of A and B; those two rooms."""
-        like = dense_weight(self._layers[0])
-        down, up = like.new_zeros(self.num_ranks, self.num_in), like.new_zeros(self.num_out, self.num_ranks)
-        if not self._is_dense:
-            return down, up
-        wider, higher = (self.num_ranks, 0) if self._is_wide else (0, self.num_ranks)
-        self._joined = like.new_zeros(self.num_out + higher, self.num_in + wider)
-        parts = self._joined[: self.num_out, : self.num_in].split([layer.out_features for layer in self._layers])
-        for layer, part in zip(self._layers, parts, strict=True):
-            part.copy_(layer.weight.data)
-            layer.weight.data = part  # nothing is held twice
-        return (down, self._joined[:, self.num_in :]) if self._is_wide else (self._joined[self.num_out :], up)
+    def _product(self, inputs: Any) -> Any:
+        weight = self._weight()
+        return inputs @ weight.T if self._bias is None else torch.addmm(self._bias, inputs, weight.T)
 
     def _weight(self) -> Any:
-        """All matrices and what lies beside or below them; of a base in 4 bits, made for this product."""
-        if self._is_dense:
-            return self._joined
-        return torch.cat([*(dense_weight(layer) for layer in self._layers), self._down])
+        if self._dense is not None:
+            return self._dense
+        parts = [dense_weight(layer) for layer in self._layers]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _biased(self, outputs: Any) -> Any:
-        return outputs if self._bias is None else outputs.add_(self._bias)
+
+def _joined(layers: Sequence[Any], num_more: int) -> Any:
+    """One matrix for all, with so many more columns; each layer's own becomes a part of it: nothing is held twice."""
+    if len(layers) == 1 and not num_more:
+        return layers[0].weight.data
+    first = layers[0].weight.data
+    joined = first.new_zeros(sum(layer.out_features for layer in layers), layers[0].in_features + num_more)
+    for layer, part in zip(layers, joined.split([layer.out_features for layer in layers]), strict=True):
+        own = part[:, : layer.in_features]
+        own.copy_(layer.weight.data)
+        layer.weight.data = own
+    return joined
 
 
 def _joined_bias(layers: Sequence[Any]) -> Any:
