@@ -387,7 +387,7 @@ def test_worker_killed_at_every_step_of_a_deployment_old_or_new_is_served(make_f
         fleet.work()
         one_end(fleet, run_id, new)
         fleet.end()
-    print(f"{calls}: survived {number - 1} kills")  # noqa: T201
+    print(f"{calls}: survived {number - 1} kills")
     assert died == 0
 
 

@@ -258,7 +258,7 @@ def test_save_killed_at_each_of_its_calls_leaves_the_one_before_it(
     assert len(calls) > 100
     for call in calls:
         assert finish(forge, spec, killed_at(forge, spec, call)) == straight, call.text
-    print(f"survived {len(calls)} kills inside the saves of one training")  # noqa: T201
+    print(f"survived {len(calls)} kills inside the saves of one training")
 
 
 # ---- disks that fail or are full ------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_save_that_meets_an_error_at_each_of_its_calls_leaves_the_one_before_it(
         assert code in (1, 75), f"{call.text}: {forked.log()}"
         assert result_of(forked.folder).status is ended, call.text
         assert finish(forge, spec, forked.folder) == straight, call.text
-    print(f"survived {error} at {len(calls)} calls")  # noqa: T201
+    print(f"survived {error} at {len(calls)} calls")
 
 
 def test_full_disk_interrupts_the_training_and_leaves_the_last_good_one(
@@ -379,7 +379,7 @@ def test_training_killed_at_every_forward_pass_equals_one_never_stopped(
     while killed_and_resumed(forge, spec, straight, number):
         number += 1
     assert number > 80  # at least two for each step, so that the middle of every step was among them
-    print(f"seed {seed}: survived {number - 1} kills")  # noqa: T201
+    print(f"seed {seed}: survived {number - 1} kills")
 
 
 def terminated_and_resumed(forge: Forge, spec: TrainSpec, expected: str, step: int) -> None:

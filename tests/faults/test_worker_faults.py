@@ -76,7 +76,7 @@ def test_worker_killed_in_training_200_times_another_finishes(make_fleet: MakeFl
         fleet = make_fleet(f"kill-{number}", options=LONG, profile=OFTEN)
         waits.append(kill_in_training(fleet, draw.randint(6, 20)))
         fleet.end()
-    print(f"200 kills: no stray; taken over after {sorted(waits)[100]:.1f} s (median), {max(waits):.1f} s at most")  # noqa: T201
+    print(f"200 kills: no stray; taken over after {sorted(waits)[100]:.1f} s (median), {max(waits):.1f} s at most")
     assert max(waits) < DRILL_WORKER["lease_s"] + DRILL_WORKER["sweep_s"] + 2.0
 
 
@@ -218,7 +218,7 @@ def test_two_workers_race_each_run_is_done_once(make_fleet: MakeFleet, store: st
 @pytest.mark.soak
 def test_two_workers_race_for_200_runs(make_fleet: MakeFleet, store: str | None) -> None:
     took_s = race(make_fleet(store=store, **QUICK), 200)
-    print(f"200 runs by two workers in {took_s:.1f} s")  # noqa: T201
+    print(f"200 runs by two workers in {took_s:.1f} s")
     assert took_s < 300
 
 
@@ -293,7 +293,7 @@ def test_term_at_100_random_steps_checkpoints_and_another_resumes(make_fleet: Ma
         fleet = make_fleet(f"term-{number}", **PATIENT)
         term_in_training(fleet, draw.randint(1, 30))
         fleet.end()
-    print("100 times TERM: no step lost, no crash counted, no stray")  # noqa: T201
+    print("100 times TERM: no step lost, no crash counted, no stray")
 
 
 def test_term_in_evaluation_gives_it_back_at_no_cost(make_fleet: MakeFleet) -> None:

@@ -114,13 +114,13 @@ def test_forecast_of_the_measured_prototype_is_in_its_region() -> None:
     assert 30 * GB < forecast(QWEN_600M, a_recipe(), Method.SFT, 32_768).total < 50 * GB
 
 
-def test_slow_twin_needs_more_than_the_fast_path_and_a_cpu_twice_its_activations() -> None:
+def test_slow_twin_needs_more_than_the_fast_path_and_a_cpu_more_than_that() -> None:
     fast = forecast(QWEN_600M, a_recipe(), Method.SFT, 4096, 0, Terms())
     plain = forecast(QWEN_600M, a_recipe(), Method.SFT, 4096, 0, Terms(is_fast=False))
     on_cpu = forecast(QWEN_600M, a_recipe(), Method.SFT, 4096, 0, Terms(device="cpu", is_fast=False))
     assert plain.activations > 2 * fast.activations
     assert plain.head == int(4096 * 151_936 * 4 * FIGURES.plain_head)
-    assert on_cpu.activations == pytest.approx(2 * plain.activations)
+    assert 1.5 * plain.activations < on_cpu.activations < 4 * plain.activations
     assert on_cpu.weights == 2 * plain.weights
 
 
