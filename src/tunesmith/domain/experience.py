@@ -1,8 +1,11 @@
-"""An experience: one captured interaction, immutable, with its reservation beside it."""
+"""An experience: one captured interaction, immutable; its class, feedback and reservation stand beside it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from tunesmith.domain.transitions import Transitions
 
@@ -27,3 +30,54 @@ EXPERIENCE = Transitions(
         E.FORGOTTEN: frozenset(),
     },
 )
+
+
+class ExperienceClass(StrEnum):
+    """What an experience is worth as training data, as far as is known now; late feedback moves it."""
+
+    GOLD = "gold"
+    NEEDS_IMPROVEMENT = "needs_improvement"
+    AMBIGUOUS = "ambiguous"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """A conversation that ends with the model's answer, and the answer that was expected, where that is known."""
+
+    messages: Sequence[Mapping[str, Any]]
+    reference: str | None = None
+
+    @property
+    def answer(self) -> str:
+        return str(self.messages[-1].get("content") or "")
+
+    @property
+    def question(self) -> str:
+        """What the person said last."""
+        said = [message for message in self.messages[:-1] if message["role"] == "user"]
+        return str(said[-1].get("content") or "") if said else ""
+
+    @property
+    def instructions(self) -> str:
+        """What the template around the question says."""
+        return "\n".join(str(message.get("content") or "") for message in self.messages if message["role"] == "system")
+
+    @property
+    def prompt(self) -> str:
+        """Everything that the model had read before it answered."""
+        return "\n".join(str(message.get("content") or "") for message in self.messages[:-1])
+
+
+def next_turn_after(answer: str, messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """What the person said right after this answer in a later conversation; None where that cannot be told.
+
+    Some applications log the whole conversation each time, others only the last turn.
+    """
+    for place in range(len(messages) - 2, -1, -1):
+        here, then = messages[place], messages[place + 1]
+        if here["role"] == "assistant" and here.get("content") == answer and then["role"] == "user":
+            return str(then.get("content") or "")
+    said = [message for message in messages if message["role"] == "user"]
+    answered = [message for message in messages if message["role"] == "assistant"]
+    return str(said[0].get("content") or "") if len(said) == len(answered) == 1 else None

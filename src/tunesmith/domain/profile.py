@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from tunesmith.domain.experience_policy import ExperiencePolicy
+from tunesmith.domain.section import Section as Section  # noqa: PLC0414 - known from here
+from tunesmith.domain.section import Share as Share  # noqa: PLC0414
 from tunesmith.ids import is_name
 
-
-class Section(BaseModel):
-    """A frozen group of settings that refuses what it does not know, NaN and infinity."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
-
-
 _MODULE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*\Z")
-
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Role(StrEnum):
@@ -317,6 +311,8 @@ class Profile(Section):
     """Method and hyperparameters."""
     data: Data = Data()
     """How input files are split, and how many bad lines they may have."""
+    experience: ExperiencePolicy = ExperiencePolicy()
+    """What is captured of the model's use, and how it is judged."""
     validation: Validation = Validation()
     """What is measured while training, and which checkpoint counts as best."""
     checkpoints: Checkpoints = Checkpoints()

@@ -1,0 +1,190 @@
+"""Classification: what an experience is worth, decided from scores, feedback and suspicions, always with reasons.
+
+Pure and total: any input has a class, the same input has the same class, and late feedback simply decides again.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import Field, model_validator
+
+from tunesmith.domain.experience import ExperienceClass
+from tunesmith.domain.section import Section, Share
+from tunesmith.domain.verifiers import ECHO, EPR, VERIFIERS, Finding
+
+VALUES = {"helpful": 1.0, "partial": 0.5, "irrelevant": 0.0, "up": 1.0, "down": 0.0}
+"""What people say, and what it counts. A score from 0 to 1 may be said as it is."""
+IMPLICIT_RATER = "implicit"
+IMPLICIT_CONFIDENCE = 0.3
+
+
+class Thresholds(Section):
+    """Where one class ends and the next begins."""
+
+    gold_entities: Share = 0.9
+    """Gold keeps more than this share of the question's entities."""
+    poor_entities: Share = 0.7
+    """Below this share, an answer needs improvement."""
+    gold_feedback: Share = 0.8
+    """Gold has feedback above this, or none and no flags."""
+    poor_feedback: Share = 0.3
+    """Feedback below this needs improvement, with enough ratings."""
+    min_poor_ratings: int = Field(default=3, ge=1)
+    """How many raters it takes before poor feedback decides."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Thresholds:
+        if self.poor_entities > self.gold_entities:
+            raise ValueError("experience.classes.poor_entities: must not be more than gold_entities")
+        if self.poor_feedback > self.gold_feedback:
+            raise ValueError("experience.classes.poor_feedback: must not be more than gold_feedback")
+        return self
+
+
+@dataclass(frozen=True)
+class Rating:
+    """One judgement by one rater, the later the further back in a list."""
+
+    rater: str
+    value: float | None
+    """None: a comment or a correction without a judgement."""
+    is_implicit: bool = False
+    is_correction: bool = False
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """All judgements of one experience in three figures."""
+
+    mean: float | None = None
+    """Of what people said explicitly, the last word of each rater; None without any."""
+    num: int = 0
+    """How many raters that is."""
+    num_corrections: int = 0
+    num_complaints: int = 0
+    """Implicit ones: a hint at low confidence, which never outweighs what somebody said."""
+
+
+@dataclass(frozen=True)
+class Classified:
+    class_name: ExperienceClass
+    reasons: tuple[str, ...]
+
+
+def value_of(said: str) -> float:
+    """The value of a judgement as people write it; raises ValueError."""
+    word = said.strip().lower()
+    if word in VALUES:
+        return VALUES[word]
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"write {', '.join(VALUES)}, or a number from 0 to 1")
+    return value
+
+
+def aggregate(ratings: Iterable[Rating]) -> Feedback:
+    """The feedback of an experience from all its ratings, oldest first; of each rater only the last word counts."""
+    last: dict[str, float] = {}
+    correctors: set[str] = set()
+    complaints: set[str] = set()
+    for rating in ratings:
+        if rating.is_implicit:
+            complaints.add(rating.rater)
+            continue
+        if rating.value is not None:
+            last[rating.rater] = rating.value
+        if rating.is_correction:
+            correctors.add(rating.rater)
+    mean = math.fsum(last.values()) / len(last) if last else None
+    return Feedback(mean, len(last), len(correctors), len(complaints))
+
+
+def classify(
+    findings: Mapping[str, Finding],
+    feedback: Feedback,
+    suspicions: Sequence[str] = (),
+    thresholds: Thresholds = Thresholds(),
+) -> Classified:
+    """The class, and why: suspects first, then what is poor, then gold; ambiguous is what is none of them."""
+    if suspicions:
+        return Classified(ExperienceClass.QUARANTINED, tuple(suspicions))
+    poor = _poor(findings, feedback, thresholds)
+    if poor:
+        return Classified(ExperienceClass.NEEDS_IMPROVEMENT, poor)
+    doubts = _doubts(findings, feedback, thresholds)
+    if doubts:
+        return Classified(ExperienceClass.AMBIGUOUS, doubts)
+    if feedback.mean is not None:
+        return Classified(ExperienceClass.GOLD, (f"feedback {feedback.mean:.2f} by {feedback.num}",))
+    return Classified(ExperienceClass.GOLD, ("no verifier found anything wrong, and nobody has complained",))
+
+
+def _poor(findings: Mapping[str, Finding], feedback: Feedback, limits: Thresholds) -> tuple[str, ...]:
+    found = []
+    kept = _score(findings, EPR)
+    if kept is not None and kept < limits.poor_entities:
+        found.append(f"{EPR} {kept:.2f} is below {limits.poor_entities:g}: {findings[EPR].reason}")
+    if _is_flagged(findings, ECHO):
+        found.append(f"{ECHO}: {findings[ECHO].reason}")
+    if feedback.mean is not None and feedback.mean < limits.poor_feedback and feedback.num >= limits.min_poor_ratings:
+        found.append(f"feedback {feedback.mean:.2f} by {feedback.num} is below {limits.poor_feedback:g}")
+    return tuple(found)
+
+
+def _doubts(findings: Mapping[str, Finding], feedback: Feedback, limits: Thresholds) -> tuple[str, ...]:
+    """What stands between an experience that is not poor and gold."""
+    found = []
+    if not findings and feedback.mean is None:
+        found.append("no verifier has looked at it, and nobody has rated it")
+    kept = _score(findings, EPR)
+    if kept is not None and kept <= limits.gold_entities:
+        found.append(f"{EPR} {kept:.2f} is not above {limits.gold_entities:g}: {findings[EPR].reason}")
+    if feedback.num_corrections:
+        found.append("a rater has corrected it")
+    if feedback.mean is not None:
+        if feedback.mean <= limits.gold_feedback:
+            found.append(f"feedback {feedback.mean:.2f} by {feedback.num} is not above {limits.gold_feedback:g}")
+        return tuple(found)
+    if feedback.num_complaints:
+        found.append(f"the next turn reads like a complaint (confidence {IMPLICIT_CONFIDENCE:g})")
+    flags = [name for name in sorted(findings) if name != ECHO and _is_flagged(findings, name)]
+    return (*found, *(f"{name}: {findings[name].reason}" for name in flags))
+
+
+def _score(findings: Mapping[str, Finding], name: str) -> float | None:
+    return findings[name].score if name in findings else None
+
+
+def _is_flagged(findings: Mapping[str, Finding], name: str) -> bool:
+    verifier = VERIFIERS.get(name)
+    only_monitors = verifier is not None and verifier.monitors_only
+    return name in findings and findings[name].flagged and not only_monitors
+
+
+_COMPLAINT = re.compile(
+    r"\b(?:that(?:['’]s| is| was)|this(?: is| was)|it(?:['’]s| is)|you(?:['’]re| are| were)) "
+    r"(?:\w+ ){0,2}(?:wrong|incorrect|false|mistaken|useless|nonsense|rubbish|unhelpful)\b"
+    r"|\b(?:not|isn['’]t|wasn['’]t) what i (?:\w+ )?(?:asked|wanted|meant|said|need)"
+    r"|\b(?:you|that) (?:did(?:n['’]t| not)|do(?:n['’]t| not)|does(?:n['’]t| not)) "
+    r"(?:\w+ )?(?:answer|understand|help|work|read|listen)\b"
+    r"|\A\W*(?:no|nope|wrong|incorrect)\b[,.!:; ]+"
+    r"(?:that|this|it|you|i (?:said|asked|meant|wanted)|the (?:answer|right))"
+    r"|\A\W*(?:wrong|incorrect|nonsense|rubbish|try again|i (?:said|meant|asked (?:for|about)))\b"
+    r"|\A\W*(?:das (?:ist|war) (?:\w+ )?(?:falsch|unsinn)|falsch\b)"
+    r"|\A\W*(?:c['’]est (?:\w+ )?faux|non,? c['’]est)",
+    re.IGNORECASE,
+)
+_COMPLAINT_CHARS = 400  # complaints come first and short; a long text that quotes one is something else
+
+
+def complaint_in(text: str) -> str | None:
+    """The words by which a turn reads like a complaint about, or a correction of, the answer before it."""
+    found = _COMPLAINT.search(text[:_COMPLAINT_CHARS])
+    return None if found is None else " ".join(found[0].split())
