@@ -335,7 +335,8 @@ def _add_copies(grad, copies, made, num, width, COPIES: tl.constexpr, BLOCK: tl.
     total = tl.zeros((BLOCK,), tl.float32)
     for number in range(COPIES):
         place = tl.load(copies + number * num + row)
-        total += tl.load(grad + place * width + columns, mask=here & (place >= 0), other=0.0).to(tl.float32)
+        found = tl.load(grad + tl.maximum(place, 0) * width + columns, mask=here, other=0.0).to(tl.float32)
+        total += tl.where(place >= 0, found, 0.0)
     tl.store(made + row * width + columns, total.to(made.dtype.element_ty), mask=here)
 
 
