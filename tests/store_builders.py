@@ -193,7 +193,7 @@ def an_experience(
     """An experience in a state; reserved and consumed ones belong to a dataset."""
     a_profile(tx, profile)
     messages = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
-    experience_id = experiences.add(tx, profile, new_id("key"), messages, actor=ACTOR)
+    experience_id, _ = experiences.add(tx, profile, new_id("key"), messages, actor=ACTOR)
     held = state in (ExperienceState.RESERVED, ExperienceState.CONSUMED)
     owner = (dataset_id or a_dataset(tx, profile)) if held else None
     force(tx, tables.experiences, experience_id, state=state, dataset_id=owner)

@@ -155,7 +155,7 @@ class Fleet:
         with self.database.write() as tx:
             messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
             profile = datasets.get(tx, dataset_id).profile
-            experience_id = experiences.add(tx, profile, key, messages, actor="user:test")
+            experience_id, _ = experiences.add(tx, profile, key, messages, actor="user:test")
             experiences.reserve(tx, [experience_id], dataset_id, actor="user:test")
         return experience_id
 

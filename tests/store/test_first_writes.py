@@ -39,7 +39,7 @@ def test_one_experience_per_natural_key(database: Database) -> None:
     with database.write() as tx:
         a_profile(tx)
     messages = [{"role": "user", "content": "hello"}]
-    ids = _at_once(database, lambda tx, n: experiences.add(tx, PROFILE, "key", messages, actor=ACTOR))
+    ids = _at_once(database, lambda tx, n: experiences.add(tx, PROFILE, "key", messages, actor=ACTOR)[0])
     assert len(set(ids)) == 1
     assert _num(database, tables.experiences) == 1
     with database.read() as tx:

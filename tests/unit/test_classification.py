@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tunesmith.domain.classification import (
     Feedback,
-    Rating,
+    Judgement,
     Thresholds,
     aggregate,
     classify,
@@ -77,25 +77,31 @@ def test_value_of_anything_else_is_refused(said: str) -> None:
 
 
 def test_aggregate_counts_the_last_word_of_each_rater() -> None:
-    ratings = [Rating("ann", 0.0), Rating("bob", 1.0), Rating("ann", 1.0), Rating("cy", 0.5), Rating("bob", None)]
+    ratings = [
+        Judgement("ann", 0.0),
+        Judgement("bob", 1.0),
+        Judgement("ann", 1.0),
+        Judgement("cy", 0.5),
+        Judgement("bob", None),
+    ]
     assert aggregate(ratings) == Feedback(mean=2.5 / 3, num=3)
 
 
 def test_aggregate_keeps_implicit_feedback_out_of_the_mean() -> None:
-    ratings = [Rating("implicit", 0.0, is_implicit=True), Rating("ann", 1.0, is_correction=True)]
+    ratings = [Judgement("implicit", 0.0, is_implicit=True), Judgement("ann", 1.0, correction="2")]
     assert aggregate(ratings) == Feedback(mean=1.0, num=1, num_corrections=1, num_complaints=1)
 
 
 scores = st.none() | st.floats(0.0, 1.0)
 findings_of_any = st.dictionaries(st.sampled_from(sorted(VERIFIERS)), st.builds(Finding, scores, st.booleans()))
 ratings_of_any = st.lists(
-    st.builds(Rating, st.sampled_from("abcde"), scores, is_implicit=st.booleans(), is_correction=st.booleans())
+    st.builds(Judgement, st.sampled_from("abcde"), scores, st.booleans(), correction=st.none() | st.just("2"))
 )
 
 
 @given(findings_of_any, ratings_of_any, st.lists(st.text(min_size=1), max_size=2), st.floats(0.0, 1.0), st.floats(0, 1))
 def test_classify_is_total_deterministic_and_gives_reasons(
-    findings: dict[str, Finding], ratings: list[Rating], suspicions: list[str], one: float, other: float
+    findings: dict[str, Finding], ratings: list[Judgement], suspicions: list[str], one: float, other: float
 ) -> None:
     low, high = sorted((one, other))
     limits = Thresholds(gold_entities=high, poor_entities=low, gold_feedback=high, poor_feedback=low)
@@ -123,7 +129,7 @@ def test_classify_is_total_deterministic_and_gives_reasons(
 
 
 @given(ratings_of_any)
-def test_aggregate_lies_between_the_ratings(ratings: list[Rating]) -> None:
+def test_aggregate_lies_between_the_ratings(ratings: list[Judgement]) -> None:
     feedback = aggregate(ratings)
     values = [rating.value for rating in ratings if rating.value is not None and not rating.is_implicit]
     assert (feedback.mean is None) == (not values)

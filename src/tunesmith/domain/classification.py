@@ -46,14 +46,18 @@ class Thresholds(Section):
 
 
 @dataclass(frozen=True)
-class Rating:
-    """One judgement by one rater, the later the further back in a list."""
+class Judgement:
+    """What one rater says about one experience."""
 
     rater: str
-    value: float | None
-    """None: a comment or a correction without a judgement."""
+    value: float | None = None
+    """0 is worst, 1 is best; None: a comment or a correction without a rating."""
     is_implicit: bool = False
-    is_correction: bool = False
+    """Concluded from what happened next, not said by anybody about the answer."""
+    confidence: float = 1.0
+    comment: str | None = None
+    correction: str | None = None
+    """The answer that should have been given; never there where it is implicit."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,28 @@ class Classified:
     reasons: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Assessment:
+    """Everything that is thought about an experience: findings and suspicions stay, feedback and class move."""
+
+    findings: Mapping[str, Finding]
+    suspicions: tuple[str, ...]
+    feedback: Feedback
+    class_name: ExperienceClass
+    reasons: tuple[str, ...]
+
+    def with_feedback(self, feedback: Feedback, thresholds: Thresholds) -> Assessment:
+        """Decided again with what raters say by now."""
+        return assess(self.findings, self.suspicions, feedback, thresholds)
+
+
+def assess(
+    findings: Mapping[str, Finding], suspicions: Sequence[str], feedback: Feedback, thresholds: Thresholds
+) -> Assessment:
+    said = classify(findings, feedback, suspicions, thresholds)
+    return Assessment(findings, tuple(suspicions), feedback, said.class_name, said.reasons)
+
+
 def value_of(said: str) -> float:
     """The value of a judgement as people write it; raises ValueError."""
     word = said.strip().lower()
@@ -89,7 +115,7 @@ def value_of(said: str) -> float:
     return value
 
 
-def aggregate(ratings: Iterable[Rating]) -> Feedback:
+def aggregate(ratings: Iterable[Judgement]) -> Feedback:
     """The feedback of an experience from all its ratings, oldest first; of each rater only the last word counts."""
     last: dict[str, float] = {}
     correctors: set[str] = set()
@@ -100,7 +126,7 @@ def aggregate(ratings: Iterable[Rating]) -> Feedback:
             continue
         if rating.value is not None:
             last[rating.rater] = rating.value
-        if rating.is_correction:
+        if rating.correction is not None:
             correctors.add(rating.rater)
     mean = math.fsum(last.values()) / len(last) if last else None
     return Feedback(mean, len(last), len(correctors), len(complaints))
@@ -188,3 +214,7 @@ def complaint_in(text: str) -> str | None:
     """The words by which a turn reads like a complaint about, or a correction of, the answer before it."""
     found = _COMPLAINT.search(text[:_COMPLAINT_CHARS])
     return None if found is None else " ".join(found[0].split())
+
+
+UNJUDGED = assess({}, (), Feedback(), Thresholds())
+"""Of an experience that nobody and nothing has looked at."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -39,6 +40,26 @@ class ExperienceClass(StrEnum):
     NEEDS_IMPROVEMENT = "needs_improvement"
     AMBIGUOUS = "ambiguous"
     QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where an interaction came from; none of it is needed."""
+
+    source: str | None = None
+    """Which application or file brought it."""
+    session: str | None = None
+    """The conversation it was part of, as the application calls it."""
+    served_by: str | None = None
+    """The adapter version that answered, such as support@v3."""
+    template: str | None = None
+    """The name of the prompt's template."""
+    task_type: str | None = None
+    """What kind of task it was, for mixing and filtering."""
+    reference: str | None = None
+    """The answer that was expected, where it is known."""
+    captured_at: datetime | None = None
+    """When it happened; unset: when it is stored."""
 
 
 @dataclass(frozen=True)

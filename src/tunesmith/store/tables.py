@@ -11,7 +11,7 @@ from sqlalchemy.types import TypeDecorator
 
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.campaign import CampaignState
-from tunesmith.domain.experience import ExperienceState
+from tunesmith.domain.experience import ExperienceClass, ExperienceState
 from tunesmith.domain.request import RequestKind
 from tunesmith.domain.run import RUN, RunState
 from tunesmith.domain.task import AttemptState, TaskKind, TaskState
@@ -308,11 +308,55 @@ experiences = sa.Table(
     sa.Column("num_rejections", sa.Integer, nullable=False),
     sa.Column("in_review", sa.Boolean, nullable=False),
     sa.Column("created_at", Instant, nullable=False),
+    sa.Column("source", sa.Text),
+    sa.Column("session", sa.Text),  # the conversation it was part of, as the application calls it
+    sa.Column("served_by", sa.Text),  # the adapter version that answered; `adapter_id` is the one that learnt from it
+    sa.Column("template", sa.Text),
+    sa.Column("task_type", sa.Text),
+    sa.Column("reference", sa.Text),
+    sa.Column("captured_at", Instant),  # when it happened; `created_at` is when we heard of it
     _one_of("state", ExperienceState),
     sa.CheckConstraint("(state IN ('reserved', 'consumed')) = (dataset_id IS NOT NULL)", name="reservation"),
     sa.UniqueConstraint("profile", "natural_key"),
     sa.Index("ix_experiences_state", "profile", "state"),
     sa.Index("ix_experiences_dataset", "dataset_id"),
+    sa.Index("ix_experiences_profile", "profile", "seq"),
+    sa.Index("ix_experiences_session", "profile", "session", "seq", **_where("session IS NOT NULL")),
+)
+
+assessments = sa.Table(
+    "assessments",
+    metadata,
+    sa.Column("seq", Sequence, primary_key=True, autoincrement=True),
+    sa.Column("experience_id", sa.Text, sa.ForeignKey("experiences.id"), nullable=False, unique=True),
+    _ref("profiles.name"),
+    sa.Column("class_name", sa.Text, nullable=False),
+    sa.Column("reasons", sa.JSON, nullable=False),
+    sa.Column("findings", sa.JSON, nullable=False),  # what each verifier said when it was written
+    sa.Column("suspicions", sa.JSON, nullable=False),
+    sa.Column("feedback", sa.JSON, nullable=False),  # the running aggregate
+    sa.Column("assessed_at", Instant, nullable=False),
+    _one_of("class_name", ExperienceClass),
+    sa.Index("ix_assessments_class", "profile", "class_name", "seq"),
+)
+
+feedback = sa.Table(
+    "feedback",
+    metadata,
+    sa.Column("seq", Sequence, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    _ref("experiences.id"),
+    sa.Column("rater", sa.Text, nullable=False),
+    sa.Column("value", sa.Float),
+    sa.Column("is_implicit", sa.Boolean, nullable=False),
+    sa.Column("confidence", sa.Float, nullable=False),
+    sa.Column("comment", sa.Text),
+    sa.Column("correction", sa.Text),
+    sa.Column("created_at", Instant, nullable=False),
+    sa.CheckConstraint("value IS NULL OR (value >= 0 AND value <= 1)", name="value"),
+    sa.CheckConstraint("NOT is_implicit OR correction IS NULL", name="implicit"),  # a complaint is never an answer
+    sa.CheckConstraint("value IS NOT NULL OR comment IS NOT NULL OR correction IS NOT NULL", name="says"),
+    sa.Index("ix_feedback_experience", "experience_id", "seq"),
 )
 
 workers = sa.Table(

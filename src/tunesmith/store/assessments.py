@@ -1,0 +1,69 @@
+"""Assessments: what verifiers and raters think of an experience, and the class that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from tunesmith.domain.classification import Assessment, Feedback
+from tunesmith.domain.experience import ExperienceClass
+from tunesmith.domain.verifiers import Finding
+from tunesmith.errors import NotFound
+from tunesmith.store import events
+from tunesmith.store.database import Tx
+from tunesmith.store.tables import assessments
+
+
+def add(tx: Tx, experience_id: str, profile: str, assessment: Assessment) -> None:
+    """The first assessment of an experience, in the transaction that stores it."""
+    tx.run(
+        assessments.insert().values(
+            experience_id=experience_id,
+            profile=profile,
+            findings={name: vars(finding) for name, finding in assessment.findings.items()},
+            suspicions=list(assessment.suspicions),
+            assessed_at=tx.now,
+            **_decided(assessment),
+        )
+    )
+
+
+def decide(tx: Tx, experience_id: str, new: Assessment, *, actor: str) -> None:
+    """The one setter of an experience's class and feedback; tells it as an event where the class moved."""
+    old = get(tx, experience_id)
+    tx.run(
+        assessments.update()
+        .where(assessments.c.experience_id == experience_id)
+        .values(assessed_at=tx.now, **_decided(new))
+    )
+    if new.class_name is not old.class_name:
+        detail = {"from": old.class_name, "to": new.class_name, "reasons": list(new.reasons)}
+        reason = f"{old.class_name} is now {new.class_name}: {'; '.join(new.reasons)}"
+        events.record(tx, "experience", experience_id, "classified", actor=actor, reason=reason, detail=detail)
+
+
+def _decided(assessment: Assessment) -> dict[str, Any]:
+    return {
+        "class_name": assessment.class_name,
+        "reasons": list(assessment.reasons),
+        "feedback": vars(assessment.feedback),
+    }
+
+
+def get(tx: Tx, experience_id: str) -> Assessment:
+    row = tx.first(sa.select(assessments).where(assessments.c.experience_id == experience_id))
+    if row is None:
+        raise NotFound.named("experience", experience_id)
+    return from_row(row)
+
+
+def from_row(row: Mapping[Any, Any]) -> Assessment:
+    return Assessment(
+        findings={name: Finding(**said) for name, said in row["findings"].items()},
+        suspicions=tuple(row["suspicions"]),
+        feedback=Feedback(**row["feedback"]),
+        class_name=ExperienceClass(row["class_name"]),
+        reasons=tuple(row["reasons"]),
+    )
