@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tunesmith.data.importing import LineImporter
+from tunesmith.data.parse_pool import ParseRules
 from tunesmith.data.prepare import prepare
 from tunesmith.domain.dataset import PreparedDataset, PrepareOptions
 from tunesmith.domain.example import Split
@@ -55,6 +57,17 @@ def a_tool_chat(number: int = 0, *, call_id: str | None = "call_0001", **changes
         {"role": "assistant", "content": f"It has {number} degrees."},
     ]
     return {"messages": messages, "tools": [a_tool()], **changes}
+
+
+def an_importer(**changes: Any) -> LineImporter:
+    return LineImporter(ParseRules(0.1, 0.05, 4 << 20, **changes))
+
+
+def read_row(row: Any) -> tuple[str, list[str]] | None:
+    """Shape and texts of the one row of a line; None if there is none."""
+    found = an_importer().read(row if isinstance(row, bytes) else json.dumps(row).encode())
+    assert len(found) < 2
+    return found[0][:2] if found else None
 
 
 def chats(num: int) -> list[dict[str, Any]]:

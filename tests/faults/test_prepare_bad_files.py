@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import random
+import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from data_builders import HALF, a_chat, a_file, a_pair, chats, encoded, num_examples
@@ -60,6 +64,17 @@ def dropped(tmp_path: Path, content: bytes) -> tuple[PreparedDataset, list[tuple
         ({"mesages": [USER, ANSWER]}, "missing_field", "messages"),
         (a_pair(99), "mixed_kind", ""),
         (b"[" * 60_000, "not_json", ""),
+        (b'{"prompt": ' + b"[" * 30_000 + b"]" * 30_000 + b', "completion": "c"}', "not_json", ""),
+        (b'{"prompt": "a", "completion": "\\ud83d"}', "bad_escape", ""),
+        (b'{"prompt": "a", "completion": "\xed\xa0\xbd"}', "invalid_utf8", ""),
+        (b'{"prompt": 1e999, "completion": "c"}', "non_finite", ""),
+        (b'{"prompt": -Infinity, "completion": "c"}', "non_finite", ""),
+        (b'{"prompt": ' + b"9" * 400 + b', "completion": "c"}', "non_finite", ""),
+        (b'{"messages": [], "id": ' + b"9" * 5000 + b"}", "non_finite", ""),
+        ({"messages": "hello"}, "wrong_type", "messages"),
+        ({"messages": [USER, {**ANSWER, "content": 7}]}, "wrong_type", "messages[1].content"),
+        ({"conversations": [{"from": "human", "value": "Why?"}]}, "no_answer", "conversations"),
+        ({"instruction": "Why?", "output": ""}, "empty_content", "output"),
     ],
 )
 def test_bad_line_is_dropped_with_its_number_reason_and_field(
@@ -110,9 +125,73 @@ def test_line_ends_of_old_macs_are_explained(tmp_path: Path) -> None:
     assert "end lines with LF" in message
 
 
-def test_pretty_printed_array_is_explained(tmp_path: Path) -> None:
-    message = refusal(tmp_path, a_file(tmp_path, json.dumps(chats(5), indent=1).encode()))
-    assert "write one JSON object per line" in message
+@pytest.mark.parametrize("indent", [None, 1])
+def test_bad_item_of_an_array_is_named_by_its_number(tmp_path: Path, indent: int | None) -> None:
+    items = [*chats(16), {"messages": []}, *chats(30)[16:], 7]
+    dataset, bad = dropped(tmp_path, json.dumps(items, indent=indent).encode())
+    assert (num_examples(dataset), bad) == (30, [(17, "empty_list", "messages"), (32, "not_object", "")])
+    assert str(dataset.report.drops[0].first[0]).startswith("rows.jsonl item 17: messages has no messages;")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"[", "rows.jsonl is cut off after item 0: its array has no end"),
+        (b"[" + b", ".join(encoded(chat) for chat in chats(5)) + b",", "is cut off after item 5"),
+        (json.dumps(chats(5)).encode() + b" x", "text follows the array after item 5"),
+        (b"[]", "rows.jsonl: only blank lines"),
+        (b"[[", "the only item is bad: 1 × not_json, first rows.jsonl item 1: is not JSON"),
+        (b'[{"prompt": "' + b"x" * (5 << 20), "rows.jsonl item 1 has more than 4194304 bytes"),
+    ],
+)
+def test_array_that_is_none_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    assert said in refusal(tmp_path, a_file(tmp_path, content))
+
+
+def test_array_cut_inside_an_item_names_the_item(tmp_path: Path) -> None:
+    _, bad = dropped(tmp_path, json.dumps(chats(31)).encode()[:-30])
+    assert bad == [(31, "cut_off", "")]
+
+
+def _zstd(content: bytes) -> bytes:
+    packed: bytes = pa.compress(content, codec="zstd", asbytes=True)
+    return packed
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, _zstd])
+def test_packed_file_that_is_cut_off_is_refused_with_the_last_line(tmp_path: Path, pack: Any) -> None:
+    noise = random.Random(1)
+    rows = [a_chat(number, note=noise.randbytes(300).hex()) for number in range(9000)]
+    packed = pack(encoded(*rows))
+    message = refusal(tmp_path, a_file(tmp_path, packed[: len(packed) * 3 // 4], "rows.jsonl.gz"))
+    found = re.fullmatch(
+        r"rows\.jsonl\.gz is cut off: its (gzip|zstd) data ends wrongly after line (\d+); copy it again", message
+    )
+    assert found is not None
+    assert 1000 < int(found[2]) < 9000
+
+
+def test_packed_file_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(encoded(*chats(2000))))
+    packed[len(packed) // 2] ^= 255
+    assert "rows.jsonl is damaged: its gzip data ends wrongly" in refusal(tmp_path, a_file(tmp_path, bytes(packed)))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, _zstd])
+def test_packed_file_that_unpacks_without_end_is_refused(tmp_path: Path, pack: Any) -> None:
+    bomb = pack(b" " * (80 << 20))
+    message = refusal(tmp_path, a_file(tmp_path, bomb))
+    assert message.startswith("rows.jsonl unpacks to more than 250 times its size")
+
+
+def test_file_packed_twice_is_refused(tmp_path: Path) -> None:
+    message = refusal(tmp_path, a_file(tmp_path, gzip.compress(gzip.compress(encoded(*chats(30))))))
+    assert message == "rows.jsonl is compressed (gzip) twice, not JSONL in UTF-8; unpack it once: gunzip"
+
+
+def test_bad_line_of_a_packed_file_is_named_by_its_number(tmp_path: Path) -> None:
+    _, bad = dropped(tmp_path, _zstd(encoded(*chats(16), b"junk", *chats(30)[16:])))
+    assert bad == [(17, "not_json", "")]
 
 
 def test_first_valid_row_decides_the_kind(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_more_examples_than_allowed_are_refused(tmp_path: Path) -> None:
 
 
 def test_no_source_at_all_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="name at least one JSONL file"):
+    with pytest.raises(UsageError, match="name at least one file"):
         prepare([], tmp_path / "ds", HALF)
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from data_builders import a_chat, a_pair
+from data_builders import a_chat, a_pair, an_importer, read_row
 from tunesmith.data.bad_row import BadRow
-from tunesmith.data.rows import RowParser
 
 USER = {"role": "user", "content": "Why?"}
 ANSWER = {"role": "assistant", "content": "Because."}
@@ -21,13 +20,13 @@ _CALLED, _CONTENT = "messages[1].function_call", "messages[1].content"
 
 
 def parsed(row: Any) -> tuple[str, list[str]] | None:
-    return RowParser().parse(row if isinstance(row, bytes) else json.dumps(row).encode())
+    return read_row(row)
 
 
 def complaint(row: Any, *, ends_open: bool = False) -> BadRow:
     line = row if isinstance(row, bytes) else json.dumps(row).encode()
     with pytest.raises(BadRow) as caught:
-        RowParser().parse(line, ends_open=ends_open)
+        an_importer().read(line, ends_open=ends_open)
     assert caught.value.fix
     return caught.value
 
@@ -176,8 +175,8 @@ def test_bad_label_is_refused_with_reason_and_field(row: Any, reason: str, field
 
 
 def test_label_of_another_meaning_beside_messages_is_only_counted() -> None:
-    parser = RowParser()
-    parser.parse(json.dumps({"messages": [USER, ANSWER], "label": "maths"}).encode())
+    parser = an_importer()
+    parser.read(json.dumps({"messages": [USER, ANSWER], "label": "maths"}).encode())
     assert parser.ignored_fields == {"label": 1}
 
 
@@ -189,8 +188,8 @@ def test_second_of_two_equal_messages_is_named() -> None:
     ("row", "fix"),
     [
         ({"mesages": [USER, ANSWER]}, "rename 'mesages' to 'messages'"),
-        ({"conversations": [USER, ANSWER]}, "rename 'conversations' to 'messages'"),
-        ({"instruction": "Why?", "output": "x"}, "rename 'instruction' to 'prompt'"),
+        ({"conversation": [USER, ANSWER]}, "rename 'conversation' to 'messages'"),
+        ({"instruction": "Why?", "answer": "x"}, "rename 'instruction' to 'prompt'"),
         ({"prompt": "Why?", "response": "x"}, "rename 'response' to 'completion'"),
         ({"prompt": "Why?", "chosen": "x", "rejcted": "y"}, "rename 'rejcted' to 'rejected'"),
         ({"messages": [{"from": "human", "value": "x"}]}, "rename 'from' to 'role'"),
@@ -272,16 +271,16 @@ def test_wrong_last_line_that_is_not_cut_keeps_its_reason() -> None:
 
 
 def test_unknown_fields_are_counted_and_left_out() -> None:
-    parser = RowParser()
+    parser = an_importer()
     named = {"messages": [{**USER, "name": "Ann"}, ANSWER], "source": "forum", "prompt": "kept by another tool"}
-    assert parser.parse(json.dumps(named).encode()) == ("ua", ["Why?", "Because."])
+    assert parser.read(json.dumps(named).encode()) == (("ua", ["Why?", "Because."], 0),)
     assert parser.ignored_fields == {"messages.name": 1, "source": 1, "prompt": 1}
 
 
 def test_names_of_unknown_fields_are_bounded() -> None:
-    parser = RowParser()
+    parser = an_importer()
     for number in range(1000):
-        parser.parse(json.dumps({**a_pair(), f"field-{number}": 1}).encode())
+        parser.read(json.dumps({**a_pair(), f"field-{number}": 1}).encode())
     assert len(parser.ignored_fields) == 51
     assert parser.ignored_fields["(others)"] == 950
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_builders import HALF, a_call, a_tool, a_tool_chat, encoded, prepared
+from data_builders import HALF, a_call, a_tool, a_tool_chat, an_importer, encoded, prepared, read_row
 from tunesmith.data.bad_row import BadRow
 from tunesmith.data.dataset import read_split, verify
-from tunesmith.data.rows import RowParser
 from tunesmith.data.splitting import group_of
 from tunesmith.domain.example import ROLE_OF_CODE, Example, Message, Split, pack, unpack
 
@@ -24,14 +23,14 @@ RESULT = {"role": "tool", "tool_call_id": "call_0001", "content": "20 degrees"}
 
 
 def parsed(row: Any) -> tuple[str, list[str]]:
-    found = RowParser().parse(row if isinstance(row, bytes) else json.dumps(row).encode())
+    found = read_row(row)
     assert found is not None
     return found
 
 
 def complaint(row: Any) -> BadRow:
     with pytest.raises(BadRow) as caught:
-        RowParser().parse(row if isinstance(row, bytes) else json.dumps(row).encode())
+        read_row(row)
     assert caught.value.fix
     return caught.value
 
@@ -163,8 +162,8 @@ def test_arguments_nested_too_deeply_are_refused() -> None:
 
 
 def test_fields_nobody_reads_beside_a_call_are_counted_once() -> None:
-    parser = RowParser()
-    parser.parse(json.dumps({"messages": [USER, {**CALL, "refusal": None}], "source": "log"}).encode())
+    parser = an_importer()
+    parser.read(json.dumps({"messages": [USER, {**CALL, "refusal": None}], "source": "log"}).encode())
     assert parser.ignored_fields == {"messages.refusal": 1, "source": 1}
 
 
@@ -275,7 +274,7 @@ def test_row_with_anything_in_place_of_tools_is_a_row_or_a_complaint(data: st.Da
     holder, key = data.draw(st.sampled_from(places))
     holder[key] = data.draw(ANYTHING)
     try:
-        found = RowParser().parse(json.dumps(row).encode())
+        found = read_row(row)
     except BadRow as bad:
         assert bad.fix  # noqa: PT017 (either way is fine, and each has its own check)
         return

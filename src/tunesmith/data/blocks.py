@@ -9,9 +9,9 @@ from typing import Any
 
 from tunesmith.data.bad_row import BadRow
 from tunesmith.data.columns import ParsedRow, batch_from_bytes, batch_to_bytes, to_batch
+from tunesmith.data.importing import Found, LineImporter
 from tunesmith.data.parse_pool import ParseRules
 from tunesmith.data.readers import Block
-from tunesmith.data.rows import Row, RowParser
 from tunesmith.data.scoring import score
 from tunesmith.data.splitting import group_of, split_of
 from tunesmith.data.tally import Tally
@@ -30,6 +30,7 @@ class ParsedBlock:
     num_rows: int
     """Its lines, without the blank ones."""
     num_blank: int
+    passed_over: dict[str, int]
     bad: Tally
     ignored_fields: dict[str, int]
     batch: Any
@@ -41,6 +42,7 @@ class ParsedBlock:
             "end": self.end,
             "num_rows": self.num_rows,
             "num_blank": self.num_blank,
+            "passed_over": self.passed_over,
             "bad": self.bad.to_json(),
             "ignored_fields": self.ignored_fields,
         }
@@ -63,45 +65,45 @@ class BlockParser:
 
     def parse(self, block: Block) -> ParsedBlock:
         """Every line of a block."""
-        tally, parser = Tally(), RowParser()
+        tally, importer = Tally(), LineImporter(self._rules)
         rows: list[ParsedRow] = []
         if block.num_skipped:
             tally.add(block.source, block.first_line, self._too_long(block.num_skipped))
-            return ParsedBlock(block.end, 1, 0, tally, {}, to_batch(rows, block.source))
-        num_blank = 0
+            return ParsedBlock(block.end, 1, 0, {}, tally, {}, to_batch(rows, block.source))
         lines = block.text.split(b"\n")
         open_index = len(lines) - 1 if block.ends_open else -1
         for index, line in enumerate(lines):
             try:
-                row = parser.parse(line, ends_open=index == open_index)
-                self._refuse_control_tokens(row)
+                found = importer.read(line, ends_open=index == open_index)
+                for row in found:
+                    self._refuse_control_tokens(row)
             except BadRow as bad:
-                if bad.at_byte is not None:
+                if bad.at_byte is not None and block.offset >= 0:
                     place = block.offset + sum(len(before) + 1 for before in lines[:index]) + bad.at_byte
                     bad.problem += f" at byte {place} of the file"
                 tally.add(block.source, block.first_line + index, bad)
                 continue
-            if row is None:
-                num_blank += 1
-            else:
+            for row in found:
                 rows.append(self._judged(row, block.first_line + index))
-        ignored = dict(parser.ignored_fields)
-        return ParsedBlock(block.end, len(lines) - num_blank, num_blank, tally, ignored, to_batch(rows, block.source))
+        num_blank, passed_over = importer.num_blank, dict(importer.passed_over)
+        ignored = dict(importer.ignored_fields)
+        num_rows, batch = len(lines) - num_blank, to_batch(rows, block.source)
+        return ParsedBlock(block.end, num_rows, num_blank, passed_over, tally, ignored, batch)
 
-    def _refuse_control_tokens(self, row: Row | None) -> None:
+    def _refuse_control_tokens(self, row: Found) -> None:
         """A text that the model would read as the end of a turn, or the start of another, is no text."""
-        if self._control is None or row is None:
+        if self._control is None:
             return
         for content in row[1]:
             if (found := self._control.search(content)) is not None:
                 problem = f"a text holds {show(found[0])}, a control token of the base model"
                 raise BadRow(Reason.CONTROL_TOKEN, "", problem, "remove it, or write it differently")
 
-    def _judged(self, row: Row, line: int) -> ParsedRow:
+    def _judged(self, row: Found, line: int) -> ParsedRow:
         """A row with its id, group, split and score."""
-        shape, contents = row
+        shape, contents, num_group = row
         num_prompt, end = num_prompt_of(shape), shape.find("|")
-        group = group_of(shape[:num_prompt], contents)
+        group = group_of(shape[: num_group or num_prompt], contents)
         split = split_of(group, self._rules.heldout_share, self._rules.validation_share)
         quality = score(contents[num_prompt - 1], contents[end - 1 if end > num_prompt else -1])
         return identity(shape, contents), group, _PLACES[split], quality, line, shape, contents

@@ -42,8 +42,7 @@ def verify(folder: Path, expected: str) -> None:
     for split, digest in digests.items():
         for example in iter_examples(folder, split):
             digest.update([example.id])
-            prompt = [pack(message) for message in example.prompt]
-            if example.group != group_of(codes_of(prompt), [message["content"] for message in prompt]):
+            if not _has_its_group(example):
                 raise DataError(
                     f"{folder}: example {example.id[:12]}… is in a foreign group; prepare the dataset again"
                 )
@@ -53,6 +52,16 @@ def verify(folder: Path, expected: str) -> None:
             f"{folder}: its content is {found[:12]}…, its manifest says {report.fingerprint[:12]}…, "
             f"expected {expected[:12]}…; prepare the dataset again"
         )
+
+
+def _has_its_group(example: Example) -> bool:
+    """Whether its group is that of its prompt, or, for a window of a conversation, of what began the conversation."""
+    prompt = [pack(message) for message in example.prompt]
+    codes, contents = codes_of(prompt), [message["content"] for message in prompt]
+    if example.group == group_of(codes, contents):
+        return True
+    begin = next((place for place, code in enumerate(codes) if code in "cC"), 0)
+    return begin > 0 and example.group == group_of(codes[:begin], contents)
 
 
 def summary(folder: Path) -> PreparedDataset:

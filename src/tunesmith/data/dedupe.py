@@ -37,6 +37,17 @@ class SeenHashes:
             self._grow()
         return True
 
+    def has(self, value: int) -> bool:
+        """Whether it has seen a value."""
+        if value == 0:
+            return self._has_zero
+        place = value & self._mask
+        while held := self._slots[place]:
+            if held == value:
+                return True
+            place = (place + 1) & self._mask
+        return False
+
     def _resize(self, bits: int) -> None:
         self._bits = bits
         self._mask = (1 << bits) - 1

@@ -37,6 +37,9 @@ class ParseRules:
     validation_share: float
     max_line_bytes: int
     control_tokens: tuple[str, ...] = ()
+    format: str = "auto"
+    windows: str = "whole"
+    where: tuple[str, ...] = ()
 
 
 class ParsePool:

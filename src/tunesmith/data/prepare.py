@@ -1,6 +1,6 @@
-"""Prepares a dataset: JSONL files in, one published folder out, streamed; or a refusal and nothing at all.
+"""Prepares a dataset: files in, one published folder out, streamed; or a refusal and nothing at all.
 
-Each line is validated, scored, deduplicated and put into the split that the hash of its prompt names.
+Each line, item or row is validated, scored, deduplicated and put into the split that the hash of its prompt names.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from tunesmith.data.bad_row import BadRow
 from tunesmith.data.conversations import count_ignored
 from tunesmith.data.dedupe import SeenHashes
+from tunesmith.data.filters import read_conditions
 from tunesmith.data.parse_pool import ParsePool, ParseRules
 from tunesmith.data.readers import Block, LineReader, size_of
+from tunesmith.data.sources import open_source
 from tunesmith.data.staging import staging_for
 from tunesmith.data.tally import Tally
 from tunesmith.domain.dataset import (
@@ -35,6 +37,7 @@ from tunesmith.files import publish_folder
 
 if TYPE_CHECKING:
     from tunesmith.data.blocks import ParsedBlock
+    from tunesmith.data.parquet_rows import ParquetReader
 
 _LARGE = 32 << 20  # bytes; below it, starting processes costs more than they save
 _MAX_PROCESSES = 4  # more would wait for the one that deduplicates and writes
@@ -57,28 +60,51 @@ def prepare(
     parse is decided by the size of the files unless told; the result is the same to the byte.
     """
     if not sources:
-        raise UsageError("no source given; name at least one JSONL file")
+        raise UsageError("no source given; name at least one file")
+    read_conditions(options.where)  # refuses what is no condition before anything is read
     total = sum(size_of(path) for path in sources)  # refuses what is not a regular file before anything is read
     files: list[SourceFile] = []
-    rules = ParseRules(options.heldout_share, options.validation_share, options.max_line_bytes, options.control_tokens)
+    rules = _rules_of(options)
     num_processes = num_processes or (1 if total < _LARGE else min(_num_cpus(), _MAX_PROCESSES))
     with staging_for(out_dir) as staged, _Intake(staged, options) as intake, _parsing(rules, num_processes) as parse:
         done = 0
         for path in sources:
-            with LineReader(path, len(files), options.max_line_bytes) as reader:
+            with open_source(path, len(files), options) as reader:
+                num_lines = 0
                 for parsed in parse(reader.blocks()):
                     intake.take(parsed, len(files), reader.name)
+                    num_lines += parsed.num_rows + parsed.num_blank
                     if on_progress is not None:
                         on_progress(done + parsed.end, total, intake.num_rows)
+                    if intake.is_full:
+                        break
+                reader.finish()
+                intake.ignore(reader.ignored)
                 done += reader.num_bytes
-                files.append(_described(reader))
+                files.append(_described(reader, num_lines))
+            if intake.is_full:
+                break
         report = intake.finish(files)
         _publish(staged, out_dir, report)
     return PreparedDataset(out_dir, report.fingerprint, report.counts, report)
 
 
-def _described(reader: LineReader) -> SourceFile:
-    return SourceFile(name=reader.name, sha256=reader.sha256, num_bytes=reader.num_bytes, num_lines=reader.num_lines)
+def _rules_of(options: PrepareOptions) -> ParseRules:
+    return ParseRules(
+        options.heldout_share,
+        options.validation_share,
+        options.max_line_bytes,
+        options.control_tokens,
+        options.format,
+        options.windows,
+        options.where,
+    )
+
+
+def _described(reader: LineReader | ParquetReader, num_lines: int) -> SourceFile:
+    return SourceFile(
+        name=reader.name, sha256=reader.sha256, num_bytes=reader.num_bytes, num_lines=num_lines, unit=reader.unit
+    )
 
 
 def _num_cpus() -> int:
@@ -123,6 +149,7 @@ class _Intake:
         self._kind: Kind | None = None
         self._num_blank = 0
         self._num_duplicates = 0
+        self._passed_over: Counter[str] = Counter()
         self._ignored: Counter[str] = Counter()
         self._writers = {split: SplitWriter(staged / f"{split.value}.parquet") for split in Split}
 
@@ -140,9 +167,12 @@ class _Intake:
         self.num_rows += parsed.num_rows
         self._num_blank += parsed.num_blank
         self._tally.merge(parsed.bad)
-        for field, num in parsed.ignored_fields.items():
-            count_ignored(self._ignored, field, num)
+        self.ignore(parsed.ignored_fields)
+        for why, num in parsed.passed_over.items():
+            count_ignored(self._passed_over, why, num)
         batch = self._of_one_kind(parsed.batch, source)
+        if self._options.first_examples is not None:
+            batch = batch.slice(0, self._num_that_fit(keys_of(batch)))
         keep = bytes(map(self._seen.add, keys_of(batch)))
         self._num_duplicates += keep.count(0)
         for split, rows in part(batch, keep):
@@ -150,6 +180,29 @@ class _Intake:
         if self._seen.num > self._options.max_examples:
             limit = self._options.max_examples
             raise DataError(f"{name}: more than {limit} examples, which is max_examples; split the source")
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many examples as were asked for are in."""
+        return self._seen.num == self._options.first_examples
+
+    def ignore(self, fields: Mapping[str, int]) -> None:
+        """Count fields that nobody reads; those of a filter were read."""
+        filtered = {condition.path[0] for condition in read_conditions(self._options.where)}
+        for field, num in fields.items():
+            if field not in filtered:
+                count_ignored(self._ignored, field, num)
+
+    def _num_that_fit(self, keys: Sequence[int]) -> int:
+        """How many rows may be taken before there are as many examples as were asked for."""
+        room = (self._options.first_examples or 0) - self._seen.num
+        new: set[int] = set()
+        for place, key in enumerate(keys):
+            if key not in new and not self._seen.has(key):
+                if len(new) == room:
+                    return place
+                new.add(key)
+        return len(keys)
 
     def _of_one_kind(self, batch: Any, source: int) -> Any:
         """The rows of the dataset's kind, which its first valid row decides; the others are bad."""
@@ -168,14 +221,13 @@ class _Intake:
 
     def finish(self, files: Sequence[SourceFile]) -> DatasetReport:
         """Write what is left; the report, or a refusal."""
-        names = [file.name for file in files]
-        self._tally.refuse_too_many(self.num_rows, self._options.max_bad_share, names)
+        self._tally.refuse_too_many(self.num_rows, self._options.max_bad_share, files)
         for writer in self._writers.values():
             writer.finish()
         digests = {split: writer.digest for split, writer in self._writers.items()}
         counts = {split: digest.num for split, digest in digests.items()}
         if self._kind is None:
-            raise DataError(f"{names[0]}: only blank lines; give a file with one JSON object per line")
+            raise DataError(_nothing(files[0].name, self._passed_over, self._options.where))
         _refuse_empty_splits(counts, self._options)
         undesirable = {split: writer.num_undesirable for split, writer in self._writers.items()}
         if self._kind is Kind.LABELLED:
@@ -189,7 +241,8 @@ class _Intake:
             num_lines=sum(file.num_lines for file in files),
             num_blank=self._num_blank,
             num_duplicates=self._num_duplicates,
-            drops=self._tally.drops(names),
+            passed_over=dict(self._passed_over),
+            drops=self._tally.drops(files),
             ignored_fields=dict(sorted(self._ignored.items())),
             warnings=self._warnings(counts, undesirable),
             sources=tuple(files),
@@ -210,6 +263,15 @@ class _Intake:
         if self._ignored:
             found.append(f"fields that nobody reads: {', '.join(sorted(self._ignored)[:10])}")
         return tuple(found)
+
+
+def _nothing(name: str, passed_over: Mapping[str, int], where: Sequence[str]) -> str:
+    """Why there is not one example."""
+    if not passed_over:
+        return f"{name}: only blank lines; give a file with one JSON object per line"
+    told = ", ".join(f"{num} × {why}" for why, num in sorted(passed_over.items()))
+    fix = "check --where" if where else "export conversations, or generations with their input and output"
+    return f"{name}: no example is left: {told}; {fix}"
 
 
 def _refuse_empty_splits(counts: dict[Split, int], options: PrepareOptions) -> None:

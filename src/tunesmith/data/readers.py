@@ -1,4 +1,4 @@
-"""Reads JSONL as blocks of lines, in memory that does not depend on the size of the file or of a line."""
+"""Reads JSONL and JSON arrays as blocks of lines, packed or not, in memory that does not depend on their size."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
+from tunesmith.data.json_arrays import ArrayItems, array_start, item_groups
+from tunesmith.data.unpacking import codec_of, unpacked
 from tunesmith.errors import DataError, show
+
+if TYPE_CHECKING:
+    from tunesmith.domain.dataset import Unit
 
 _BLOCK = 1 << 20
 _UTF8_BOM = b"\xef\xbb\xbf"
@@ -21,10 +28,10 @@ _FOREIGN = (  # how files that are not JSONL in UTF-8 begin; the longer beginnin
     (b"\xfe\xff", "is UTF-16 (big endian)", "convert it: iconv -f UTF-16 -t UTF-8"),
     (b"{\x00", "is UTF-16 (little endian, without a mark)", "convert it: iconv -f UTF-16LE -t UTF-8"),
     (b"\x00{", "is UTF-16 (big endian, without a mark)", "convert it: iconv -f UTF-16BE -t UTF-8"),
-    (b"\x1f\x8b", "is compressed (gzip)", "unpack it first: gunzip"),
-    (b"\x28\xb5\x2f\xfd", "is compressed (zstd)", "unpack it first: zstd -d"),
+    (b"\x1f\x8b", "is compressed (gzip) twice", "unpack it once: gunzip"),
+    (b"\x28\xb5\x2f\xfd", "is compressed (zstd) twice", "unpack it once: zstd -d"),
     (b"PK\x03\x04", "is a zip archive", "unpack it first: unzip"),
-    (b"PAR1", "is a Parquet file", "export it as JSONL, one object per line"),
+    (b"PAR1", "is a Parquet file in an archive", "unpack it first"),
 )
 
 
@@ -36,7 +43,7 @@ class Block:
     """Which source, counted from 0."""
     first_line: int
     offset: int
-    """Where the first line begins in the file."""
+    """Where the first line begins in the text of the file; -1: nobody knows."""
     text: bytes
     """The lines, without the end of the last one."""
     end: int
@@ -56,7 +63,10 @@ class LineReader:
         self._handle, before = _open_regular(path)
         self.num_bytes = before.st_size
         self.num_lines = 0
+        self.unit: Unit = "line"
+        self.ignored: dict[str, int] = {}  # that is for whoever parses the lines
         self.bytes_done = 0
+        self._text_done = 0  # of the unpacked text
         self._before = (before.st_size, before.st_mtime_ns)
         self._max_line = max_line_bytes
         self._chunk = min(_BLOCK, max_line_bytes)  # so that only a line that crosses chunks can be too long
@@ -74,10 +84,28 @@ class LineReader:
         return self._hash.hexdigest()
 
     def blocks(self) -> Iterator[Block]:
-        """Every line of the file, in order; blank ones included."""
+        """Every line of the file, in order, blank ones included; of a JSON array, every item as a line."""
+        chunks = self._chunks()
+        first = next(chunks)
+        start = array_start(first)
+        if start is None:
+            yield from self._lines(chain((first,), chunks))
+            return
+        self.unit = "item"
+        items = ArrayItems(self.name, self._max_line, start[1])
+        for number, texts, is_cut in item_groups(items, chain((first[start[0] :],), chunks)):
+            self.num_lines += len(texts)
+            yield Block(self._source, number, -1, b"\n".join(texts), self.bytes_done, is_cut)
+
+    def finish(self) -> None:
+        """Read what is left without looking at it, so that the hash is that of the file."""
+        for _ in self._raw_chunks():
+            pass
+
+    def _lines(self, chunks: Iterator[bytes]) -> Iterator[Block]:
         carry = b""  # the beginning of a line whose end is in a later chunk
         num_open = 0  # its length so far; past the limit, nothing of it is held
-        for chunk in self._chunks():
+        for chunk in chunks:
             end = chunk.find(b"\n")
             if end < 0:
                 num_open += len(chunk)
@@ -89,13 +117,13 @@ class LineReader:
                 begin, carry = end + 1, b""
             last = chunk.rfind(b"\n")
             if begin <= last:
-                yield self._block(carry + chunk[begin:last], self.bytes_done - len(chunk) + begin - len(carry))
+                yield self._block(carry + chunk[begin:last], self._text_done - len(chunk) + begin - len(carry))
             carry = chunk[last + 1 :]
             num_open = len(carry)
         if num_open > self._max_line:
             yield self._skipped(num_open)
         elif num_open:
-            yield self._block(carry, self.bytes_done - len(carry), ends_open=True)
+            yield self._block(carry, self._text_done - len(carry), ends_open=True)
 
     def _block(self, text: bytes, offset: int, *, ends_open: bool = False) -> Block:
         first_line = self.num_lines + 1
@@ -107,19 +135,31 @@ class LineReader:
         return Block(self._source, self.num_lines, 0, b"", self.bytes_done, num_skipped=num_bytes)
 
     def _chunks(self) -> Iterator[bytes]:
-        """The file's bytes, hashed on the way, without a byte-order mark; refuses what is not JSONL in UTF-8.
+        """The file's text, unpacked, without a byte-order mark, never nothing; refuses what is not UTF-8."""
+        raw = self._raw_chunks()
+        first = next(raw, b"")
+        chunks = chain((first,), raw)
+        codec = codec_of(first)
+        if codec is not None:
+            chunks = chain(unpacked(codec, chunks, self._chunk, self.name, lambda: self.num_lines))
+        is_first = True
+        for chunk in chunks:
+            self._text_done += len(chunk)
+            if is_first:
+                _refuse_foreign(self.name, chunk)
+            yield chunk.removeprefix(_UTF8_BOM) if is_first else chunk
+            is_first = not chunk
+        if is_first:
+            raise DataError(f"{self.name} is empty; give a file with one JSON object per line")
+
+    def _raw_chunks(self) -> Iterator[bytes]:
+        """The file's bytes, hashed on the way.
 
         Reads no further than the file went when it was opened: one that grows quicker than it is read would never end.
         """
-        if not self.num_bytes:
-            raise DataError(f"{self.name} is empty; give a file with one JSON object per line")
         while chunk := os.read(self._handle, min(self._chunk, self.num_bytes - self.bytes_done)):
             self._hash.update(chunk)
-            is_first = not self.bytes_done
             self.bytes_done += len(chunk)
-            if is_first:
-                _refuse_foreign(self.name, chunk)
-                chunk = chunk.removeprefix(_UTF8_BOM)
             yield chunk
         after = os.fstat(self._handle)
         if (after.st_size, after.st_mtime_ns) != self._before or self.bytes_done != self.num_bytes:

@@ -1,8 +1,8 @@
-"""Turns one line of JSONL into one canonical row, or says exactly what is wrong with it.
+"""Turns one object into one canonical row, or says exactly what is wrong with it.
 
 Four forms are read: `messages`; `prompt` and `completion`; these two with a `label`; `prompt`, `chosen` and `rejected`.
 Each of prompt, completion, chosen and rejected is a text or a list of messages. Beside each form, `tools` may define
-the functions that the model can call.
+the functions that the model can call. `importing` reads what other tools write, by way of these.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import difflib
 import json
 import re
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import orjson
 
 from tunesmith.data.bad_row import BadRow, named
 from tunesmith.data.conversations import MessageChecker, count_ignored
+from tunesmith.data.formats import FIELDS
 from tunesmith.data.syntax import explain
 from tunesmith.data.tool_calls import packed_definitions, refuse_duplicate_keys
 from tunesmith.domain.example import Reason
@@ -25,6 +27,7 @@ from tunesmith.errors import show
 _FORMS = "messages, or prompt and completion (and label), or prompt, chosen and rejected"
 _KNOWN = ("messages", "prompt", "completion", "chosen", "rejected")
 _READ_KEYS = frozenset({*_KNOWN, "label", "tools", "role", "content", "weight", "tool_calls", "tool_call_id"})
+_FOREIGN_KEYS = _READ_KEYS | FIELDS | {"from", "value"}
 _QUOTED_KEYS = {key: f'"{key}"'.encode() for key in _READ_KEYS}
 _ESCAPED_KEY = re.compile(rb"\\u00[67]")  # a letter of a key may hide behind an escape
 _MESSAGES_FORM: tuple[str, ...] = ("messages",)
@@ -50,17 +53,18 @@ Row = tuple[str, list[str]]
 class RowParser:
     """Parses rows; remembers only how often it saw fields that nobody reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_end_open: bool = False) -> None:
         self._checker = MessageChecker()
+        self._may_end_open = may_end_open  # what follows the last answer of a conversation is cut off
 
     @property
     def ignored_fields(self) -> Counter[str]:
         return self._checker.ignored
 
-    def parse(self, line: bytes, *, ends_open: bool = False) -> Row | None:
-        """The row of a line, None if it is blank; raises BadRow. `ends_open`: no newline follows the line."""
+    def load(self, line: bytes, *, ends_open: bool = False) -> dict[str, Any] | None:
+        """The object of a line, None if it is blank; raises BadRow. `ends_open`: no newline follows the line."""
         try:
-            fields = orjson.loads(line)
+            fields: Any = orjson.loads(line)
         except orjson.JSONDecodeError as error:
             if line.isspace() or not line:
                 return None
@@ -68,6 +72,10 @@ class RowParser:
         if type(fields) is not dict:
             problem = f"the line is {named(fields)}, not an object"
             raise BadRow(Reason.NOT_OBJECT, "", problem, "write one JSON object per line, without an array around them")
+        return fields
+
+    def own(self, line: bytes, fields: dict[str, Any]) -> Row:
+        """The row of a line that holds these fields, in one of our forms; raises BadRow."""
         self._checker.num_weights = 0
         self._checker.has_tools = False
         try:
@@ -86,15 +94,33 @@ class RowParser:
             raise _nul()
         return shape, contents
 
+    def translated(self, fields: dict[str, Any]) -> Row:
+        """The row of fields that another form was translated into; raises BadRow."""
+        self._checker.num_weights = 0
+        self._checker.has_tools = False
+        shape, contents, *_ = self._read(fields)
+        if any("\0" in content for content in contents):
+            raise _nul()
+        return shape, contents
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the last row had calls or definitions of functions."""
+        return self._checker.has_tools
+
     def _read(self, fields: dict[str, Any]) -> tuple[str, list[str], tuple[str, ...], int]:
         """Shape and texts of a row, the fields they were read from, and how many objects held messages."""
         contents: list[str] = []
         if "messages" in fields and "completion" not in fields and "chosen" not in fields and "rejected" not in fields:
             form = _MESSAGES_FORM
             shape = self._checker.check(fields["messages"], "messages", "", contents)
-            if shape[-1] not in "aA":
-                raise _no_answer("messages", shape)
             num_objects = len(contents)
+            if shape[-1] not in "aA":
+                end = max(shape.rfind("a"), shape.rfind("A")) + 1
+                if not end or not self._may_end_open:
+                    raise _no_answer("messages", shape)
+                shape = shape[:end]
+                del contents[end:]
         else:
             form = _form_of(fields)
             shape = self._pair(fields, form, contents)
@@ -125,8 +151,7 @@ class RowParser:
         """
         counted, self._checker.ignored = self._checker.ignored, Counter()  # the first look has counted already
         try:
-            fields = json.loads(line, object_pairs_hook=refuse_duplicate_keys)
-            shape, contents, *_ = self._read(fields)
+            shape, contents, *_ = self._read(exact(line))
         except RecursionError:
             raise _too_deep() from None
         finally:
@@ -237,16 +262,33 @@ def _too_deep() -> BadRow:
     return BadRow(Reason.NOT_JSON, "", "is nested too deeply", "flatten it, or remove the line")
 
 
-def _refuse_duplicates(line: bytes) -> None:
-    """The slow and sure look for keys that are in an object twice."""
+def exact(line: bytes) -> Any:
+    """The object of a line with its numbers as they are written, and no key twice in any object."""
     try:
-        json.loads(line, object_pairs_hook=_refuse_duplicate_keys)
+        return json.loads(line, object_pairs_hook=refuse_duplicate_keys)
     except RecursionError:
         raise _too_deep() from None
 
 
-def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> None:
-    keys = [key for key, _ in pairs if key in _READ_KEYS]
+def refuse_foreign_duplicates(line: bytes, fields: dict[str, Any]) -> None:
+    """The same look for an object in a form of another tool: quick, and slow only where it may find something.
+
+    Written again, an object has two quotes less for each key that came twice.
+    """
+    if b"\\u0022" in line or line.count(b'"') != orjson.dumps(fields).count(b'"'):
+        _refuse_duplicates(line, _FOREIGN_KEYS)
+
+
+def _refuse_duplicates(line: bytes, read_keys: frozenset[str] = _READ_KEYS) -> None:
+    """The slow and sure look for keys that are in an object twice."""
+    try:
+        json.loads(line, object_pairs_hook=partial(_refuse_duplicate_keys, read_keys=read_keys))
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def _refuse_duplicate_keys(pairs: list[tuple[str, Any]], read_keys: frozenset[str]) -> None:
+    keys = [key for key, _ in pairs if key in read_keys]
     if len(set(keys)) != len(keys):
         twice = Counter(keys).most_common(1)[0][0]
         raise BadRow(Reason.DUPLICATE_KEY, twice, f"'{twice}' appears twice in one object", "keep one of the two")

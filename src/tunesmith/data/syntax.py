@@ -14,6 +14,7 @@ from tunesmith.errors import show
 if TYPE_CHECKING:
     from orjson import JSONDecodeError
 
+_MAX_DIGITS = 308  # of the largest number that a double holds
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -35,7 +36,7 @@ def explain(line: bytes, error: JSONDecodeError, *, ends_open: bool) -> BadRow:
 
 def _explain_text(text: str, error: JSONDecodeError, ends_open: bool) -> BadRow:
     try:
-        json.loads(text, parse_constant=_refuse_non_finite, parse_float=_refuse_overflow)
+        json.loads(text, parse_constant=_refuse_non_finite, parse_float=_refuse_overflow, parse_int=_refuse_long_number)
     except BadRow as found:
         return found
     except RecursionError:
@@ -59,6 +60,12 @@ def _cut_off() -> BadRow:
 
 def _refuse_non_finite(text: str) -> NoReturn:
     raise BadRow(Reason.NON_FINITE, "", f"holds {show(text, 20)}, which is not a number", "replace it, or use null")
+
+
+def _refuse_long_number(text: str) -> None:
+    if len(text) > _MAX_DIGITS:
+        problem = f"holds a number of {len(text)} digits, too large to be one"
+        raise BadRow(Reason.NON_FINITE, "", problem, "write it as a text, or use null")
 
 
 def _refuse_overflow(text: str) -> None:

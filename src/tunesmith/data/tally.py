@@ -10,7 +10,7 @@ from tunesmith.domain.example import Reason
 from tunesmith.errors import DataError
 
 if TYPE_CHECKING:
-    from tunesmith.domain.dataset import Drops
+    from tunesmith.domain.dataset import Drops, SourceFile
 
 _KEPT_PER_REASON = 20
 _REASONS_SHOWN = 5
@@ -52,8 +52,8 @@ class Tally:
             tally._count(Reason(reason), num, first)
         return tally
 
-    def drops(self, names: Sequence[str]) -> tuple[Drops, ...]:
-        """By reason, the most frequent first; equals in the order in which they were met. `names` of the sources."""
+    def drops(self, files: Sequence[SourceFile]) -> tuple[Drops, ...]:
+        """By reason, the most frequent first; equals in the order in which they were met."""
         from tunesmith.domain.dataset import BadLine, Drops  # not at the top: a child that parses never needs them
 
         order = sorted(self._num, key=lambda reason: -self._num[reason])
@@ -62,23 +62,32 @@ class Tally:
                 reason=reason,
                 num=self._num[reason],
                 first=tuple(
-                    BadLine(source=names[source], line=line, field=field, reason=reason, problem=problem, fix=fix)
+                    BadLine(
+                        source=files[source].name,
+                        line=line,
+                        field=field,
+                        reason=reason,
+                        problem=problem,
+                        fix=fix,
+                        unit=files[source].unit,
+                    )
                     for source, line, field, problem, fix in self._first[reason]
                 ),
             )
             for reason in order
         )
 
-    def refuse_too_many(self, num_lines: int, max_share: float, names: Sequence[str]) -> None:
+    def refuse_too_many(self, num_lines: int, max_share: float, files: Sequence[SourceFile]) -> None:
         """Raise when more than the allowed share of the lines is bad, or all of them."""
         num_bad = self.num_bad
         if not num_bad or (num_bad < num_lines and num_bad <= max_share * num_lines):
             return
-        drops = self.drops(names)
+        drops = self.drops(files)
         told = "; ".join(f"{drop.num} × {drop.reason}, first {drop.first[0]}" for drop in drops[:_REASONS_SHOWN])
         more = f"; {len(drops) - _REASONS_SHOWN} more reasons" if len(drops) > _REASONS_SHOWN else ""
+        units = f"{files[0].unit}s" if len({file.unit for file in files}) == 1 else "lines"
         if num_bad == num_lines:
-            share = f"all {num_lines} lines are bad" if num_lines > 1 else "the only line is bad"
+            share = f"all {num_lines} {units} are bad" if num_lines > 1 else f"the only {units[:-1]} is bad"
         else:
-            share = f"{num_bad} of {num_lines} lines are bad, more than max_bad_share ({max_share:g}) allows"
+            share = f"{num_bad} of {num_lines} {units} are bad, more than max_bad_share ({max_share:g}) allows"
         raise DataError(f"{share}: {told}{more}")

@@ -50,6 +50,15 @@ def fingerprint(splits: Mapping[Split, SplitDigest]) -> str:
     return hashlib.sha256("\n".join(["tunesmith dataset 1", *lines]).encode()).hexdigest()
 
 
+Unit = Literal["line", "item", "row"]
+"""What a source is counted in: the lines of JSONL, the items of a JSON array, the rows of a Parquet file."""
+Format = Literal[
+    "auto", "openai", "sharegpt", "alpaca", "completion", "preference", "kto", "langfuse", "mlflow"
+]  # fmt: skip
+"""What the objects of a source look like; `auto`: each tells by the names of its fields."""
+Windows = Literal["whole", "last", "all"]
+
+
 class BadLine(Section):
     """One line that cannot be used, and what to do about it. Never holds the line's content."""
 
@@ -61,9 +70,12 @@ class BadLine(Section):
     reason: Reason
     problem: str
     fix: str
+    unit: Unit = "line"
 
     def __str__(self) -> str:
-        return f"{self.source} line {self.line}: {self.field + ' ' if self.field else ''}{self.problem}; {self.fix}"
+        return (
+            f"{self.source} {self.unit} {self.line}: {self.field + ' ' if self.field else ''}{self.problem}; {self.fix}"
+        )
 
 
 class Drops(Section):
@@ -80,6 +92,8 @@ class SourceFile(Section):
     sha256: str
     num_bytes: int
     num_lines: int
+    """Lines, items or rows that were looked at."""
+    unit: Unit = "line"
 
 
 class LengthBucket(Section):
@@ -104,6 +118,14 @@ class PrepareOptions(Section):
     """Texts that the base model reads as control tokens; a line that holds one could forge a turn, so it is bad."""
     few_heldout: int = Field(default=50, ge=0)
     """Warn when fewer examples than this are held out."""
+    format: Format = "auto"
+    """Read the sources as this format only."""
+    windows: Windows = "whole"
+    """Of a conversation with several answers: learn all as one example, only the last, or each as an example."""
+    where: tuple[str, ...] = ()
+    """FIELD=VALUE or FIELD!=VALUE: only objects that meet all of them are read."""
+    first_examples: int | None = Field(default=None, ge=1)
+    """Stop once there are so many."""
 
     @model_validator(mode="after")
     def _room_to_train(self) -> PrepareOptions:
@@ -126,6 +148,8 @@ class DatasetReport(Section):
     num_blank: int
     num_duplicates: int
     """Exact copies of an earlier example, dropped."""
+    passed_over: dict[str, int] = Field(default_factory=dict)
+    """What was left aside on purpose, with how often: filtered out, or no part of a conversation."""
     drops: tuple[Drops, ...]
     ignored_fields: dict[str, int]
     """Fields nobody reads, with how many times each was seen."""
