@@ -19,7 +19,9 @@ from tunesmith.config.workspace import Workspace, find_workspace, init_workspace
 if TYPE_CHECKING:
     from tunesmith.client.adapters import Adapters
     from tunesmith.client.campaigns import Campaigns
+    from tunesmith.client.capturing import CaptureQueue
     from tunesmith.client.datasets import Datasets
+    from tunesmith.client.experiences import Experiences, FeedbackNoun
     from tunesmith.client.profiles import Profiles
     from tunesmith.client.runs import Runs
     from tunesmith.client.system import System
@@ -71,6 +73,25 @@ class Client:
         return Campaigns(self._session)
 
     @cached_property
+    def experiences(self) -> Experiences:
+        from tunesmith.client.experiences import Experiences
+
+        return Experiences(self._session)
+
+    @cached_property
+    def feedback(self) -> FeedbackNoun:
+        from tunesmith.client.experiences import FeedbackNoun
+
+        return FeedbackNoun(self._session)
+
+    @cached_property
+    def capture(self) -> CaptureQueue:
+        """`client.capture(profile, messages, …)` from inside an application: queued, never in its way."""
+        from tunesmith.client.capturing import CaptureQueue
+
+        return CaptureQueue(self._session)
+
+    @cached_property
     def system(self) -> System:
         from tunesmith.client.system import System
 
@@ -89,6 +110,8 @@ class Client:
         return self._session.workspace
 
     def close(self) -> None:
+        if "capture" in self.__dict__:  # only where it was ever used
+            self.capture.close()
         self._session.close()
 
     def __enter__(self) -> Client:

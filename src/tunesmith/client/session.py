@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +19,17 @@ from tunesmith.settings import Settings
 from tunesmith.store import profiles
 from tunesmith.store.database import Database
 from tunesmith.store.schema import open_store
+
+_opening = threading.Lock()
+
+
+def _start_anew() -> None:
+    """A forked process has none of the threads that may hold the lock."""
+    global _opening  # noqa: PLW0603 - the one lock of the process
+    _opening = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_start_anew)
 
 
 class Session:
@@ -38,7 +51,9 @@ class Session:
     def database(self) -> Database:
         """Opened at first use. A store that was made once is never made again: gone or empty is an error."""
         if self._database is None:
-            self._database = self._open()
+            with _opening:  # threads of an application may all come first
+                if self._database is None:
+                    self._database = self._open()
         return self._database
 
     def _open(self) -> Database:

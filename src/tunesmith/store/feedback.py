@@ -12,19 +12,15 @@ from tunesmith.domain.classification import Judgement
 from tunesmith.ids import next_id
 from tunesmith.store import events
 from tunesmith.store.database import Tx
-from tunesmith.store.tables import feedback
+from tunesmith.store.tables import experiences, feedback
 
 
-@dataclass(frozen=True)
-class StoredFeedback:
+@dataclass(frozen=True, kw_only=True)
+class StoredFeedback(Judgement):
+    """A judgement, with when it was heard and under which id."""
+
     id: str
     experience_id: str
-    rater: str
-    value: float | None
-    is_implicit: bool
-    confidence: float
-    comment: str | None
-    correction: str | None
     created_at: datetime
 
 
@@ -54,3 +50,17 @@ def of_experience(tx: Tx, experience_id: str) -> list[StoredFeedback]:
     """Everything said about an experience, oldest first."""
     query = sa.select(feedback).where(feedback.c.experience_id == experience_id).order_by(feedback.c.seq)
     return [StoredFeedback(**{name: value for name, value in row.items() if name != "seq"}) for row in tx.all(query)]
+
+
+def tally(tx: Tx, profile: str | None) -> dict[str, tuple[int, float | None]]:
+    """By profile: how many experiences somebody has rated, and the mean of everything said."""
+    num = sa.func.count(sa.distinct(feedback.c.experience_id))
+    query = (
+        sa.select(experiences.c.profile, num, sa.func.avg(feedback.c.value))
+        .join(experiences, experiences.c.id == feedback.c.experience_id)
+        .where(sa.not_(feedback.c.is_implicit), feedback.c.value.is_not(None))
+        .group_by(experiences.c.profile)
+    )
+    if profile is not None:
+        query = query.where(experiences.c.profile == profile)
+    return {row[0]: (int(row[1]), None if row[2] is None else float(row[2])) for row in tx.conn.execute(query)}

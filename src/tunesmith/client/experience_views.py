@@ -1,0 +1,125 @@
+"""What `client.experiences` and `client.feedback` return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from tunesmith.client.views import EventView
+from tunesmith.domain.classification import Assessment, Feedback
+from tunesmith.domain.experience import Interaction
+from tunesmith.domain.verifiers import Finding
+from tunesmith.store.experiences import Experience
+from tunesmith.store.feedback import StoredFeedback
+
+
+@dataclass(frozen=True)
+class ExperienceView:
+    """An experience as listings show it."""
+
+    id: str
+    profile: str
+    key: str
+    state: str
+    class_name: str
+    reasons: tuple[str, ...]
+    feedback: Feedback
+    question: str
+    answer: str
+    source: str | None
+    session: str | None
+    served_by: str | None
+    template: str | None
+    task_type: str | None
+    captured_at: datetime
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class ExperienceDetail:
+    """Everything about one experience."""
+
+    experience: ExperienceView
+    messages: list[dict[str, Any]]
+    reference: str | None
+    findings: dict[str, Finding]
+    suspicions: tuple[str, ...]
+    dataset_id: str | None
+    run_id: str | None
+    adapter_id: str | None
+    num_rejections: int
+    in_review: bool
+    feedback: tuple[StoredFeedback, ...]
+    events: tuple[EventView, ...]
+
+
+@dataclass(frozen=True)
+class AddedView:
+    """What came of adding an experience."""
+
+    id: str
+    is_new: bool
+    class_name: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RatedView:
+    """What came of a feedback, and what the experience is worth since."""
+
+    id: str
+    experience_id: str
+    is_new: bool
+    class_name: str
+    reasons: tuple[str, ...]
+    feedback: Feedback
+
+
+@dataclass(frozen=True)
+class StatsView:
+    """The experiences of one profile in figures."""
+
+    profile: str
+    num: int
+    classes: dict[str, int]
+    states: dict[str, int]
+    num_rated: int
+    mean_feedback: float | None
+
+
+@dataclass(frozen=True)
+class ImportView:
+    """What came of importing files."""
+
+    num_rows: int
+    num_new: int
+    num_known: int
+    num_refused: int
+    classes: dict[str, int]
+    """Of the new ones."""
+    problems: tuple[str, ...]
+    """Of the first lines that were left out: file, line, reason, what to do."""
+    last_id: str | None
+
+
+def view_of(experience: Experience, assessment: Assessment) -> ExperienceView:
+    interaction = Interaction(experience.messages)
+    return ExperienceView(
+        id=experience.id,
+        profile=experience.profile,
+        key=experience.natural_key,
+        state=experience.state,
+        class_name=assessment.class_name,
+        reasons=assessment.reasons,
+        feedback=assessment.feedback,
+        question=interaction.question,
+        answer=interaction.answer,
+        source=experience.source,
+        session=experience.session,
+        served_by=experience.served_by,
+        template=experience.template,
+        task_type=experience.task_type,
+        captured_at=experience.captured_at or experience.created_at,
+        created_at=experience.created_at,
+    )

@@ -1,0 +1,172 @@
+"""`client.experiences` and `client.feedback`: add what the model did and what people think of it, list, show, count."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from datetime import datetime
+from typing import Any, TypedDict, Unpack
+
+from tunesmith.client.experience_views import (
+    AddedView,
+    ExperienceDetail,
+    ExperienceView,
+    RatedView,
+    StatsView,
+    view_of,
+)
+from tunesmith.client.session import Session
+from tunesmith.client.views import EventView
+from tunesmith.domain.classification import Judgement, value_of
+from tunesmith.domain.experience import Context, ExperienceClass, ExperienceState
+from tunesmith.errors import NotFound, UsageError, nearest, show
+from tunesmith.stages import capture, rate
+from tunesmith.stages.capture import Capture
+from tunesmith.stages.experience_rules import rules_of, thresholds_of
+from tunesmith.store import assessments, events, experiences, feedback
+
+_CONTEXT = frozenset(field.name for field in fields(Context))
+_MAX_LISTED = 10_000
+
+
+class About(TypedDict, total=False):
+    """What may be said about an interaction beside its messages (`stages.capture.Capture`, `domain.Context`)."""
+
+    key: str | None
+    next_turn: str | None
+    source: str | None
+    session: str | None
+    served_by: str | None
+    template: str | None
+    task_type: str | None
+    reference: str | None
+    captured_at: datetime | None
+
+
+class Filters(TypedDict, total=False):
+    """What a listing may be narrowed to."""
+
+    profile: str | None
+    class_name: str | None
+    state: str | None
+    source: str | None
+    session: str | None
+    task_type: str | None
+
+
+class Experiences:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, profile: str, messages: Sequence[Mapping[str, Any]], **about: Unpack[About]) -> AddedView:
+        """Store one interaction; when this returns, it is durable. The same key again is the same experience."""
+        session = self._session
+        rules = rules_of(session.database, session.workspace, profile, actor=session.actor, environ=session.environ)
+        checked = capture.check(capture_of(messages, about), rules)
+        with session.database.write() as tx:
+            kept = capture.store(tx, profile, checked, rules, actor=session.actor)
+            now = assessments.get(tx, kept.id)
+        return AddedView(kept.id, kept.is_new, now.class_name, now.reasons)
+
+    def stats(self, profile: str | None = None) -> list[StatsView]:
+        """How many there are, by profile."""
+        profile = self._session.known_profile(profile)
+        with self._session.database.read() as tx:
+            counted = experiences.tally(tx, profile)
+            rated = feedback.tally(tx, profile)
+        found = []
+        for name in sorted({row[0] for row in counted}):
+            classes, states = Counter[str](), Counter[str]()
+            for _, state, class_name, num in (row for row in counted if row[0] == name):
+                classes[class_name] += num
+                states[state] += num
+            num_rated, mean = rated.get(name, (0, None))
+            found.append(StatsView(name, classes.total(), dict(classes), dict(states), num_rated, mean))
+        return found
+
+    def list(self, *, limit: int = 50, **filters: Unpack[Filters]) -> list[ExperienceView]:
+        """The newest first."""
+        if not 1 <= limit <= _MAX_LISTED:
+            raise UsageError(f"limit is {limit}; use a number from 1 to {_MAX_LISTED}")
+        self._session.known_profile(filters.get("profile"))
+        _known("class", filters.get("class_name"), [member.value for member in ExperienceClass])
+        _known("state", filters.get("state"), [member.value for member in ExperienceState])
+        wanted = {name: str(value) for name, value in filters.items() if value is not None}
+        with self._session.database.read() as tx:
+            return [view_of(*found) for found in experiences.listing(tx, wanted, limit)]
+
+    def show(self, experience_id: str) -> ExperienceDetail:
+        """Everything about one experience, by its id or the beginning of it."""
+        with self._session.database.read() as tx:
+            found = experiences.find(tx, experience_id)
+            assessment = assessments.get(tx, found.id)
+            said = feedback.of_experience(tx, found.id)
+            history = events.of_entity(tx, "experience", found.id)
+        return ExperienceDetail(
+            experience=view_of(found, assessment),
+            messages=found.messages,
+            reference=found.reference,
+            findings=dict(assessment.findings),
+            suspicions=assessment.suspicions,
+            dataset_id=found.dataset_id,
+            run_id=found.run_id,
+            adapter_id=found.adapter_id,
+            num_rejections=found.num_rejections,
+            in_review=found.in_review,
+            feedback=tuple(said),
+            events=tuple(
+                EventView(event.at, event.action, event.actor, event.old_state, event.new_state, event.reason)
+                for event in history
+            ),
+        )
+
+
+class FeedbackNoun:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(
+        self,
+        experience_id: str,
+        value: str | float | None = None,
+        *,
+        rater: str | None = None,
+        comment: str | None = None,
+        correction: str | None = None,
+    ) -> RatedView:
+        """Say what an answer was worth; when this returns, it is durable and the class has been decided again.
+
+        `value`: helpful, partial, irrelevant, up, down, or 0 to 1. The last word of each rater counts; the rater is
+        whoever uses the client, unless told.
+        """
+        session = self._session
+        try:
+            rating = None if value is None else value_of(str(value))
+        except ValueError as error:
+            raise UsageError(f"{show(str(value))} is no rating; {error}") from None
+        judgement = Judgement(rater or session.actor, rating, comment=comment, correction=correction)
+        rate.check(judgement)
+        database = session.database
+        with database.read() as tx:
+            found = experiences.find(tx, experience_id)
+        limits = thresholds_of(database, session.workspace, found.profile, session.environ)
+        with database.write() as tx:
+            feedback_id, is_new = rate.judge(tx, found.id, judgement, limits, actor=session.actor)
+            now = assessments.get(tx, found.id)
+        return RatedView(feedback_id, found.id, is_new, now.class_name, now.reasons, now.feedback)
+
+
+def capture_of(messages: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> Capture:
+    """A capture from what the caller says about it."""
+    known = {"key", "next_turn", *_CONTEXT}
+    for name in about:
+        if name not in known:
+            raise UsageError(f"an experience has no {show(name)}{nearest(name, known)}")
+    context = {"source": "api", **{name: value for name, value in about.items() if name in _CONTEXT}}
+    return Capture(messages, about.get("key"), about.get("next_turn"), Context(**context))
+
+
+def _known(kind: str, name: str | None, names: Sequence[str]) -> None:
+    if name is not None and name not in names:
+        raise NotFound.named(kind, name, names)

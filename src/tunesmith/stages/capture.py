@@ -1,0 +1,195 @@
+"""Capture: an interaction becomes an experience with scores, suspicions and a class, in one transaction."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tunesmith.data.bad_row import BadRow
+from tunesmith.data.conversations import MessageChecker
+from tunesmith.domain.classification import (
+    IMPLICIT_CONFIDENCE,
+    IMPLICIT_RATER,
+    Assessment,
+    Feedback,
+    Judgement,
+    assess,
+    complaint_in,
+)
+from tunesmith.domain.experience import Context, ExperienceState, Interaction, next_turn_after
+from tunesmith.domain.experience_policy import ExperiencePolicy
+from tunesmith.domain.verifiers import verify
+from tunesmith.errors import DataError, UsageError, show
+from tunesmith.files import canonical_json, sha256_text
+from tunesmith.stages import rate
+from tunesmith.stages.rate import check_storable, judge
+from tunesmith.store import experiences
+from tunesmith.store.database import Tx
+
+_KEPT = ("role", "content", "tool_calls", "tool_call_id", "name")
+_MAX_TEXT = 500  # of a field of the context, and of a comment made from a next turn
+_MAX_REFERENCE = 200_000
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a profile says about its experiences, and what its base model reads as control tokens."""
+
+    policy: ExperiencePolicy
+    control_tokens: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One interaction as an application or a file tells it."""
+
+    messages: Sequence[Mapping[str, Any]]
+    """A conversation that ends with the model's answer."""
+    key: str | None = None
+    """Names it for ever in its profile; unset: the hash of conversation, session and adapter."""
+    next_turn: str | None = None
+    """What the person said after the answer, where that is known already."""
+    context: Context = field(default_factory=Context)
+    judgements: tuple[Judgement, ...] = ()
+    """What is known about it from the start, e.g. the label of an imported line."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What came of a capture."""
+
+    id: str
+    is_new: bool
+    """False: this key was there, and nothing has changed."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A capture that can be stored, with everything that takes no database."""
+
+    messages: list[dict[str, Any]]
+    key: str
+    capture: Capture
+    assessment: Assessment
+
+
+def check(capture: Capture, rules: Rules) -> Checked:
+    """Validate and judge an interaction; raises DataError or UsageError with what is wrong with it."""
+    messages = _checked_messages(capture.messages, rules.policy.capture.max_chars)
+    context = capture.context
+    for name, value in vars(context).items():
+        if isinstance(value, str):
+            _check_text(value, name, _MAX_REFERENCE if name == "reference" else _MAX_TEXT)
+    key = capture.key
+    if key is None:
+        key = sha256_text(canonical_json([messages, context.session, context.served_by]))
+    _check_text(key, "key", _MAX_TEXT)
+    if capture.next_turn is not None:
+        _check_text(capture.next_turn, "next_turn", _MAX_REFERENCE)
+    for judgement in capture.judgements:
+        rate.check(judgement)
+    if context.captured_at is not None and context.captured_at.tzinfo is None:
+        raise UsageError("captured_at has no time zone; give an aware instant, e.g. datetime.now(UTC)")
+    findings = verify(Interaction(messages, context.reference), rules.policy.wanted)
+    suspicions = _suspicions(messages, rules.control_tokens)
+    assessment = assess(findings, suspicions, Feedback(), rules.policy.classes)
+    return Checked(messages, key, capture, assessment)
+
+
+def store(tx: Tx, profile: str, checked: Checked, rules: Rules, *, actor: str) -> Kept:
+    """Store a checked interaction, and what it says about the answer before it. Durable once `tx` has committed."""
+    capture, context = checked.capture, checked.capture.context
+    experience_id, is_new = experiences.add(
+        tx,
+        profile,
+        checked.key,
+        checked.messages,
+        actor=actor,
+        context=context,
+        assessment=checked.assessment,
+    )
+    if is_new and context.session is not None and rules.policy.capture.implicit_feedback:
+        _hear_complaint_about_the_last(tx, profile, experience_id, checked, rules, actor)
+    if capture.next_turn is not None and rules.policy.capture.implicit_feedback:
+        _hear_complaint(tx, experience_id, capture.next_turn, rules, actor)
+    for judgement in capture.judgements:
+        judge(tx, experience_id, judgement, rules.policy.classes, actor=actor)
+    return Kept(experience_id, is_new)
+
+
+def _hear_complaint_about_the_last(
+    tx: Tx, profile: str, experience_id: str, checked: Checked, rules: Rules, actor: str
+) -> None:
+    """This conversation goes on from an earlier experience: what the person said in between may be a complaint."""
+    here = experiences.get(tx, experience_id)
+    assert here.session is not None
+    last = experiences.last_of_session(tx, profile, here.session, here.seq)
+    if last is None or last.state is ExperienceState.FORGOTTEN:
+        return
+    said = next_turn_after(Interaction(last.messages).answer, checked.messages)
+    if said is not None:
+        _hear_complaint(tx, last.id, said, rules, actor)
+
+
+def _hear_complaint(tx: Tx, experience_id: str, said: str, rules: Rules, actor: str) -> None:
+    """A hint at low confidence. What the person said becomes a comment, never a correction: it is no answer."""
+    if complaint_in(said) is None:
+        return
+    judgement = Judgement(
+        rater=IMPLICIT_RATER,
+        value=0.0,
+        is_implicit=True,
+        confidence=IMPLICIT_CONFIDENCE,
+        comment=said[:_MAX_TEXT],
+    )
+    judge(tx, experience_id, judgement, rules.policy.classes, actor=actor)
+
+
+def _checked_messages(given: Any, max_chars: int) -> list[dict[str, Any]]:
+    if not isinstance(given, list | tuple):
+        raise UsageError('messages is no list; give a list of {"role": …, "content": …}')
+    listed = [dict(message) if isinstance(message, Mapping) else message for message in given]
+    texts: list[str] = []
+    begins_with_tools = bool(listed) and isinstance(listed[0], dict) and listed[0].get("role") == "tools"
+    try:
+        shape = MessageChecker().check(listed[begins_with_tools:], "messages", "", texts)
+    except BadRow as bad:
+        raise DataError(f"{bad.field} {bad.problem}; {bad.fix}") from None
+    if shape[-1] not in "aAcC":
+        raise DataError(
+            "messages does not end with an assistant message, so there is no answer to keep; "
+            "what the person said next goes into next_turn"
+        )
+    num_chars = sum(map(len, texts))
+    if num_chars > max_chars:
+        raise DataError(f"the conversation has {num_chars} characters, experience.capture.max_chars is {max_chars}")
+    messages = [{name: message[name] for name in _KEPT if name in message} for message in listed]
+    for text in _texts_in(messages):
+        check_storable(text, "a message")
+    return messages
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Every text inside messages; how deep they may be nested was checked before."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for inner in value.items() if isinstance(value, Mapping) else value:
+            yield from _texts_in(list(inner) if isinstance(inner, tuple) else inner)
+
+
+def _check_text(text: str, name: str, limit: int) -> None:
+    if not text or len(text) > limit:
+        raise UsageError(f"{name} is empty or longer than {limit} characters; shorten it, or leave it out")
+    check_storable(text, name)
+
+
+def _suspicions(messages: Sequence[Mapping[str, Any]], control_tokens: tuple[str, ...]) -> list[str]:
+    """Why an interaction may be an attack: a text that forges a turn of the conversation."""
+    if not control_tokens:
+        return []
+    pattern = re.compile("|".join(map(re.escape, sorted(control_tokens, key=len, reverse=True))))
+    found = {match[0] for message in messages for match in pattern.finditer(str(message.get("content") or ""))}
+    return [f"a text holds {show(token)}, a control token of the base model" for token in sorted(found)]

@@ -1,0 +1,51 @@
+"""Rate: what somebody says about an experience, and the class that follows from everything said by then."""
+
+from __future__ import annotations
+
+from tunesmith.domain.classification import Judgement, Thresholds, aggregate, complaint_in
+from tunesmith.domain.experience import ExperienceState
+from tunesmith.errors import DataError, Refused, UsageError
+from tunesmith.store import assessments, experiences, feedback
+from tunesmith.store.database import Tx
+
+_MAX_COMMENT = 10_000
+_MAX_CORRECTION = 200_000
+
+
+def check(judgement: Judgement) -> Judgement:
+    """The judgement again; raises where it says nothing, or what must not be learnt."""
+    if judgement.value is None and not judgement.comment and not judgement.correction:
+        raise UsageError("nothing is said: give a rating, a comment or a correction")
+    texts = {"rater": (judgement.rater, 200), "comment": (judgement.comment, _MAX_COMMENT)}
+    for name, (text, limit) in {**texts, "correction": (judgement.correction, _MAX_CORRECTION)}.items():
+        if text is None:
+            continue
+        if not text.strip() or len(text) > limit:
+            raise UsageError(f"{name} is empty or longer than {limit} characters; shorten it, or leave it out")
+        check_storable(text, name)
+    heard = None if judgement.correction is None else complaint_in(judgement.correction)
+    if heard is not None:
+        raise Refused(
+            f"the correction reads like a complaint ({heard!r}), and it would be learnt as an answer; "
+            "write the answer that should have been given, and put the complaint into the comment"
+        )
+    return judgement
+
+
+def check_storable(text: str, name: str) -> None:
+    """NUL and lone surrogates are what no database keeps."""
+    if "\0" in text or text.encode(errors="ignore").decode() != text:
+        raise DataError(f"{name} holds a character that no database can store (NUL, or half of a pair); remove it")
+
+
+def judge(tx: Tx, experience_id: str, judgement: Judgement, limits: Thresholds, *, actor: str) -> tuple[str, bool]:
+    """Store it and decide the class again; its id, and whether it is news. Durable once `tx` has committed."""
+    experience = experiences.lock(tx, experience_id)
+    if experience.state is ExperienceState.FORGOTTEN:
+        raise Refused(f"experience {experience_id} was forgotten; nothing more can be said about it")
+    feedback_id, is_new = feedback.add(tx, experience_id, judgement, actor=actor)
+    if is_new:
+        said = aggregate(feedback.of_experience(tx, experience_id))
+        now = assessments.get(tx, experience_id).with_feedback(said, limits)
+        assessments.decide(tx, experience_id, now, actor=actor)
+    return feedback_id, is_new

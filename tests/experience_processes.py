@@ -1,0 +1,23 @@
+"""What the drills of experiences run in processes of their own."""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from pathlib import Path
+
+from tunesmith.client import Client
+
+
+def add_for_ever(root: str, acknowledged: str) -> None:
+    """Add experiences and feedback through the client; every id is noted once the call has returned."""
+    client = Client(root)
+    with Path(acknowledged).open("a", buffering=1) as sink:
+        for number in count():
+            messages = [
+                {"role": "user", "content": f"{os.getpid()} {number}?"},
+                {"role": "assistant", "content": f"{os.getpid()} {number}!"},
+            ]
+            added = client.experiences.add("support", messages)
+            sink.write(f"{added.id}\n")
+            sink.write(f"{client.feedback.add(added.id, 'helpful').id}\n")

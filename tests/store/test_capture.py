@@ -1,0 +1,186 @@
+"""`client.capture`: never in the application's way, nothing kept twice, everything counted, on both databases."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from builders import PROFILE, a_workspace
+from databases import Postgres
+from tunesmith.client import Client
+from tunesmith.client.capturing import CaptureQueue
+from tunesmith.store import tables
+from tunesmith.store.database import Database
+
+
+def _client(folder: Path, store_url: str, **capture: Any) -> Client:
+    policy = {"experience": {"capture": capture}}
+    return a_workspace(folder, profile=policy, settings={"store": {"url": store_url}})
+
+
+def _talk(number: int, answer: str = "Yes.") -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"question {number}"}, {"role": "assistant", "content": f"{number}: {answer}"}]
+
+
+def _keys(database: Database) -> list[str]:
+    with database.read() as tx:
+        return list(tx.conn.execute(sa.select(tables.experiences.c.natural_key)).scalars())
+
+
+def test_what_flush_counts_as_stored_is_in_the_store(tmp_path: Path, store_url: str, database: Database) -> None:
+    with _client(tmp_path, store_url) as client:
+        assert all(client.capture(PROFILE, _talk(n), key=str(n), session="s") for n in range(300))
+        assert client.capture(PROFILE, _talk(0), key="0")
+        counts = client.capture.flush(60)
+        assert (counts.num_accepted, counts.num_stored, counts.num_known, counts.num_pending) == (301, 300, 1, 0)
+        assert sorted(map(int, _keys(database))) == list(range(300))
+        first = client.experiences.list(limit=1)[0]
+        assert (first.source, first.session) == ("capture", "s")
+
+
+def test_closing_the_client_flushes(tmp_path: Path, store_url: str, database: Database) -> None:
+    with _client(tmp_path, store_url) as client:
+        for number in range(20):
+            client.capture(PROFILE, _talk(number))
+    assert len(_keys(database)) == 20
+    assert client.capture(PROFILE, _talk(99)) is False
+    assert client.capture.counts.num_dropped == 1
+
+
+def test_what_is_wrong_is_refused_counted_and_spoils_nothing_else(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        wrong: list[Any] = [[], [{"role": "user"}], [{"role": "user", "content": "a\0"}], _talk(1)[:1]]
+        for messages in wrong:
+            client.capture(PROFILE, messages)
+        assert client.capture(PROFILE, 5) is False  # type: ignore[arg-type]
+        client.capture("nobody", _talk(1))
+        client.capture(PROFILE, _talk(1), sesion="s")  # type: ignore[call-arg]
+        client.capture(PROFILE, _talk(1), key="k")
+        client.capture(PROFILE, _talk(2), key="k")  # the same key with another conversation
+        client.capture(PROFILE, _talk(3))
+        counts = client.capture.flush(60)
+    assert (counts.num_accepted, counts.num_refused, counts.num_pending) == (10, 8, 0)
+    assert counts.num_stored == 2
+    assert counts.last_problem
+    assert len(_keys(database)) == 2
+
+
+def test_full_queue_drops_at_once_and_counts(tmp_path: Path, sqlite_store: Path) -> None:
+    url = f"sqlite:///{sqlite_store}"
+    client = _client(tmp_path, url)
+    client.experiences.add(PROFILE, _talk(0))
+    queue = CaptureQueue(client._session, max_pending=10)
+    with client._session.database.write():  # nobody else can write: the thread waits, the application does not
+        begun = time.monotonic()
+        accepted = [queue(PROFILE, _talk(n)) for n in range(1, 200)]
+        assert time.monotonic() - begun < 1.0
+        assert 10 <= sum(accepted) <= 10 + 64  # what waits, and one batch that the thread has taken
+        assert queue.counts.num_dropped == accepted.count(False)
+        assert "wait already" in str(queue.counts.last_problem)
+    counts = queue.close(30)
+    assert counts.num_stored == sum(accepted)
+    assert counts.num_pending == 0
+    assert len(client.experiences.list(limit=300)) == 1 + sum(accepted)
+    client.close()
+
+
+def test_store_that_is_down_costs_the_captures_and_nothing_else(
+    tmp_path: Path, postgres: Postgres, postgres_store: str
+) -> None:
+    client = _client(tmp_path, postgres.url(postgres_store))
+    client.experiences.add(PROFILE, _talk(0))
+    with CaptureQueue(client._session, patience_s=0.3) as queue:
+        queue(PROFILE, _talk(1))
+        assert queue.flush(30).num_stored == 1
+        postgres.stop()
+        try:
+            begun = time.monotonic()
+            assert all(queue(PROFILE, _talk(n)) for n in range(2, 12))
+            assert time.monotonic() - begun < 0.5
+            down = queue.flush(60)
+        finally:
+            postgres.start()
+        assert (down.num_stored, down.num_dropped, down.num_pending) == (1, 10, 0)
+        assert "cannot be used" in str(down.last_problem)
+        queue(PROFILE, _talk(12))
+        assert queue.flush(60).num_stored == 2  # it has come back
+    client.close()
+
+
+def test_short_outage_loses_nothing(tmp_path: Path, postgres: Postgres, postgres_store: str) -> None:
+    client = _client(tmp_path, postgres.url(postgres_store))
+    client.experiences.add(PROFILE, _talk(0))
+    with CaptureQueue(client._session, patience_s=30) as queue:
+        postgres.stop()
+        timer = threading.Timer(0.5, postgres.start)
+        timer.start()
+        for number in range(1, 6):
+            queue(PROFILE, _talk(number))
+        counts = queue.flush(60)
+        timer.join()
+    assert (counts.num_stored, counts.num_dropped) == (5, 0)
+    client.close()
+
+
+def test_policy_decides_by_key_what_is_captured(tmp_path: Path, sqlite_store: Path) -> None:
+    with _client(tmp_path / "half", f"sqlite:///{sqlite_store}", share=0.5) as client:
+        for _ in range(2):  # the same ones both times
+            for number in range(200):
+                client.capture(PROFILE, _talk(number), key=f"key {number}")
+            counts = client.capture.flush(60)
+        assert 70 <= counts.num_stored <= 130
+        assert (counts.num_known, counts.num_skipped) == (counts.num_stored, 2 * (200 - counts.num_stored))
+    with _client(tmp_path / "off", f"sqlite:///{sqlite_store}", enabled=False) as client:
+        client.capture(PROFILE, _talk(1))
+        assert client.capture.flush(60).num_skipped == 1
+
+
+def test_application_may_change_its_messages_after_the_call(tmp_path: Path, sqlite_store: Path) -> None:
+    with _client(tmp_path, f"sqlite:///{sqlite_store}") as client:
+        messages = _talk(1)
+        client.capture(PROFILE, messages)
+        messages[1]["content"] = "changed"
+        messages.append({"role": "user", "content": "more"})
+        client.capture.flush(60)
+        assert client.experiences.list()[0].answer == "1: Yes."
+
+
+def test_captures_of_a_process_that_just_ends_are_stored(tmp_path: Path, store_url: str, database: Database) -> None:
+    client = _client(tmp_path, store_url)
+    code = (
+        "import sys; from tunesmith import Client; client = Client(sys.argv[1])\n"
+        "for n in range(5): client.capture('support', [{'role': 'user', 'content': f'{n}?'},"
+        " {'role': 'assistant', 'content': 'yes'}])"
+    )
+    subprocess.run([sys.executable, "-c", code, client.workspace.root], check=True, timeout=60)
+    assert len(_keys(database)) == 5
+    client.close()
+
+
+def test_forked_process_stores_its_own_captures_once(tmp_path: Path, sqlite_store: Path) -> None:
+    client = _client(tmp_path, f"sqlite:///{sqlite_store}")
+    code = (
+        "import os, sys; from tunesmith import Client; client = Client(sys.argv[1])\n"
+        "talk = lambda q: [{'role': 'user', 'content': q}, {'role': 'assistant', 'content': 'yes'}]\n"
+        "client.capture('support', talk('parent')); child = os.fork()\n"
+        "if not child:\n"
+        "    client.capture('support', talk('child')); print(client.capture.flush(30).num_stored); os._exit(0)\n"
+        "os.waitpid(child, 0)"
+    )
+    environ = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", code, client.workspace.root],
+        check=True, timeout=60, env=environ, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout == "1\n"
+    assert sorted(found.question for found in client.experiences.list()) == ["child", "parent"]
+    client.close()
