@@ -105,6 +105,10 @@ def _describe(dataset: Dataset, report: DatasetReport) -> None:
         heading("Left out")
         rows = [(drop.num, drop.reason.value, str(drop.first[0]) if drop.first else "") for drop in report.drops]
         show_table([Column("LINES", align="right"), Column("REASON"), Column("FIRST", "fold")], rows, indent=2)
+    if report.quarantine:
+        heading("Kept aside for review, whole, in quarantine.jsonl of the dataset's folder")
+        rows = [(found.num, found.screen, str(found.first[0])) for found in report.quarantine]
+        show_table([Column("ROWS", align="right"), Column("SCREEN"), Column("FIRST", "fold")], rows, indent=2)
     heading("Sources")
     files = [(f.name, f.num_lines, f.num_bytes, f.sha256[:16]) for f in report.sources]
     columns = [

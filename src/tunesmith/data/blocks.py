@@ -13,6 +13,7 @@ from tunesmith.data.importing import Found, LineImporter
 from tunesmith.data.parse_pool import ParseRules
 from tunesmith.data.readers import Block
 from tunesmith.data.scoring import score
+from tunesmith.data.screens.block import BlockScreener, Screened
 from tunesmith.data.splitting import group_of, split_of
 from tunesmith.data.tally import Tally
 from tunesmith.domain.example import Reason, Split, identity, num_prompt_of
@@ -35,6 +36,7 @@ class ParsedBlock:
     ignored_fields: dict[str, int]
     batch: Any
     """The valid rows, as an Arrow record batch."""
+    screened: Screened
 
     def to_bytes(self) -> bytes:
         """The block for another process."""
@@ -45,6 +47,7 @@ class ParsedBlock:
             "passed_over": self.passed_over,
             "bad": self.bad.to_json(),
             "ignored_fields": self.ignored_fields,
+            "screened": self.screened.to_json(),
         }
         return batch_to_bytes(self.batch, json.dumps(facts).encode())
 
@@ -52,7 +55,8 @@ class ParsedBlock:
     def from_bytes(cls, data: bytes) -> ParsedBlock:
         batch, text = batch_from_bytes(data)
         facts = json.loads(text)
-        return cls(**{**facts, "bad": Tally.from_json(facts["bad"])}, batch=batch)
+        facts["bad"], facts["screened"] = Tally.from_json(facts["bad"]), Screened.from_json(facts["screened"])
+        return cls(**facts, batch=batch)
 
 
 class BlockParser:
@@ -60,6 +64,7 @@ class BlockParser:
 
     def __init__(self, rules: ParseRules) -> None:
         self._rules = rules
+        self._screener = BlockScreener(rules.screens)
         longest_first = sorted(rules.control_tokens, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
@@ -69,7 +74,7 @@ class BlockParser:
         rows: list[ParsedRow] = []
         if block.num_skipped:
             tally.add(block.source, block.first_line, self._too_long(block.num_skipped))
-            return ParsedBlock(block.end, 1, 0, {}, tally, {}, to_batch(rows, block.source))
+            return ParsedBlock(block.end, 1, 0, {}, tally, {}, to_batch(rows, block.source), Screened())
         lines = block.text.split(b"\n")
         open_index = len(lines) - 1 if block.ends_open else -1
         for index, line in enumerate(lines):
@@ -88,7 +93,8 @@ class BlockParser:
         num_blank, passed_over = importer.num_blank, dict(importer.passed_over)
         ignored = dict(importer.ignored_fields)
         num_rows, batch = len(lines) - num_blank, to_batch(rows, block.source)
-        return ParsedBlock(block.end, num_rows, num_blank, passed_over, tally, ignored, batch)
+        screened = self._screener.screen(rows)
+        return ParsedBlock(block.end, num_rows, num_blank, passed_over, tally, ignored, batch, screened)
 
     def _refuse_control_tokens(self, row: Found) -> None:
         """A text that the model would read as the end of a turn, or the start of another, is no text."""

@@ -40,6 +40,7 @@ class ParseRules:
     format: str = "auto"
     windows: str = "whole"
     where: tuple[str, ...] = ()
+    screens: tuple[str, ...] = ()
 
 
 class ParsePool:

@@ -28,6 +28,7 @@ from tunesmith.domain.dataset import (
     LengthBucket,
     PreparedDataset,
     PrepareOptions,
+    Quarantined,
     SourceFile,
     fingerprint,
 )
@@ -98,6 +99,7 @@ def _rules_of(options: PrepareOptions) -> ParseRules:
         options.format,
         options.windows,
         options.where,
+        options.screens,
     )
 
 
@@ -140,6 +142,7 @@ class _Intake:
     """Takes parsed blocks, keeps what is new, and writes it to its split."""
 
     def __init__(self, staged: Path, options: PrepareOptions) -> None:
+        from tunesmith.data.quarantine import FILE_NAME, Quarantine
         from tunesmith.data.split_files import SplitWriter  # pyarrow takes longer to import than `--help` may take
 
         self.num_rows = 0
@@ -151,12 +154,14 @@ class _Intake:
         self._num_duplicates = 0
         self._passed_over: Counter[str] = Counter()
         self._ignored: Counter[str] = Counter()
+        self._quarantine = Quarantine(staged / FILE_NAME)
         self._writers = {split: SplitWriter(staged / f"{split.value}.parquet") for split in Split}
 
     def __enter__(self) -> _Intake:
         return self
 
     def __exit__(self, *raised: object) -> None:
+        self._quarantine.close()
         for writer in self._writers.values():
             writer.close()
 
@@ -175,6 +180,7 @@ class _Intake:
             batch = batch.slice(0, self._num_that_fit(keys_of(batch)))
         keep = bytes(map(self._seen.add, keys_of(batch)))
         self._num_duplicates += keep.count(0)
+        keep = self._quarantine.sift(batch, keep, parsed.screened, source, name)
         for split, rows in part(batch, keep):
             self._writers[split].write(rows)
         if self._seen.num > self._options.max_examples:
@@ -222,12 +228,16 @@ class _Intake:
     def finish(self, files: Sequence[SourceFile]) -> DatasetReport:
         """Write what is left; the report, or a refusal."""
         self._tally.refuse_too_many(self.num_rows, self._options.max_bad_share, files)
+        self._quarantine.close()
         for writer in self._writers.values():
             writer.finish()
         digests = {split: writer.digest for split, writer in self._writers.items()}
         counts = {split: digest.num for split, digest in digests.items()}
         if self._kind is None:
             raise DataError(_nothing(files[0].name, self._passed_over, self._options.where))
+        quarantine = self._quarantine.report(files)
+        if not any(counts.values()):
+            raise DataError(_all_suspect(quarantine))
         _refuse_empty_splits(counts, self._options)
         undesirable = {split: writer.num_undesirable for split, writer in self._writers.items()}
         if self._kind is Kind.LABELLED:
@@ -243,6 +253,8 @@ class _Intake:
             num_duplicates=self._num_duplicates,
             passed_over=dict(self._passed_over),
             drops=self._tally.drops(files),
+            num_quarantined=self._quarantine.num,
+            quarantine=quarantine,
             ignored_fields=dict(sorted(self._ignored.items())),
             warnings=self._warnings(counts, undesirable),
             sources=tuple(files),
@@ -260,6 +272,8 @@ class _Intake:
             found.append("no example fell into validation; training cannot tell its best step")
         if self._tally.num_bad:
             found.append(f"{self._tally.num_bad} bad lines were left out")
+        if num := self._quarantine.num:
+            found.append(f"{num} suspect {'row was' if num == 1 else 'rows were'} kept aside; look at quarantine.jsonl")
         if self._ignored:
             found.append(f"fields that nobody reads: {', '.join(sorted(self._ignored)[:10])}")
         return tuple(found)
@@ -272,6 +286,11 @@ def _nothing(name: str, passed_over: Mapping[str, int], where: Sequence[str]) ->
     told = ", ".join(f"{num} × {why}" for why, num in sorted(passed_over.items()))
     fix = "check --where" if where else "export conversations, or generations with their input and output"
     return f"{name}: no example is left: {told}; {fix}"
+
+
+def _all_suspect(quarantine: Sequence[Quarantined]) -> str:
+    told = "; ".join(f"{found.num} × {found.screen}, first {found.first[0]}" for found in quarantine[:3])
+    return f"every row is suspect: {told}; remove what was found, or choose other screens (data.screens)"
 
 
 def _refuse_empty_splits(counts: dict[Split, int], options: PrepareOptions) -> None:

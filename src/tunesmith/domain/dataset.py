@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from tunesmith.domain.example import Example, Kind, Reason, Split
 from tunesmith.domain.profile import Section, Share
+from tunesmith.domain.screen import Screen
 
 __all__ = [
     "BadLine",
@@ -22,9 +23,11 @@ __all__ = [
     "LengthBucket",
     "PrepareOptions",
     "PreparedDataset",
+    "Quarantined",
     "SourceFile",
     "Split",
     "SplitDigest",
+    "Suspect",
     "fingerprint",
 ]
 
@@ -96,6 +99,31 @@ class SourceFile(Section):
     unit: Unit = "line"
 
 
+class Suspect(Section):
+    """One suspicious place in a row that was kept aside. The excerpt never repeats a secret."""
+
+    source: str
+    line: int
+    field: str
+    start: int
+    """In characters of the field; `end` is behind the last one."""
+    end: int
+    reason: str
+    excerpt: str
+    unit: Unit = "line"
+
+    def __str__(self) -> str:
+        return f"{self.source} {self.unit} {self.line}: {self.reason}{': ' + self.excerpt if self.excerpt else ''}"
+
+
+class Quarantined(Section):
+    """The rows that one screen kept aside; a row may be counted by several screens."""
+
+    screen: str
+    num: int
+    first: tuple[Suspect, ...]
+
+
 class LengthBucket(Section):
     """How many examples have fewer than `below` characters, and no fewer than the bucket before."""
 
@@ -116,6 +144,8 @@ class PrepareOptions(Section):
     """A longer line is bad; it is skipped without being held in memory."""
     control_tokens: tuple[str, ...] = ()
     """Texts that the base model reads as control tokens; a line that holds one could forge a turn, so it is bad."""
+    screens: tuple[Screen, ...] = ()
+    """What every row is searched for; suspects are kept aside."""
     few_heldout: int = Field(default=50, ge=0)
     """Warn when fewer examples than this are held out."""
     format: Format = "auto"
@@ -151,6 +181,10 @@ class DatasetReport(Section):
     passed_over: dict[str, int] = Field(default_factory=dict)
     """What was left aside on purpose, with how often: filtered out, or no part of a conversation."""
     drops: tuple[Drops, ...]
+    num_quarantined: int = 0
+    """Suspect rows, kept whole in quarantine.jsonl and not trained."""
+    quarantine: tuple[Quarantined, ...] = ()
+    """The same by screen."""
     ignored_fields: dict[str, int]
     """Fields nobody reads, with how many times each was seen."""
     warnings: tuple[str, ...]

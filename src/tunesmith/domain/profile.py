@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from tunesmith.domain.experience_policy import ExperiencePolicy
+from tunesmith.domain.screen import ScreenChoice
 from tunesmith.domain.section import Section as Section  # noqa: PLC0414 - known from here
 from tunesmith.domain.section import Share as Share  # noqa: PLC0414
 from tunesmith.ids import is_name
@@ -173,6 +174,8 @@ class Data(Section):
     """Refuse a file with more than this share of bad lines."""
     heldout_cap: int = Field(default=1000, ge=10, le=100_000)
     """Most held-out cases that one dataset brings to the profile's pool."""
+    screens: ScreenChoice = "default"
+    """What every row is searched for before it may be trained; suspects are kept aside, see docs/screens.md."""
 
 
 class Validation(Section):

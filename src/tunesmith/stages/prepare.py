@@ -13,6 +13,7 @@ from tunesmith.config.lock import check_lock
 from tunesmith.config.workspace import Workspace
 from tunesmith.domain.dataset import DatasetReport, PreparedDataset, PrepareOptions, Split
 from tunesmith.domain.example import Message
+from tunesmith.domain.screen import chosen_screens
 from tunesmith.errors import DataError
 from tunesmith.files import verify_folder
 from tunesmith.ids import new_id
@@ -55,6 +56,7 @@ def options_of(checked: CheckedProfile) -> PrepareOptions:
         heldout_share=data.heldout_share,
         validation_share=data.validation_share,
         max_bad_share=data.max_bad_share,
+        screens=chosen_screens(data.screens),
         control_tokens=read_control_tokens(checked.base_folder),
     )
 

@@ -1,0 +1,107 @@
+"""Finds near copies: rows whose long answer and whose prompt both say almost the same as an earlier row's.
+
+A text is sketched by its pairs of words (a prompt by its words): one byte of the lowest hash in each of 32 bins. The
+share of equal bytes estimates how much two texts have in common. Rows meet through groups of these hashes (bands); the
+sketches decide. Short answers are never near copies: "positive" and "42" are learnt many times, and rightly so.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
+from operator import eq
+from zlib import crc32
+
+_NUM_BINS = 32
+_NUM_BANDS = 6
+_BAND = 4  # bins in a band
+_MIN_WORDS = 24  # in an answer
+_SLOTS = 1 << 20
+_MIN_SAME_ANSWER = 27  # of 32 bins: about 85 % of all pairs of words
+_MIN_SAME_PROMPT = 16
+_RECORD = struct.Struct(f"<Q{_NUM_BINS}s{_NUM_BINS}s{_NUM_BANDS}I")
+_BANDS = struct.Struct(f"<{_BAND}I")
+_FOLD = bytes(ord(chr(byte).lower()) if chr(byte).isalnum() else ord(" ") for byte in range(128)) + bytes(
+    range(128, 256)
+)
+
+Sketch = tuple[int, bytes, bytes, tuple[int, ...]]
+"""Key of the row, bins of the answer, bins of the prompt, bands of the answer."""
+
+
+def sketch(key: int, prompt: str, answer: str) -> Sketch | None:
+    """What is kept of a row to find its near copies; None for one whose answer is short."""
+    words = _words(answer)
+    if len(words) < _MIN_WORDS:
+        return None
+    lowest = _lowest([one + two for one, two in pairwise(words)])
+    bands = tuple(crc32(_BANDS.pack(*lowest[_BAND * band :][:_BAND])) for band in range(_NUM_BANDS))
+    return key, _bytes(lowest), _bytes(_lowest(_words(prompt) or [b""])), bands
+
+
+def pack(sketches: Sequence[Sketch]) -> bytes:
+    """Sketches for another process."""
+    return b"".join(_RECORD.pack(key, answer, prompt, *bands) for key, answer, prompt, bands in sketches)
+
+
+def unpack(data: bytes) -> Iterator[Sketch]:
+    for key, answer, prompt, *bands in _RECORD.iter_unpack(data):
+        yield key, answer, prompt, tuple(bands)
+
+
+class NearCopies:
+    """The sketches of the latest million rows: memory does not depend on how many there were."""
+
+    def __init__(self) -> None:
+        self._num = 0
+        self._bins = bytearray()
+        self._places = array("Q")
+        self._slots = [array("I", bytes(4 * _SLOTS)) for _ in range(_NUM_BANDS)]
+
+    def earlier(self, source: int, line: int, row: Sketch) -> tuple[int, int] | None:
+        """Source and line of an earlier row that says almost the same; the row is remembered if there is none."""
+        _, answer, prompt, bands = row
+        looked_at = set()
+        for slots, band in zip(self._slots, bands, strict=True):
+            held = slots[band % _SLOTS] - 1
+            if held < 0 or held in looked_at:
+                continue
+            looked_at.add(held)
+            begin, middle = held * 2 * _NUM_BINS, held * 2 * _NUM_BINS + _NUM_BINS
+            if (
+                sum(map(eq, answer, self._bins[begin:middle])) >= _MIN_SAME_ANSWER
+                and sum(map(eq, prompt, self._bins[middle : middle + _NUM_BINS])) >= _MIN_SAME_PROMPT
+            ):
+                place = self._places[held]
+                return place >> 40, place & ((1 << 40) - 1)
+        self._remember(source << 40 | line, answer + prompt, bands)
+        return None
+
+    def _remember(self, place: int, bins: bytes, bands: Sequence[int]) -> None:
+        index = self._num % _SLOTS
+        self._bins[index * 2 * _NUM_BINS : (index + 1) * 2 * _NUM_BINS] = bins
+        self._places[index : index + 1] = array("Q", (place,))
+        for slots, band in zip(self._slots, bands, strict=True):
+            slots[band % _SLOTS] = index + 1
+        self._num += 1
+
+
+def _words(text: str) -> list[bytes]:
+    return text.encode("utf-8", "surrogatepass").translate(_FOLD).split()
+
+
+def _lowest(parts: Collection[bytes]) -> list[int]:
+    """The lowest hash in each bin; an empty one takes that of the next bin that has one."""
+    bins = {value % _NUM_BINS: value for value in sorted(map(crc32, parts), reverse=True)}
+    if len(bins) < _NUM_BINS:
+        later = bins[min(bins)]
+        for place in range(_NUM_BINS - 1, -1, -1):
+            later = bins.setdefault(place, later)
+    return [bins[place] for place in range(_NUM_BINS)]
+
+
+def _bytes(lowest: Sequence[int]) -> bytes:
+    """One byte of each hash, from bits that the choice of the lowest does not prefer."""
+    return bytes([value * 0x9E3779B1 >> 24 & 255 for value in lowest])
