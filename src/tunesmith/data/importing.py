@@ -45,6 +45,7 @@ class LineImporter:
         self._format = rules.format
         self._windows = rules.windows
         self._where = read_conditions(rules.where)
+        self._is_plain = rules.format == "auto" and rules.windows == "whole" and not rules.where
         self.num_blank = 0
         self.passed_over: Counter[str] = Counter()
 
@@ -58,6 +59,9 @@ class LineImporter:
         if fields is None:
             self.num_blank += 1
             return ()
+        if self._is_plain and "messages" in fields:  # what most lines are, without another look
+            shape, contents = self._rows.own(line, fields)
+            return ((shape, contents, 0),)
         for condition in self._where:
             if (why := condition.refuses(fields)) is not None:
                 count_ignored(self.passed_over, why)
