@@ -33,6 +33,7 @@ _STYLES = {
     "active": "green", "archived": "dim",
     "open": "blue", "succeeded": "green", "stopped": "yellow", "interrupted": "yellow", "lost": "yellow",
     "promote": "green", "hold": "yellow", "reject": "magenta",
+    "gold": "green", "needs_improvement": "yellow", "ambiguous": "cyan", "quarantined": "red",
     "ok": "green", "warning": "yellow", "broken": "red",
 }  # fmt: skip
 """Colours by state, of whatever has one."""

@@ -89,6 +89,9 @@ class Experiences:
         """The newest first."""
         if not 1 <= limit <= _MAX_LISTED:
             raise UsageError(f"limit is {limit}; use a number from 1 to {_MAX_LISTED}")
+        for name in filters:
+            if name not in Filters.__annotations__:
+                raise UsageError(f"experiences are not listed by {show(name)}{nearest(name, Filters.__annotations__)}")
         self._session.known_profile(filters.get("profile"))
         _known("class", filters.get("class_name"), [member.value for member in ExperienceClass])
         _known("state", filters.get("state"), [member.value for member in ExperienceState])

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 _MAX_CHARS = 100_000  # of a text; what stands behind is not looked at, so that a hostile text costs little
 _PATTERNS = (  # in this order: what one has found, the next no longer sees
     re.compile(r"https?://[^\s<>\"')\]]{1,500}"),
-    re.compile(r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,5}"),
+    re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,5}"),
     re.compile(r"[\"“„«]([^\"“”„«»\n]{2,80})[\"”“»]"),  # quoted
     re.compile(r"\b[A-Za-z]{1,20}[-_]?\d[\w-]{0,30}\b"),  # codes such as AB-12, v3
     re.compile(r"(?<![\w.])\d[\d.,:/-]*\d(?!\w)|(?<![\w.])\d(?!\w)"),  # numbers, dates, times

@@ -123,6 +123,8 @@ def _hear_complaint_about_the_last(
     tx: Tx, profile: str, experience_id: str, checked: Checked, rules: Rules, actor: str
 ) -> None:
     """This conversation goes on from an earlier experience: what the person said in between may be a complaint."""
+    if not any(message["role"] == "user" and complaint_in(str(message["content"])) for message in checked.messages):
+        return
     here = experiences.get(tx, experience_id)
     assert here.session is not None
     last = experiences.last_of_session(tx, profile, here.session, here.seq)

@@ -1,0 +1,227 @@
+"""`tunesmith experience`: add, import, list, show, stats; and `tunesmith feedback`: add."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tunesmith.cli.grammar import Json, OfProfile, Profile, a_noun, open_client
+from tunesmith.cli.output import (
+    Column,
+    age,
+    coloured,
+    first_line,
+    heading,
+    print_id,
+    print_json,
+    say,
+    several,
+    show_fields,
+    show_table,
+)
+from tunesmith.errors import UsageError
+from tunesmith.errors import show as show_text
+
+if TYPE_CHECKING:
+    from tunesmith.client.experience_views import ExperienceDetail, ExperienceView
+
+verbs = a_noun("What the model did, what it is worth, and what was learnt from it.")
+feedback_verbs = a_noun("What people think of an answer.")
+Id = Annotated[
+    str, typer.Argument(metavar="EXPERIENCE", help="Id of an experience, or its beginning.", show_default=False)
+]
+_SHOWN_TURNS = 20
+
+
+def _option(flag: str, help_text: str, metavar: str = "TEXT") -> Any:
+    return typer.Option(flag, metavar=metavar, help=help_text, show_default=False)
+
+
+@verbs.command()
+def add(
+    ctx: typer.Context,
+    profile: Profile,
+    prompt: Annotated[str, _option("--prompt", "What the person asked.")],
+    answer: Annotated[str, _option("--answer", "What the model answered.")],
+    system: Annotated[str | None, _option("--system", "The system message.")] = None,
+    key: Annotated[str | None, _option("--key", "Names it for ever; adding it again changes nothing.")] = None,
+    next_turn: Annotated[str | None, _option("--next-turn", "What the person said next.")] = None,
+    about: Annotated[
+        list[str] | None,
+        _option("--about", "source, session, served_by, template, task_type or reference.", "KEY=VALUE"),
+    ] = None,
+) -> None:
+    """Store one interaction; it is scored and classified at once."""
+    head = [] if system is None else [{"role": "system", "content": system}]
+    messages = [*head, {"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+    said: Any = {"source": "cli", **_pairs("--about", about), "key": key, "next_turn": next_turn}
+    with open_client(ctx) as client:
+        added = client.experiences.add(profile, messages, **said)
+    say(coloured(added.class_name, f"{added.class_name}{'' if added.is_new else ' (it was there already)'}"))
+    for reason in added.reasons:
+        say(f"  {reason}")
+    print_id(added.id)
+
+
+@verbs.command("list")
+def list_experiences(
+    ctx: typer.Context,
+    profile: OfProfile = None,
+    class_name: Annotated[str | None, _option("--class", "Only those of this class, e.g. gold.", "CLASS")] = None,
+    where: Annotated[
+        list[str] | None,
+        _option("--where", "Only those whose state, source, session or task_type is this.", "KEY=VALUE"),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="At most so many.")] = 50,
+    json: Json = False,
+) -> None:
+    """The newest first."""
+    filters: Any = {**_pairs("--where", where), "profile": profile, "class_name": class_name}
+    with open_client(ctx) as client:
+        found = client.experiences.list(limit=limit, **filters)
+    if json:
+        print_json(found)
+        return
+    rows = [
+        (e.id, coloured(e.class_name), _rating(e), age(e.captured_at), first_line(e.question))
+        for e in found
+    ]  # fmt: skip
+    columns = [Column("ID"), Column("CLASS"), Column("RATED", align="right"), Column("AGE"),
+               Column("QUESTION", "cut")]  # fmt: skip
+    show_table(columns, rows, empty="No experience here yet: tunesmith experience add PROFILE --prompt … --answer …")
+
+
+@verbs.command()
+def show(ctx: typer.Context, experience_id: Id, json: Json = False) -> None:
+    """What was said, what each verifier and rater thinks of it, and its history."""
+    with open_client(ctx) as client:
+        detail = client.experiences.show(experience_id)
+    if json:
+        print_json(detail)
+        return
+    _describe(detail)
+
+
+@verbs.command()
+def stats(ctx: typer.Context, profile: OfProfile = None, json: Json = False) -> None:
+    """How many there are, by profile and class."""
+    with open_client(ctx) as client:
+        found = client.experiences.stats(profile)
+    if json:
+        print_json(found)
+        return
+    names = ("gold", "needs_improvement", "ambiguous", "quarantined")
+    rows = [
+        (s.profile, s.num, *(s.classes.get(name, 0) for name in names), s.states.get("collected", 0), s.num_rated)
+        for s in found
+    ]
+    heads = ("ALL", "GOLD", "POOR", "AMBIGUOUS", "QUARANTINED", "UNUSED", "RATED")
+    columns = [Column("PROFILE", "fold"), *(Column(name, align="right") for name in heads)]
+    show_table(columns, rows, empty="No experience yet: tunesmith experience add PROFILE --prompt … --answer …")
+
+
+@feedback_verbs.command("add")
+def add_feedback(
+    ctx: typer.Context,
+    experience_id: Id,
+    value: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RATING]", help="helpful, partial, irrelevant, up, down, or 0 to 1.", show_default=False
+        ),
+    ] = None,
+    rater: Annotated[str | None, _option("--rater", "Who says so; else you.", "NAME")] = None,
+    comment: Annotated[str | None, _option("--comment", "In words; never learnt as an answer.")] = None,
+    correction: Annotated[str | None, _option("--correction", "The answer that should have been given.")] = None,
+) -> None:
+    """Rate, comment or correct an answer; its class is decided again.
+
+    The last word of each rater counts.
+    """
+    if value is None and comment is None and correction is None:
+        raise UsageError("nothing is said: give a rating (helpful, partial, irrelevant), --comment or --correction")
+    with open_client(ctx) as client:
+        rated = client.feedback.add(experience_id, value, rater=rater, comment=comment, correction=correction)
+    mean = (
+        "" if rated.feedback.mean is None else f", {rated.feedback.mean:.2f} by {several(rated.feedback.num, 'rater')}"
+    )
+    say(coloured(rated.class_name, f"{rated.experience_id} is {rated.class_name}{mean}"))
+    for reason in rated.reasons:
+        say(f"  {reason}")
+    print_id(rated.id)
+
+
+def _pairs(flag: str, texts: list[str] | None) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts or ()]
+    for key, equals, _ in pairs:
+        if not equals:
+            raise UsageError(f"{flag} {show_text(key)}: write it as KEY=VALUE, e.g. {flag} session=s1")
+    return {key.strip(): value for key, _, value in pairs}
+
+
+def _rating(experience: ExperienceView) -> str:
+    feedback = experience.feedback
+    if feedback.mean is not None:
+        return f"{feedback.mean:.2f} ({feedback.num})"
+    return "complaint?" if feedback.num_complaints else ""
+
+
+def _describe(detail: ExperienceDetail) -> None:
+    experience = detail.experience
+    show_fields(
+        [
+            ("experience", experience.id),
+            ("profile", experience.profile),
+            ("class", coloured(experience.class_name)),
+            ("because", "; ".join(experience.reasons)),
+            ("state", experience.state + (", waits for a review" if detail.in_review else "")),
+            ("dataset", detail.dataset_id),
+            ("run", detail.run_id),
+            ("learnt by", detail.adapter_id),
+            ("rated", _rating(experience)),
+            ("source", experience.source),
+            ("session", experience.session),
+            ("served by", experience.served_by),
+            ("template", experience.template),
+            ("task type", experience.task_type),
+            ("captured", age(experience.captured_at)),
+            ("key", experience.key),
+        ],
+        indent=0,
+    )
+    heading("Conversation")
+    left_out = len(detail.messages) - _SHOWN_TURNS
+    if left_out > 0:
+        say(f"  … {several(left_out, 'earlier message')}; --json shows them")
+    show_fields([(str(m["role"]), m.get("content") or "(a call)") for m in detail.messages[-_SHOWN_TURNS:]])
+    show_fields([("reference", detail.reference)])
+    _describe_judgements(detail)
+    heading("History")
+    rows = [(age(e.at), e.action, e.actor, e.reason) for e in detail.events]
+    show_table([Column("AGE"), Column("ACTION"), Column("ACTOR"), Column("REASON", "fold")], rows, indent=2)
+
+
+def _describe_judgements(detail: ExperienceDetail) -> None:
+    if detail.findings:
+        heading("Verifiers")
+        rows = [
+            (name, "" if f.score is None else f"{f.score:.2f}", "!" if f.flagged else "", f.reason)
+            for name, f in detail.findings.items()
+        ]
+        columns = [Column("NAME"), Column("SCORE", align="right"), Column("FLAG"), Column("REASON", "fold")]
+        show_table(columns, rows, indent=2)
+    if detail.feedback:
+        heading("Feedback")
+        said = [
+            (f.rater, "" if f.value is None else f"{f.value:.2f}", f"{f.confidence:g}", age(f.created_at), _said(f))
+            for f in detail.feedback
+        ]
+        columns = [Column("RATER"), Column("RATING", align="right"), Column("CONFIDENCE", align="right"),
+                   Column("AGE"), Column("SAID", "fold")]  # fmt: skip
+        show_table(columns, said, indent=2)
+
+
+def _said(feedback: Any) -> str:
+    parts = [feedback.comment, feedback.correction and f"should be: {feedback.correction}"]
+    return "; ".join(part for part in parts if part)
