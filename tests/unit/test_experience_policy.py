@@ -19,7 +19,7 @@ def policy(tmp_path: Path, body: str, *overrides: str) -> ExperiencePolicy:
 
 def test_defaults_are_those_of_the_design() -> None:
     defaults = ExperiencePolicy()
-    assert set(defaults.wanted) == {"entity_preservation", "template_echo", "length"}
+    assert set(defaults.wanted) == {"template_echo", "length"}  # the others depend on the task
     limits = defaults.classes
     assert (limits.gold_entities, limits.poor_entities) == (0.9, 0.7)
     assert (limits.gold_feedback, limits.poor_feedback, limits.min_poor_ratings) == (0.8, 0.3, 3)
@@ -31,7 +31,7 @@ def test_verifiers_of_the_profile_add_to_the_defaults_and_null_takes_one_out(tmp
         "    json_schema:\n      schema: {type: object, required: [city], properties: {city: {type: string}}}\n"
     )
     wanted = policy(tmp_path, body, "experience.verifiers.exact_match={}").wanted
-    assert set(wanted) == {"entity_preservation", "length", "json_schema", "exact_match"}
+    assert set(wanted) == {"length", "json_schema", "exact_match"}
     assert wanted["length"] == {"max_chars": 100}
     assert wanted["json_schema"]["schema"]["properties"] == {"city": {"type": "string"}}
 

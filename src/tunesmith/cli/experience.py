@@ -20,6 +20,7 @@ from tunesmith.cli.output import (
     show_fields,
     show_table,
 )
+from tunesmith.cli.progress import preparing
 from tunesmith.errors import UsageError
 from tunesmith.errors import show as show_text
 
@@ -62,6 +63,34 @@ def add(
     for reason in added.reasons:
         say(f"  {reason}")
     print_id(added.id)
+
+
+@verbs.command("import")
+def import_files(
+    ctx: typer.Context,
+    profile: Profile,
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILES", help="JSONL and what else datasets are made of.", show_default=False)
+    ],
+    source: Annotated[str | None, _option("--source", "Where they came from; else the file's name.", "NAME")] = None,
+    json: Json = False,
+) -> None:
+    """Store every answer in the files as an experience.
+
+    A label is a rating of its answer; of a pair, the worse answer is stored and the better one corrects it. Importing a
+    file again changes nothing.
+    """
+    with open_client(ctx) as client, preparing() as on_progress:
+        imported = client.experiences.import_files(profile, files, source=source, on_progress=on_progress)
+    if json:
+        print_json(imported)
+        return
+    say(f"{imported.num_new} new, {imported.num_known} known before, {several(imported.num_refused, 'line')} left out")
+    show_fields(sorted(imported.classes.items()))
+    for problem in imported.problems:
+        say(coloured("warning", f"! {problem}"))
+    if imported.last_id is not None:
+        print_id(imported.last_id)
 
 
 @verbs.command("list")

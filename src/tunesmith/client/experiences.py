@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
+from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from tunesmith.client.experience_views import (
     AddedView,
     ExperienceDetail,
     ExperienceView,
+    ImportView,
     RatedView,
     StatsView,
     view_of,
@@ -22,8 +24,9 @@ from tunesmith.domain.classification import Judgement, value_of
 from tunesmith.domain.experience import Context, ExperienceClass, ExperienceState
 from tunesmith.errors import NotFound, UsageError, nearest, show
 from tunesmith.stages import capture, rate
-from tunesmith.stages.capture import Capture
+from tunesmith.stages.capture import Capture, Rules
 from tunesmith.stages.experience_rules import rules_of, thresholds_of
+from tunesmith.stages.import_experiences import ImportOptions, Progress, import_files
 from tunesmith.store import assessments, events, experiences, feedback
 
 _CONTEXT = frozenset(field.name for field in fields(Context))
@@ -62,12 +65,34 @@ class Experiences:
     def add(self, profile: str, messages: Sequence[Mapping[str, Any]], **about: Unpack[About]) -> AddedView:
         """Store one interaction; when this returns, it is durable. The same key again is the same experience."""
         session = self._session
-        rules = rules_of(session.database, session.workspace, profile, actor=session.actor, environ=session.environ)
+        rules = self._rules(profile)
         checked = capture.check(capture_of(messages, about), rules)
         with session.database.write() as tx:
             kept = capture.store(tx, profile, checked, rules, actor=session.actor)
             now = assessments.get(tx, kept.id)
         return AddedView(kept.id, kept.is_new, now.class_name, now.reasons)
+
+    def import_files(
+        self,
+        profile: str,
+        files: Sequence[str | Path],
+        *,
+        source: str | None = None,
+        on_progress: Progress | None = None,
+    ) -> ImportView:
+        """Store every answer in the files as an experience; the same content again is the same experience."""
+        session = self._session
+        options = ImportOptions(profile, self._rules(profile), session.actor, source)
+        report = import_files(session.database, [Path(file) for file in files], options, on_progress)
+        return ImportView(
+            num_rows=report.num_rows,
+            num_new=report.num_new,
+            num_known=report.num_known,
+            num_refused=report.num_refused,
+            classes=dict(report.classes),
+            problems=tuple(report.problems),
+            last_id=report.last_id,
+        )
 
     def stats(self, profile: str | None = None) -> list[StatsView]:
         """How many there are, by profile."""
@@ -123,6 +148,10 @@ class Experiences:
                 for event in history
             ),
         )
+
+    def _rules(self, profile: str) -> Rules:
+        session = self._session
+        return rules_of(session.database, session.workspace, profile, actor=session.actor, environ=session.environ)
 
 
 class FeedbackNoun:

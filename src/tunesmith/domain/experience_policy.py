@@ -26,10 +26,8 @@ class CapturePolicy(Section):
 class ExperiencePolicy(Section):
     capture: CapturePolicy = CapturePolicy()
     """What is kept of what the model does."""
-    verifiers: dict[str, Any] = Field(
-        default_factory=lambda: {"entity_preservation": {}, "template_echo": {}, "length": {}}
-    )
-    """Which verifiers look at each experience, by name, with their settings; {} takes their defaults."""
+    verifiers: dict[str, Any] = Field(default_factory=lambda: {"template_echo": {}, "length": {}})
+    """Which verifiers look at each experience, by name, with their settings: {} takes defaults, null leaves one out."""
     classes: Thresholds = Thresholds()
     """Where gold and needs_improvement begin."""
 

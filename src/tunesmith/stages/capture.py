@@ -9,6 +9,7 @@ from typing import Any
 
 from tunesmith.data.bad_row import BadRow
 from tunesmith.data.conversations import MessageChecker
+from tunesmith.data.screens.rows import ROW_SCREENS, RowScreens
 from tunesmith.domain.classification import (
     IMPLICIT_CONFIDENCE,
     IMPLICIT_RATER,
@@ -20,6 +21,7 @@ from tunesmith.domain.classification import (
 )
 from tunesmith.domain.experience import Context, ExperienceState, Interaction, next_turn_after
 from tunesmith.domain.experience_policy import ExperiencePolicy
+from tunesmith.domain.screen import Screen
 from tunesmith.domain.verifiers import verify
 from tunesmith.errors import DataError, UsageError, show
 from tunesmith.files import canonical_json, sha256_text
@@ -35,10 +37,15 @@ _MAX_REFERENCE = 200_000
 
 @dataclass(frozen=True)
 class Rules:
-    """What a profile says about its experiences, and what its base model reads as control tokens."""
+    """What a profile says about its experiences."""
 
     policy: ExperiencePolicy
     control_tokens: tuple[str, ...] = ()
+    """What its base model reads as such."""
+    screens: tuple[Screen, ...] = ()
+    """What every text is searched for; a suspect is quarantined."""
+    max_bad_share: float = 0.0
+    """How much of a file may be bad before nothing of it is imported."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ def check(capture: Capture, rules: Rules) -> Checked:
     if context.captured_at is not None and context.captured_at.tzinfo is None:
         raise UsageError("captured_at has no time zone; give an aware instant, e.g. datetime.now(UTC)")
     findings = verify(Interaction(messages, context.reference), rules.policy.wanted)
-    suspicions = _suspicions(messages, rules.control_tokens)
+    suspicions = _suspicions(messages, rules)
     assessment = assess(findings, suspicions, Feedback(), rules.policy.classes)
     return Checked(messages, key, capture, assessment)
 
@@ -188,10 +195,13 @@ def _check_text(text: str, name: str, limit: int) -> None:
     check_storable(text, name)
 
 
-def _suspicions(messages: Sequence[Mapping[str, Any]], control_tokens: tuple[str, ...]) -> list[str]:
-    """Why an interaction may be an attack: a text that forges a turn of the conversation."""
-    if not control_tokens:
-        return []
-    pattern = re.compile("|".join(map(re.escape, sorted(control_tokens, key=len, reverse=True))))
-    found = {match[0] for message in messages for match in pattern.finditer(str(message.get("content") or ""))}
-    return [f"a text holds {show(token)}, a control token of the base model" for token in sorted(found)]
+def _suspicions(messages: Sequence[Mapping[str, Any]], rules: Rules) -> list[str]:
+    """Why an interaction may be an attack, or hold what nobody should learn; never repeats a secret."""
+    texts = [text for message in messages for text in _texts_in({**message, "role": ""})]
+    screened = RowScreens([name for name in rules.screens if name in ROW_SCREENS]).look(texts)
+    found = {f"{each.screen}: {each.reason} ({each.excerpt})": None for each in screened}
+    if rules.control_tokens:
+        pattern = re.compile("|".join(map(re.escape, sorted(rules.control_tokens, key=len, reverse=True))))
+        for token in sorted({match[0] for text in texts for match in pattern.finditer(text)}):
+            found[f"control_token: a text holds {show(token)}, a control token of the base model"] = None
+    return list(found)

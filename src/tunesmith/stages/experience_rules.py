@@ -9,6 +9,7 @@ from pathlib import Path
 from tunesmith.config.resolve import resolve
 from tunesmith.config.workspace import Workspace
 from tunesmith.domain.classification import Thresholds
+from tunesmith.domain.screen import chosen_screens
 from tunesmith.errors import NotFound, TunesmithError
 from tunesmith.modeling.architecture import read_control_tokens
 from tunesmith.stages.capture import Rules
@@ -32,7 +33,9 @@ def rules_of(
         checked, _, _ = check(database, workspace, profile, environ=environ)
         with database.write() as tx:
             profiles.lock(tx, profile, checked.lock, actor=actor)
-    return Rules(resolved.experience, _control_tokens(workspace.locate(resolved.base.path)))
+    tokens = _control_tokens(workspace.locate(resolved.base.path))
+    data = resolved.data
+    return Rules(resolved.experience, tokens, chosen_screens(data.screens), data.max_bad_share)
 
 
 def thresholds_of(
