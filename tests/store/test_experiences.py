@@ -84,16 +84,17 @@ def test_without_a_key_the_same_conversation_of_one_session_is_one_experience(tm
         assert first.id == again.id != other.id
 
 
-def test_every_acknowledged_add_survives_kill_9(tmp_path: Path, store_url: str, database: Database) -> None:
+@pytest.mark.parametrize("num", [3, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
+def test_every_acknowledged_add_survives_kill_9(tmp_path: Path, store_url: str, database: Database, num: int) -> None:
     client = _client(tmp_path, store_url)
     client.experiences.add(PROFILE, _talk())
     acknowledged, rng = tmp_path / "acknowledged", random.Random(5)
-    for _ in range(3):
+    for _ in range(num):
         process = start(add_for_ever, str(client.workspace.root), str(acknowledged))
         kill_amid(process, acknowledged, rng)
         process.join()
     ids = acknowledged.read_text().split("\n")[:-1]
-    assert len(ids) >= 3
+    assert len(ids) >= num
     with database.read() as tx:
         known = set(tx.conn.execute(sa.select(tables.experiences.c.id)).scalars())
         rated = set(tx.conn.execute(sa.select(tables.feedback.c.id)).scalars())
