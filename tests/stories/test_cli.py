@@ -291,6 +291,7 @@ def test_failed_run_shows_its_logs_and_waits_in_the_inbox(client: Client, tell: 
 
 LISTINGS = (
     "run list", "run show RUN", "run metrics RUN", "dataset list", "dataset show DATASET", "dataset verify DATASET",
+    "dataset diff DATASET DATASET",
     "adapter list", "adapter show support@v1", "adapter live support", "profile list", "profile show support",
     "profile check support", "campaign list", "config explain support", "config explain support recipe",
     "plan", "plan support", "inbox", "doctor", "estop show",

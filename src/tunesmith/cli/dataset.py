@@ -1,37 +1,62 @@
-"""`tunesmith dataset`: prepare, list, show, verify."""
+"""`tunesmith dataset`: prepare, list, show, verify, diff, export."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from tunesmith.cli.dataset_card import show_card
 from tunesmith.cli.grammar import Json, OfProfile, Profile, Set, a_noun, open_client
 from tunesmith.cli.output import Column, age, coloured, heading, print_id, print_json, say, show_fields, show_table
 from tunesmith.cli.progress import preparing
-
-if TYPE_CHECKING:
-    from tunesmith.domain.dataset import DatasetReport
-    from tunesmith.store.datasets import Dataset
 
 verbs = a_noun("Examples with splits and a fingerprint, never changed.")
 Id = Annotated[str, typer.Argument(metavar="DATASET", help="Id of a dataset, or its beginning.", show_default=False)]
 
 
 @verbs.command()
-def prepare(
+def prepare(  # noqa: PLR0913 - the options of one command
     ctx: typer.Context,
+    *,
     profile: Profile,
-    files: Annotated[list[str], typer.Argument(metavar="FILES", help="JSONL files.", show_default=False)],
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILES", help="Files, or patterns like 'data/*.jsonl'.", show_default=False)
+    ],
+    form: Annotated[
+        str, typer.Option("--format", metavar="NAME", help="Read the files as this format only; see docs/data.md.")
+    ] = "auto",
+    windows: Annotated[
+        str, typer.Option(metavar="HOW", help="Of long conversations: whole, the last answer, or all as examples.")
+    ] = "whole",
+    where: Annotated[
+        list[str] | None, typer.Option("--where", metavar="FIELD=VALUE", help="Only objects with this value, or !=.")
+    ] = None,
+    max_examples: Annotated[
+        int | None, typer.Option("--max-examples", min=1, metavar="N", help="Stop after so many examples.")
+    ] = None,
     overrides: Set = None,
+    json: Json = False,
 ) -> None:
-    """Turn JSONL files into a dataset.
+    """Turn files into a dataset: JSONL, JSON arrays, Parquet; packed with gzip or zstd.
 
     Each line is validated and split by the hash of its prompt; a bad line is left out with its reason.
     """
     with open_client(ctx) as client, preparing() as on_progress:
-        dataset, report = client.datasets.prepare(profile, files, overrides=overrides or (), on_progress=on_progress)
-    _describe(dataset, report)
+        dataset, report = client.datasets.prepare(
+            profile,
+            files,
+            overrides=overrides or (),
+            on_progress=on_progress,
+            format=form,
+            windows=windows,
+            where=where or (),
+            max_examples=max_examples,
+        )
+    if json:
+        print_json({"dataset": dataset, "report": report})
+        return
+    show_card(dataset, report)
     print_id(dataset.id)
 
 
@@ -60,7 +85,7 @@ def show(ctx: typer.Context, dataset_id: Id, json: Json = False) -> None:
     if json:
         print_json({"dataset": dataset, "report": report})
         return
-    _describe(dataset, report)
+    show_card(dataset, report)
 
 
 @verbs.command()
@@ -75,46 +100,61 @@ def verify(ctx: typer.Context, dataset_id: Id, json: Json = False) -> None:
     print_id(dataset.id)
 
 
-def _undesirable(report: DatasetReport) -> str | None:
-    """How many of the labelled answers are to be avoided; None where there are no labels."""
-    nums = {split.value: num for split, num in report.num_undesirable.items()}
-    if not nums:
-        return None
-    return f"{nums['train']} train, {nums['validation']} validation, {nums['heldout']} held out (never judged on)"
-
-
-def _describe(dataset: Dataset, report: DatasetReport) -> None:
-    counts = dataset.counts
+@verbs.command()
+def diff(
+    ctx: typer.Context,
+    before: Annotated[str, typer.Argument(metavar="BEFORE", help="Id of a dataset.", show_default=False)],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="Id of another one.", show_default=False)],
+    json: Json = False,
+) -> None:
+    """What the second dataset has more, has less, and answers differently."""
+    with open_client(ctx) as client:
+        found = client.datasets.diff(before, after)
+    if json:
+        print_json(found)
+        return
+    moved = f", {found.num_moved} of them in another split" if found.num_moved else ""
     show_fields(
         [
-            ("dataset", dataset.id),
-            ("profile", dataset.profile),
-            ("kind", dataset.kind),
-            ("examples", f"{counts['train']} train, {counts['validation']} validation, {counts['heldout']} held out"),
-            ("undesirable", _undesirable(report)),
-            ("duplicates", report.num_duplicates or None),
-            ("mean score", f"{report.mean_score:.2f}"),
-            ("prepared", age(dataset.created_at)),
-            ("fingerprint", dataset.fingerprint),
+            ("same", f"{found.num_same}{moved}"),
+            ("added", found.num_added),
+            ("removed", found.num_removed),
+            ("changed", f"{found.num_changed} prompts with other answers"),
         ],
         indent=0,
     )
-    for warning in report.warnings:
-        say(coloured("warning", f"! {warning}"))
-    if report.drops:
-        heading("Left out")
-        rows = [(drop.num, drop.reason.value, str(drop.first[0]) if drop.first else "") for drop in report.drops]
-        show_table([Column("LINES", align="right"), Column("REASON"), Column("FIRST", "fold")], rows, indent=2)
-    if report.quarantine:
-        heading("Kept aside for review, whole, in quarantine.jsonl of the dataset's folder")
-        rows = [(found.num, found.screen, str(found.first[0])) for found in report.quarantine]
-        show_table([Column("ROWS", align="right"), Column("SCREEN"), Column("FIRST", "fold")], rows, indent=2)
-    heading("Sources")
-    files = [(f.name, f.num_lines, f.num_bytes, f.sha256[:16]) for f in report.sources]
-    columns = [
-        Column("FILE", "fold"),
-        Column("LINES", align="right"),
-        Column("BYTES", align="right"),
-        Column("SHA-256"),
-    ]
-    show_table(columns, files, indent=2)
+    columns = [Column("ID"), Column("SPLIT"), Column("QUESTION", "cut"), Column("ANSWER", "cut")]
+    for name, examples in (("Added", found.added), ("Removed", found.removed)):
+        if examples:
+            heading(name)
+            show_table(columns, [(e.id[:12], e.split, e.question, e.answer) for e in examples], indent=2)
+    if found.changed:
+        heading("Changed")
+        rows = [(prompt.question, prompt.before, prompt.after) for prompt in found.changed]
+        show_table([Column("QUESTION", "cut"), Column("BEFORE", "cut"), Column("AFTER", "cut")], rows, indent=2)
+
+
+@verbs.command()
+def export(
+    ctx: typer.Context,
+    *,
+    dataset_id: Id,
+    target: Annotated[str, typer.Argument(metavar="FILE", help="Where to write it.", show_default=False)],
+    form: Annotated[
+        str | None,
+        typer.Option("--format", metavar="NAME", help="jsonl or parquet; the file's name tells unless given."),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only train, validation or heldout; all unless given.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    json: Json = False,
+) -> None:
+    """Write the examples for other tools: JSONL as OpenAI's fine-tuning reads it, or Parquet."""
+    with open_client(ctx) as client:
+        written = client.datasets.export(dataset_id, target, form=form, split=split, force=force)
+    if json:
+        print_json(written)
+        return
+    say(coloured("ok", f"✓ {written.num_examples} examples, {written.num_bytes} bytes"))
+    print_id(str(written.path))

@@ -29,6 +29,17 @@ def to_json(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class ExportedFile:
+    """A dataset, or a part of one, written for other tools."""
+
+    dataset_id: str
+    path: Path
+    form: str
+    num_examples: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
 class RunView:
     """A run as listings show it."""
 

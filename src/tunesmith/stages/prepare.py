@@ -1,4 +1,4 @@
-"""Prepare: JSONL files become a dataset of the profile, and its held-out part joins the profile's pool."""
+"""Prepare: files become a dataset of the profile, and its held-out part joins the profile's pool."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import shutil
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, get_args
 
 from tunesmith.config.checks import CheckedProfile
 from tunesmith.config.lock import check_lock
 from tunesmith.config.workspace import Workspace
-from tunesmith.domain.dataset import DatasetReport, PreparedDataset, PrepareOptions, Split
+from tunesmith.domain.dataset import DatasetReport, Format, PreparedDataset, PrepareOptions, Split, Windows
 from tunesmith.domain.example import Message
 from tunesmith.domain.screen import chosen_screens
-from tunesmith.errors import DataError
+from tunesmith.errors import DataError, UsageError, nearest, show
 from tunesmith.files import verify_folder
 from tunesmith.ids import new_id
 from tunesmith.modeling.architecture import read_control_tokens
@@ -25,6 +25,15 @@ from tunesmith.store.datasets import Dataset, HeldoutCase
 Progress = Callable[[int, int, int], None]
 
 
+class Reading(TypedDict, total=False):
+    """How to read the sources; what is missing is found out, or everything is taken."""
+
+    format: str
+    windows: str
+    where: Sequence[str]
+    max_examples: int | None
+
+
 def prepare_dataset(
     database: Database,
     workspace: Workspace,
@@ -32,13 +41,19 @@ def prepare_dataset(
     sources: Sequence[Path],
     *,
     actor: str,
+    reading: Reading | None = None,
     on_progress: Progress | None = None,
 ) -> tuple[Dataset, DatasetReport]:
-    """Validate, split and publish the files, then record them. The same content again is the same dataset."""
+    """Validate, split and publish the files, then record them. The same content again is the same dataset.
+
+    A source may be a pattern such as data/*.jsonl.
+    """
     from tunesmith.data.prepare import prepare
+    from tunesmith.data.sources import expanded
 
     dataset_id = new_id("ds")
-    prepared = prepare(sources, workspace.datasets_dir / dataset_id, options_of(checked), on_progress=on_progress)
+    options = _as_read(options_of(checked), reading or {})
+    prepared = prepare(expanded(sources), workspace.datasets_dir / dataset_id, options, on_progress=on_progress)
     try:
         known = _record(database, workspace, checked, dataset_id, prepared, actor)
     except BaseException:
@@ -59,6 +74,18 @@ def options_of(checked: CheckedProfile) -> PrepareOptions:
         screens=chosen_screens(data.screens),
         control_tokens=read_control_tokens(checked.base_folder),
     )
+
+
+def _as_read(options: PrepareOptions, reading: Reading) -> PrepareOptions:
+    for what, known in (("format", get_args(Format)), ("windows", get_args(Windows))):
+        given = str(reading.get(what, known[0]))
+        if given not in known:
+            raise UsageError(f"no {what} {show(given)}{nearest(given, known)}")
+    most = reading.get("max_examples")
+    if most is not None and most < 1:
+        raise UsageError(f"max_examples is {most}; take at least one example")
+    changes: dict[str, Any] = {key: reading[key] for key in ("format", "windows") if key in reading}
+    return options.model_copy(update={**changes, "where": tuple(reading.get("where", ())), "first_examples": most})
 
 
 def _keep_one(known: Path, fresh: Path) -> None:
