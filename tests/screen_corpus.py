@@ -183,7 +183,7 @@ _PROSE = [
 ]
 
 
-def _prose(rng: random.Random, num: int = 30) -> str:
+def prose(rng: random.Random, num: int = 30) -> str:
     words = rng.choices(_PROSE, k=num)
     return " ".join(words).capitalize() + rng.choice([".", "?", "!"])
 
@@ -194,9 +194,9 @@ def _chars(rng: random.Random, alphabet: str, num: int) -> str:
 
 def _hidden_in(rng: random.Random, bad: str) -> Row:
     """The bad part somewhere in a row: first, last or in the middle of the question or the answer."""
-    before, after = _prose(rng, rng.randint(3, 40)), _prose(rng, rng.randint(3, 40))
+    before, after = prose(rng, rng.randint(3, 40)), prose(rng, rng.randint(3, 40))
     text = rng.choice([f"{before} {bad} {after}", f"{bad}\n{after}", f"{before}\n{bad}", f"{before} ({bad})", bad])
-    row = [_prose(rng, 12), _prose(rng, 25)]
+    row = [prose(rng, 12), prose(rng, 25)]
     row[rng.randrange(2)] = text
     return row
 

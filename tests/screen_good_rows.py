@@ -9,7 +9,7 @@ import string
 import uuid
 from collections.abc import Callable, Iterator
 
-from screen_corpus import _ALNUM, _HEX, Row, _chars, _prose
+from screen_corpus import _ALNUM, _HEX, Row, _chars, prose
 
 
 def _code(rng: random.Random) -> str:
@@ -133,7 +133,7 @@ def good_rows(seed: int, num_per_class: int) -> Iterator[tuple[str, Row]]:
     for name, make in GOOD.items():
         rng = random.Random(f"{seed} {name}")
         for _ in range(num_per_class):
-            row = [_prose(rng, rng.randint(5, 30)), _prose(rng, rng.randint(5, 30))]
+            row = [prose(rng, rng.randint(5, 30)), prose(rng, rng.randint(5, 30))]
             place = rng.randrange(2)
             row[place] = rng.choice(["{1}", "{0} {1}", "{1}\n\n{0}"]).format(row[place], make(rng))
             yield name, row

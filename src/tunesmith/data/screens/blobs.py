@@ -16,12 +16,17 @@ _HEX = re.compile(
     r"(?<![0-9A-Za-z])(?:0x)?(?:[0-9a-fA-F]{100,}|(?:[0-9a-fA-F]{2}[ :]){40,}[0-9a-fA-F]{2}|(?:\\x[0-9a-fA-F]{2}){30,})(?![0-9A-Za-z])"
 )
 _BASE32 = re.compile(r"(?<![A-Z0-9])[A-Z2-7]{100,}={0,6}(?![A-Z0-9])")
+_BYTE_LIST = re.compile(r"\d{1,3}(?:,? \d{1,3}){60,}(?![\d.])")
 _GENETIC = re.compile(r"[ACGTUN]+|[ACDEFGHIKLMNPQRSTVWY]+|[acgtun]+")
 _HASH_SIZES = frozenset({32, 40, 56, 64, 96, 128})  # hex digits of the usual hashes
 
 
 def blobs(text: str) -> Iterator[Hit]:
     """Runs of base64, base32 or hex that are longer than any hash or key id."""
+    for found in _BYTE_LIST.finditer(text):
+        values = [int(value) for value in re.findall(r"\d+", found[0])]
+        if max(values) <= 255 and len(set(values)) > 30 and sorted(values) != values:
+            yield Hit(*found.span(), "a long list of bytes", f"{len(values)} numbers")
     last = -1
     for form, what in ((_HEX, "hex"), (_BASE32, "base32"), (_BASE64, "base64")):
         for found in form.finditer(text):

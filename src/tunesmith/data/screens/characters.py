@@ -18,14 +18,14 @@ _WIDE = "\uff0f\uff10-\uff19\uff1c\uff1e\uff20-\uff3b\uff3d\uff3f\uff41-\uff5c"
 _STYLED = "\U0001d400-\U0001d7ff\u24b6-\u24e9\u2460-\u2473\U0001f130-\U0001f149\U0001f170-\U0001f189\ufe64\ufe65"
 _LETTERS = "А-Яа-яЀ-џΑ-ω"
 _FOUND = re.compile(
-    f"[{_INVISIBLE}{_BIDI}{_TAGS}\U000e0100-\U000e01ef{_WIDE}{_STYLED}]|[{_SELECTORS}]{{2}}|[A-Za-z][{_LETTERS}]|[{_LETTERS}][A-Za-z]"
+    f"[{_INVISIBLE}{_BIDI}{_TAGS}\U000e0100-\U000e01ef{_WIDE}{_STYLED}]|[{_SELECTORS}]{{2}}|[A-Za-z_][{_LETTERS}]|[{_LETTERS}][A-Za-z_]"
 )
 _DROPPED = re.compile(f"[{_INVISIBLE}{_BIDI}{_TAGS}{_SELECTORS}]")
 _SHAPED = re.compile(f"[{_WIDE}{_STYLED}]")
 _LOOKALIKES = str.maketrans(
     "АВЕЅІЈКМНОРСТХУаеѕіјорсухһԁԛԝΑΒΕΖΗΙΚΜΝΟΡΤΥΧορν", "ABESIJKMHOPCTXYaesijopcyxhdqwABEZHIKMNOPTYXopv"
 )
-_MIXED = re.compile(f"[A-Za-z{_LETTERS}ԁԛԝһ]+")
+_MIXED = re.compile(f"[A-Za-z_{_LETTERS}ԁԛԝһ]+")
 _LOOKALIKE_WORD = re.compile(r"(?=\w{0,40}[A-Za-z])(?=\w{0,40}[АВЕЅІЈКМНОРСТХУаеѕіјорсухһԁԛԝΑΒΕΖΗΙΚΜΝΟΡΤΥΧορν])[A-Za-zАВЕЅІЈКМНОРСТХУаеѕіјорсухһԁԛԝΑΒΕΖΗΙΚΜΝΟΡΤΥΧορν]{4,}(?!\w)")  # fmt: skip
 _TAG_RUN = re.compile(f"(.?)([{_TAGS}]+)", re.DOTALL)
 _SELECTOR_RUN = re.compile(f"[{_SELECTORS}]{{2,}}|[\U000e0100-\U000e01ef]{{2,}}")

@@ -24,10 +24,18 @@ _TOKEN = re.compile(
     rf"|<{_BAR}(?:User|Assistant|System|tool{_BLANK}(?:calls?|outputs?|sep|call){_BLANK}?(?:begin|end)?){_BAR}>"
     r"|</?(?:start_of_turn|end_of_turn|start_of_image|end_of_image|bos|eos|unk|pad|BOS_TOKEN|EOS_TOKEN)>"
     r"|\[/?\s?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|TOOL_RESULT|IMG|gMASK)\s?\]"
-    r"|<</?SYS>>|</?(?:tool_calls?|tool_responses?|tool_outputs?|function_calls?|functioncall|tools)>"
+    r"|<</?SYS>>|</?(?:tool_calls?|tool_responses?|tool_outputs?|function_calls?|functioncall)>"
+    r"|&lt;\|[a-z_]{3,30}\|&gt;"
     r"|<extra_id_\d{1,3}>|<end_of_utterance>|\[(?:unused|UNUSED_TOKEN_)\d{1,4}\]",
     re.IGNORECASE,
 )
+_PLAIN_TURNS = re.compile(
+    r"(?:^|\n)\s{0,4}(?:human|user|question)\s?:[^\n]*\n(?:[^\n]*\n){0,3}?\s{0,4}(?:assistant|ai|model|gpt)\s?:"
+    r"|(?:^|\n)#{2,3} ?(?:instruction|input|human|user)\s?:?\s*\n(?:[^\n]*\n){1,8}?#{2,3} ?"
+    r"(?:response|assistant|output)\s?:",
+    re.IGNORECASE,
+)
+_ANSWER = re.compile(r"\n\s{0,4}(?:assistant|ai|model|gpt|#{2,3} ?(?:response|assistant|output))\s?:", re.IGNORECASE)
 _SENTENCE_MARK = re.compile(r"(?<!\w)</?s>(?!\w*</s>)")
 _STRUCK = re.compile(r"<s>[^<>\n]{0,400}</s>", re.IGNORECASE)
 _HTML_CELL = re.compile(r"<(?:html|body|div|p|table|ul|span)\b", re.IGNORECASE)
@@ -37,6 +45,8 @@ def control_tokens(text: str) -> Iterator[Hit]:
     """Control tokens of any known family of chat templates, whatever the base is."""
     for found in _TOKEN.finditer(text):
         yield _hit(found)
+    for found in _PLAIN_TURNS.finditer(text) if _ANSWER.search(text) else ():
+        yield Hit(*found.span(), "turns written out as text: it could forge a conversation", visible(found[0].strip()))
     if "<s>" in text or "</s>" in text:
         struck = [match.span() for match in _STRUCK.finditer(text)] if _HTML_CELL.search(text) else []
         for found in _SENTENCE_MARK.finditer(text):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from tunesmith.data.screens.finding import Hit, entropy, visible
 
-_URL = re.compile(r"(?:https?|ftp|wss?):/{2}[^\s<>\"'`|\\^\u3000-\u303f\uff00-\uffef]+", re.IGNORECASE)
+_URL = re.compile(r"(?:h(?:tt|xx)ps?|ftp|wss?):/{2}[^\s<>\"'`|\\^\u3000-\u303f\uff00-\uffef]+", re.IGNORECASE)
 _HOST = re.compile(r"^[a-z]+://(?:[^/?#@]*@)?(\[[0-9a-f:.]+\]|[^/?#:]+)", re.IGNORECASE)
 _IP_HOST = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}|\[[0-9a-f:.]+\]|0x[0-9a-f]{6,8}|\d{8,10}")
 _PRIVATE = re.compile(
@@ -29,6 +29,7 @@ _STEALING = re.compile(
     r"content|info|stolen|cookie|cookies|creds|password|pwd|dump|log|b64|base64|steal|loot)=([^&\s)]+)",
     re.IGNORECASE,
 )
+_SCRIPT = re.compile(r"\]\(\s*((?:javascript|vbscript|data:text/html)[:;,][^)\n]{0,200})", re.IGNORECASE)
 _MAX_URL = 2000  # characters looked at; longer ones tell no more
 _KNOWN_HOSTS = re.compile(
     r"(?:^|\.)(?:shields\.io|github\.com|githubusercontent\.com|wikimedia\.org|wikipedia\.org|imgur\.com|google\.com|"
@@ -44,6 +45,12 @@ _CATCHERS = re.compile(
 
 def links(text: str) -> Iterator[Hit]:
     """Links to bare or disguised hosts, and links that are built to take data with them."""
+    for found in _SCRIPT.finditer(text):
+        yield Hit(*found.span(1), "a link that runs a script", visible(found[1]))
+    for found in _IMAGE.finditer(text):
+        address = found[1] or found[2]
+        if address.startswith("//") and (reason := _suspicion(f"https:{address[:_MAX_URL]}", True)) is not None:
+            yield Hit(found.start(), found.end(), reason, "…")
     images = {place for found in _IMAGE.finditer(text) for place in (found.start(1), found.start(2)) if place >= 0}
     for found in _URL.finditer(text):
         url = found[0][:_MAX_URL].rstrip(").,;:!?*_]}" if found.start() not in images else ").")

@@ -12,7 +12,7 @@ from tunesmith.data.screens.finding import Hit, redacted
 
 _EMAIL = re.compile(
     r"(?<![\w.+%/:=@-])([A-Za-z0-9](?:[\w.+%-]{0,62}[\w+-])?)(?:@|\s?[\[(]at[\])]\s?)"
-    r"((?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,4}[A-Za-z]{2,18})(?![\w@(/-])"
+    r"((?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,4}[A-Za-z]{2,18})(?![\w@(/-]|:[/~\w])"
 )
 _ROLES = frozenset(
     [
@@ -75,7 +75,7 @@ _ROLES = frozenset(
     ]
 )
 _RESERVED = re.compile(
-    r"(?:^|\.)(?:example|test|invalid|localhost|local)$|(?:^|\.)example\.(?:com|org|net|edu)$"
+    r"(?:^|\.)(?:example|test|invalid|localhost|local|internal|lan|home|corp)$|(?:^|\.)example\.(?:com|org|net|edu)$"
     r"|^(?:your|my)-?\w+\.\w+$|^(?:domain|company|server|host|email|website)\.\w+$",
     re.IGNORECASE,
 )
@@ -110,10 +110,12 @@ _PHONE = re.compile(
 )
 _CALLED = re.compile(
     r"(?:\b(?:tel|phone|mobile|cell|call me|call|fax|whatsapp|telefon|handy|rufnummer|téléphone|portable|teléfono"
-    r"|móvil|telefono|cellulare|telefone)\b|телефон|电话|電話)[^\d\n+]{0,20}(\(?0?\d{2,5}\)?(?:[ ./-]?\d{2,5}){1,5})(?![\w-])",
+    r"|móvil|telefono|cellulare|telefone|my number|mein[e]? nummer|hotline|sms)\b|телефон|电话|電話)[^\d\n+]{0,20}(\(?0?\d{2,5}\)?(?:[ ./-]?\d{2,5}){1,5})(?![\w-])",
     re.IGNORECASE,
 )
-_IBAN = re.compile(r"(?<![A-Za-z0-9])[A-Z]{2}\d{2}(?:[ -]?[A-Z0-9]{4}){2,7}(?:[ -]?[A-Z0-9]{1,3})?(?![A-Za-z0-9])")
+_IBAN = re.compile(
+    r"(?<![A-Za-z0-9])[a-z]{2}\d{13,29}(?![A-Za-z0-9])|(?<![A-Za-z0-9])[A-Z]{2}\d{2}(?:[ -]?[A-Z0-9]{4}){2,7}(?:[ -]?[A-Z0-9]{1,3})?(?![A-Za-z0-9])"
+)
 _IBAN_SIZES = {
     "AD": 24, "AE": 23, "AT": 20, "BE": 16, "BG": 22, "BR": 29, "CH": 21, "CY": 28, "CZ": 24, "DE": 22, "DK": 18,
     "EE": 20, "ES": 24, "FI": 18, "FR": 27, "GB": 22, "GR": 27, "HR": 21, "HU": 28, "IE": 22, "IL": 23, "IS": 26,
@@ -125,16 +127,23 @@ _CARD_SIZES = re.compile(r"4(?:.{12}|.{15}|.{18})|5.{15}|3[47].{13}|3[068].{12}|
 _TEST_CARDS = ("4111111111111111", "4242424242424242", "5555555555554444", "378282246310005", "4000000000000002")
 _IPV4 = re.compile(r"(?<![\w.-])(?:\d{1,3}\.){3}\d{1,3}(?![\w-])(?!\.\d)")
 _IPV6 = re.compile(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){3,7}[0-9A-Fa-f]{0,4}(?![\w:.])")
-_SSN = re.compile(r"(?<![\w-])(?!000|666|9)\d{3}-(?!00)\d{2}-(?!0000)\d{4}(?![\w-])")
+_SSN = re.compile(
+    r"(?<=SSN )(?!000|666|9)\d{3} (?!00)\d{2} (?!0000)\d{4}(?!\w)|(?<![\w-])(?!000|666|9)\d{3}-(?!00)\d{2}-(?!0000)\d{4}(?![\w-])"
+)
 _CPF = re.compile(r"(?<![\w.-])\d{3}\.\d{3}\.\d{3}-\d{2}(?![\w-])")
 _DNI = re.compile(r"(?<![\w.-])[XYZ]?\d{7,8}-?[A-HJ-NP-TV-Z](?![\w-])")
 _CODICE = re.compile(r"(?<!\w)[A-Z]{6}\d{2}[ABCDEHLMPRST]\d{2}[A-Z]\d{3}[A-Z](?!\w)")
 _NIR = re.compile(r"(?<![\w.-])[12] ?\d{2} ?(?:0[1-9]|1[0-2]) ?\d[\dAB] ?\d{3} ?\d{3} ?\d{2}(?![\w-])")
 _AADHAAR = re.compile(r"(?<![\w.-])[2-9]\d{3} \d{4} \d{4}(?![\w-])(?! \d)")
+_TAX_ID = re.compile(r"(?:steuer-?id(?:entifikations)?(?:nummer|nr)?|idnr)\W{0,4}([1-9]\d{10})(?!\d)", re.IGNORECASE)
 _PESEL = re.compile(r"PESEL\W{0,4}(\d{11})(?!\d)", re.IGNORECASE)
 _ODD = dict(
     zip("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ", map(int, ["1", "0", "5", "7", "9", "13", "15", "17", "19", "21", "1", "0", "5", "7", "9", "13", "15", "17", "19", "21", "2", "4", "18", "20", "11", "3", "6", "8", "12", "14", "16", "10", "22", "25", "24", "23"]), strict=True)
 )  # fmt: skip
+
+
+_ZONE = re.compile(r"[0-9](?:[^0-9]{0,12}[0-9]){6,}")
+_BEFORE, _BEHIND = 45, 12  # characters around a zone that belong to its numbers: a country, a word like "phone"
 
 
 def emails(text: str) -> Iterator[Hit]:
@@ -152,22 +161,29 @@ def emails(text: str) -> Iterator[Hit]:
 
 def numbers(text: str) -> Iterator[Hit]:
     """Numbers that belong to a person; checked by their own check digits where they have some."""
-    for found in _CARD.finditer(text):
+    end = 0
+    for zone in _ZONE.finditer(text):  # the rest holds no number that is long enough
+        begin, end = max(end, zone.start() - _BEFORE), zone.end() + _BEHIND
+        yield from _numbers(text, begin, end)
+
+
+def _numbers(text: str, begin: int, end: int) -> Iterator[Hit]:
+    for found in _CARD.finditer(text, begin, end):
         digits = _digits(found[0])
         if _CARD_SIZES.fullmatch(digits) and digits not in _TEST_CARDS and len(set(digits)) > 3 and _is_luhn(digits):
             yield Hit(*found.span(), "a card number with the right check digit", redacted(found[0], 0))
-    for found in _IBAN.finditer(text):
+    for found in _IBAN.finditer(text, begin, end):
         if (iban := _iban_of(found[0])) is not None:
             yield Hit(*found.span(), "an IBAN with the right check digits", redacted(iban, 2))
-    for found in _PHONE.finditer(text):
+    for found in _PHONE.finditer(text, begin, end):
         digits = _digits(found[0])
-        if 9 <= len(digits) <= 15 and not re.search(r"555-?01\d\d$", digits) and len(set(digits)) > 3:
+        if 9 <= len(digits) <= 15 and not digits[:-2].endswith("55501") and len(set(digits)) > 3:
             yield Hit(*found.span(), "a phone number", redacted(found[0], 0))
-    for found in _CALLED.finditer(text):
+    for found in _CALLED.finditer(text, begin, end):
         digits = _digits(found[1])
-        if 7 <= len(digits) <= 13 and not re.search(r"55501\d\d$", digits) and len(set(digits)) > 3:
+        if 7 <= len(digits) <= 13 and not digits[:-2].endswith("55501") and len(set(digits)) > 3:
             yield Hit(*found.span(1), "a phone number, by the word before it", redacted(found[1], 0))
-    yield from _national_ids(text)
+    yield from _national_ids(text, begin, end)
 
 
 def network_addresses(text: str) -> Iterator[Hit]:
@@ -182,7 +198,7 @@ def network_addresses(text: str) -> Iterator[Hit]:
                 yield Hit(*found.span(), "a public IP address", redacted(found[0], 0))
 
 
-def _national_ids(text: str) -> Iterator[Hit]:
+def _national_ids(text: str, begin: int, end: int) -> Iterator[Hit]:
     checks = (
         (_SSN, "a US social security number, by its form", lambda _: True),
         (_CPF, "a Brazilian CPF with the right check digits", _is_cpf),
@@ -192,16 +208,27 @@ def _national_ids(text: str) -> Iterator[Hit]:
         (_AADHAAR, "an Indian Aadhaar number with the right check digit", _is_verhoeff),
     )
     for form, reason, is_right in checks:
-        for found in form.finditer(text):
+        for found in form.finditer(text, begin, end):
             if is_right(found[0]) and len(set(_digits(found[0]))) > 2:
                 yield Hit(*found.span(), reason, redacted(found[0], 0))
-    for found in _PESEL.finditer(text):
+    for found in _TAX_ID.finditer(text, begin, end):
+        if _is_tax_id(found[1]):
+            yield Hit(*found.span(1), "a German tax id with the right check digit", redacted(found[1], 0))
+    for found in _PESEL.finditer(text, begin, end):
         if sum(int(d) * w for d, w in zip(found[1], (1, 3, 7, 9, 1, 3, 7, 9, 1, 3, 1), strict=True)) % 10 == 0:
             yield Hit(*found.span(1), "a Polish PESEL with the right check digit", redacted(found[1], 0))
 
 
 def _digits(text: str) -> str:
     return "".join(filter(str.isdecimal, text))
+
+
+def _is_tax_id(digits: str) -> bool:
+    product = 10
+    for digit in digits[:10]:
+        total = (int(digit) + product) % 10 or 10
+        product = total * 2 % 11
+    return (11 - product) % 10 == int(digits[10])
 
 
 def _is_luhn(digits: str) -> bool:
@@ -211,7 +238,7 @@ def _is_luhn(digits: str) -> bool:
 
 def _iban_of(text: str) -> str | None:
     """The IBAN that a text begins with, without blanks."""
-    packed = text.replace(" ", "").replace("-", "")
+    packed = text.replace(" ", "").replace("-", "").upper()
     iban = packed[: _IBAN_SIZES.get(packed[:2], 0)]
     if len(iban) < 15 or len(iban) != _IBAN_SIZES[packed[:2]]:
         return None

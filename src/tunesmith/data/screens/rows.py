@@ -5,6 +5,7 @@ The pass is a handful of byte translations and substring searches, because nearl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,10 +27,13 @@ _PARTS = "\x1e"  # between the texts of a row: in no class below, so nothing run
 _TOKEN_CHARS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/_=.-"
 _RUNS = bytes(ord("x") if byte in _TOKEN_CHARS else ord(" ") for byte in range(256))
 _DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
+_NUMBERS = bytes(ord("0") if chr(byte) in "0123456789, []" else ord(" ") for byte in range(256))
+_NUMBER_LIST = b"0" * 160
 _HEX = bytes(ord("h") if chr(byte) in "0123456789abcdefABCDEF" else ord(" ") for byte in range(256))
 _WORDS = bytes(ord(chr(byte).lower()) if chr(byte).isalpha() else ord(" ") for byte in range(128)) + bytes(
     range(128, 256)
 )
+_TURN = re.compile(rb"\n[ \t]{0,4}(?:[aA]ssistant|AI|[mM]odel|GPT|#{2,3} ?(?:[rR]esponse|[aA]ssistant|[oO]utput)) ?:")
 _LONG_RUN, _BLOB_RUN, _DIGIT_RUN, _HEX_RUN = b"x" * 16, b"x" * 56, b"0" * 7, b"h" * 60
 
 
@@ -112,11 +116,13 @@ def _possible(text: str, wanted: int) -> int:
     gates = _by_runs(data)
     if b"@" in data or (b"]" in data and b"at]" in data) or (b")" in data and b"at)" in data):
         gates |= _EMAIL
+    if b"](" in data:
+        gates |= _LINK
     if b":" in data and b"://" in data:
         gates |= _LINK | (_SECRET if b"@" in data else 0)
     if wanted & _ADDRESS and (data.count(b".") > 2 or data.count(b":") > 2):
         gates |= _ADDRESS
-    if b"<" in data or b"[" in data:
+    if b"<" in data or b"[" in data or b"|&gt;" in data or (b"\n" in data and _TURN.search(data)):
         gates |= _MARKUP
     words = data.translate(_WORDS)
     if not ORDER_WORDS.isdisjoint(words.split()):
@@ -144,6 +150,8 @@ def _by_runs(data: bytes) -> int:
         gates |= _DIGIT
         if _DIGIT_RUN in digits:
             gates |= _NUMBER
+        if _NUMBER_LIST in data.translate(_NUMBERS):
+            gates |= _BLOB
         if _HEX_RUN in data.translate(_HEX, b" :\\x"):
             gates |= _BLOB
     if b"K" in data and (b"PRIVATE KEY" in data or b"PuTTY-User" in data):

@@ -47,6 +47,13 @@ _KNOWN = [(what, mark, re.compile(_EDGE + form)) for what, mark, form in _PROVID
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-[23]:")
 _JWT = re.compile(r"(?<![\w-])(eyJ[\w-]{8,})\.(eyJ[\w-]{8,})\.[\w-]{16,}")
 _URL_PASSWORD = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{1,20}://([^\s/:@\"'<>]{0,80}):([^\s/@\"'<>]{3,120})@[\w.-]+")
+_SHOWN = re.compile(
+    r"(?:\bcurl\b[^\n]{0,80}? -u ?|--user[ =])[\"']?[\w.@-]{1,40}:([^\s\"'@]{6,120})"
+    r"|\bauthorization\W{1,4}basic ([A-Za-z0-9+/]{12,}={0,2})"
+    r"|<(?:password|secret|token|apikey|api_key)>([^<>\s]{6,120})</"
+    r"|\b(?:password|passwd|passcode|pw|pwd)\s{1,3}[\"'`]?([^\s\"'`<>,;:(){}=\[\]/]{8,60})",
+    re.IGNORECASE,
+)
 _ASSIGNED = re.compile(
     r"(?:pass(?:word|wd|phrase|wort)?|passwort|pwd|secret|token|api[_-]?key|(?:access|auth|private|account)[_-]?key"
     r"|credentials?|contraseña|mot de passe|пароль|密码)[\w-]{0,20}"
@@ -54,9 +61,24 @@ _ASSIGNED = re.compile(
     r"([^\s\"'`<>,;(){}\[\]]{8,200})(?![\w(\[{.])",
     re.IGNORECASE,
 )
-ASSIGNED_MARKS: tuple[bytes, ...] = (b"pass", b"pwd", b"secret", b"token", b"key", b"credential", "contraseña".encode())
-ASSIGNED_MARKS += ("пароль".encode(), "密码".encode())
+_MARKS = (
+    "pass",
+    "pwd",
+    "secret",
+    "token",
+    "key",
+    "credential",
+    "contraseña",
+    "пароль",
+    "密码",
+    "pw",
+    "--user",
+    "curl",
+    "basic",
+)
+ASSIGNED_MARKS = tuple(mark.encode() for mark in _MARKS)
 """In lower case; a text without any of these assigns no secret."""
+_BEFORE, _BEHIND = 20, 270  # characters around such a word that an assignment takes at most
 _PLACEHOLDER = re.compile(
     r"example|sample|dummy|placeholder|redact|change.?me|your|xxx|\*\*\*|\.\.\.|…|insert|replace|test.?(?:key|token)|"
     r"1234567|abcdef|foobar|^\$|^%|^process\.|^os\.|^env\.|^self\.|^config|^settings",
@@ -78,11 +100,41 @@ def secrets(text: str) -> Iterator[Hit]:
                 yield Hit(*found.span(), "a signed token (JWT)", redacted(found[0], 3))
     if "://" in text and "@" in text:
         for found in _URL_PASSWORD.finditer(text):
-            if not _is_placeholder(found[2]) and found[2].lower() not in {"password", "pass", "passwd", "pw", "secret"}:
+            if not _is_placeholder(found[2]) and found[2].lower() not in {
+                "password",
+                "pass",
+                "passwd",
+                "pw",
+                "secret",
+                "guest",
+                "anonymous",
+            }:
                 yield Hit(*found.span(2), "a password inside an address", redacted(found[2], 0))
-    for found in _ASSIGNED.finditer(text):
-        if _is_secret_value(found[1]):
-            yield Hit(*found.span(1), "a value given to something called password, secret, key or token", "…")
+    yield from _assigned(text)
+
+
+def _assigned(text: str) -> Iterator[Hit]:
+    lowered = text.lower()
+    is_aligned = len(lowered) == len(text)  # a few letters grow in lower case
+    for begin, end in _zones(lowered) if is_aligned else [(0, len(text))]:
+        for found in _ASSIGNED.finditer(text, begin, end):
+            if _is_secret_value(found[1]):
+                yield Hit(*found.span(1), "a value given to something called password, secret, key or token", "…")
+        for found in _SHOWN.finditer(text, begin, end):
+            place = found.lastindex or 0
+            if _is_secret_value(found[place]) or (place == 2 and entropy(found[place]) > 3):
+                yield Hit(*found.span(place), "a password given to a program, or named in words", "…")
+
+
+def _zones(lowered: str) -> list[tuple[int, int]]:
+    """Where something may be assigned: around the words that name secrets."""
+    zones: list[tuple[int, int]] = []
+    for place in sorted(found.start() for mark in _MARKS if mark in lowered for found in re.finditer(mark, lowered)):
+        begin, end = max(0, place - _BEFORE), place + _BEHIND
+        if zones and begin <= zones[-1][1]:
+            begin = zones.pop()[0]
+        zones.append((begin, end))
+    return zones
 
 
 def _hits(text: str, form: re.Pattern[str], what: str) -> Iterator[Hit]:
