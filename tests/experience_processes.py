@@ -21,3 +21,12 @@ def add_for_ever(root: str, acknowledged: str) -> None:
             added = client.experiences.add("support", messages)
             sink.write(f"{added.id}\n")
             sink.write(f"{client.feedback.add(added.id, 'helpful').id}\n")
+
+
+def add_the_same(root: str, num: int, told: str) -> None:
+    """Add `num` interactions that every such process adds too; notes each id, and whether it was new."""
+    with Client(root) as client, Path(told).open("w") as sink:
+        for number in range(num):
+            messages = [{"role": "user", "content": f"{number}?"}, {"role": "assistant", "content": f"{number}!"}]
+            added = client.experiences.add("support", messages, key=f"key {number}")
+            sink.write(f"{added.id} {int(added.is_new)}\n")

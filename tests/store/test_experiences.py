@@ -13,9 +13,9 @@ import pytest
 import sqlalchemy as sa
 
 from builders import PROFILE, a_workspace
-from experience_processes import add_for_ever
+from experience_processes import add_for_ever, add_the_same
 from store_builders import ACTOR, a_dataset
-from store_processes import kill_amid, start
+from store_processes import end_all, kill_amid, start
 from tunesmith.client import Client
 from tunesmith.errors import Conflict, DataError, NotFound, Refused, UsageError
 from tunesmith.store import experiences, tables
@@ -74,6 +74,18 @@ def test_same_key_from_many_threads_is_one_experience(tmp_path: Path, store_url:
             client.experiences.add(PROFILE, _talk(answer="No."), key="one")
     assert _num(database, tables.experiences) == _num(database, tables.assessments) == 1
     assert _num(database, tables.events, tables.events.c.action == "captured") == 1
+
+
+def test_same_keys_from_several_processes_are_one_experience_each(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        told = [tmp_path / f"told-{number}" for number in range(4)]
+        processes = [start(add_the_same, str(client.workspace.root), 15, str(path)) for path in told]
+        assert end_all(processes, 60) == [0] * 4
+    said = [line.split() for path in told for line in path.read_text().splitlines()]
+    assert len({experience_id for experience_id, _ in said}) == sum(int(is_new) for _, is_new in said) == 15
+    assert _num(database, tables.experiences) == _num(database, tables.assessments) == 15
 
 
 def test_without_a_key_the_same_conversation_of_one_session_is_one_experience(tmp_path: Path, store_url: str) -> None:
