@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from data_builders import a_call, a_tool, an_importer, read_row
 from tunesmith.data.bad_row import BadRow
@@ -269,3 +272,59 @@ def test_condition_decides_which_objects_are_read(where: tuple[str, ...], is_in:
     importer = an_importer(where=where)
     assert bool(importer.read(line)) is is_in
     assert sum(importer.passed_over.values()) == (0 if is_in else 1)
+
+
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=5)
+    | st.sampled_from(["user", "assistant", "[]", "{}"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "from", "value", "type", "text", "name"]), inner)
+    ),
+    max_leaves=6,
+)
+TOOLED = {"messages": [USER], "tools": [a_tool()]}
+SPAN = {"attributes": {"mlflow.spanType": "LLM", "mlflow.spanInputs": TOOLED, "mlflow.spanOutputs": ANSWER}}
+FOREIGN: list[dict[str, Any]] = [
+    {"conversations": [HUMAN, {"from": "function_call", "value": '{"name": "f"}'}], "system": "S", "tools": [DEFINED]},
+    {"conversations": [HUMAN], "chosen": GPT, "rejected": {"from": "gpt", "value": "No."}},
+    {"instruction": "Why?", "input": "x", "output": "y", "system": "S", "history": [["a", "b"]]},
+    {"input": {"messages": [USER]}, "preferred_output": [ANSWER], "non_preferred_output": [USER], "tools": [a_tool()]},
+    {"prompt": "Why?", "chosen": [USER, ANSWER, USER, ANSWER], "rejected": [USER, ANSWER, USER, USER]},
+    {"type": "GENERATION", "traceId": "t", "input": TOOLED, "output": {"choices": [{"message": ANSWER}]}},
+    {"observations": [{"type": "GENERATION", "input": [USER], "output": [ANSWER]}]},
+    {
+        "info": {},
+        "data": {"spans": [SPAN, {"span_type": "LLM", "inputs": [[USER]], "outputs": {"generations": [[1]]}}]},
+    },
+]
+
+
+def places_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [found for key, part in inner for found in ((*path, key), *places_in(part, (*path, key)))]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_foreign_row_with_anything_in_any_place_is_rows_or_a_complaint(data: st.DataObject) -> None:
+    row = copy.deepcopy(data.draw(st.sampled_from(FOREIGN)))
+    for _ in range(data.draw(st.integers(1, 2))):
+        *path, last = data.draw(st.sampled_from(places_in(row)))
+        holder: Any = row
+        for key in path:
+            holder = holder[key]
+        holder[last] = data.draw(ANYTHING)
+    importer = an_importer(windows=data.draw(st.sampled_from(["whole", "last", "all"])))
+    try:
+        found = importer.read(json.dumps(row).encode())
+    except BadRow as bad:
+        assert bad.fix  # noqa: PT017 (either way is fine, and each has its own check)
+        return
+    for shape, contents, num_group in found:
+        assert len(shape.replace("|", "")) == len(contents)
+        assert num_group <= len(contents)
+        assert all(type(text) is str and text for text in contents)

@@ -72,9 +72,10 @@ def shared_pair(row: Raw) -> Sequence[Translated]:
     """A preference whose two answers each begin with the whole prompt."""
     chosen, rejected, prompt = row["chosen"], row["rejected"], row.get("prompt")
     num = 0
-    while num < min(len(chosen), len(rejected)) - 1 and chosen[num] == rejected[num]:
+    most = min(len(chosen), len(rejected)) - 1
+    while num < most and chosen[num] == rejected[num] and type(chosen[num]) is dict:
         num += 1
-    while num and not (type(chosen[num - 1]) is dict and chosen[num - 1].get("role") in {"user", "tool"}):
+    while num and chosen[num - 1].get("role") not in ("user", "tool"):
         num -= 1
     if not num:
         fix = "begin both with the same messages, or write these as prompt"

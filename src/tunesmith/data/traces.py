@@ -134,7 +134,7 @@ def _message_back(answer: Any) -> Any:
                 (answer[key] for key in ("choices", "generations", "message", "messages") if answer.get(key)), None
             )
             if inner is None:
-                return answer if answer.get("content") or answer.get("tool_calls") else answer.get("text") and answer
+                return answer if any(answer.get(key) for key in ("content", "tool_calls", "text")) else None
             answer = inner[0] if type(inner) is list and "messages" not in answer else inner
         else:
             return None
