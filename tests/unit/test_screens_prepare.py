@@ -170,3 +170,17 @@ def test_near_copies_recall_and_false_alarms_on_many_pairs() -> None:
         assert made is not None
         found += near.earlier(0, 9999, made) == (0, number + 1)
     assert found >= 280
+
+
+def test_contradicting_short_answer_is_kept_aside_only_where_asked_for(tmp_path: Path) -> None:
+    rows = [*chats(30), {"prompt": "what is  7 plus ONE?", "completion": "It is 9."}]
+    rows += [{"prompt": "What is 8 plus one?", "completion": "it is 9"}]  # the same in other clothes
+    rows += [a_long_chat(5), {**a_long_chat(5), "completion": a_long_answer(6)}]  # long answers may differ
+    assert prepared(tmp_path, encoded(*rows), SCREENED).report.num_quarantined == 0
+    options = HALF.model_copy(update={"screens": (*DEFAULT_SCREENS, Screen.CONTRADICTION)})
+    dataset = prepared(tmp_path, encoded(*rows), options, name="ds-2")
+    [kept] = quarantined(dataset)
+    assert (kept["line"], kept["findings"][0]["screen"]) == (31, "contradiction")
+    assert "line 8;" in kept["findings"][0]["reason"]
+    source = a_file(tmp_path, encoded(*rows))
+    assert prepare([source], tmp_path / "two", options, num_processes=2).report == dataset.report

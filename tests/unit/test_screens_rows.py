@@ -148,7 +148,7 @@ def test_choice_means_default_none_or_the_named_ones_in_one_order() -> None:
     assert Screen.IP_ADDRESS not in chosen_screens("default")
     assert chosen_screens("none") == ()
     assert chosen_screens((Screen.LINK, Screen.SECRET)) == (Screen.SECRET, Screen.LINK)
-    assert set(ROW_SCREENS) | {"near_copy"} == set(Screen)
+    assert set(ROW_SCREENS) | {"near_copy", "contradiction"} == set(Screen)
 
 
 @pytest.mark.parametrize("text", ["a@" * 50_000, "[INST" * 40_000, "sk-" * 60_000, "=" * 200_000, "http://" * 30_000,

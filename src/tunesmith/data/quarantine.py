@@ -9,8 +9,9 @@ from typing import IO, Any
 
 from tunesmith.data.parting import keys_of
 from tunesmith.data.screens.block import Screened
+from tunesmith.data.screens.contradictions import Contradictions
 from tunesmith.data.screens.finding import Finding
-from tunesmith.data.screens.near_copies import NearCopies, Sketch
+from tunesmith.data.screens.near_copies import NearCopies
 from tunesmith.domain.dataset import Quarantined, SourceFile, Suspect
 from tunesmith.domain.example import to_json
 
@@ -27,34 +28,38 @@ class Quarantine:
         self._path = path
         self._sink: IO[str] | None = None
         self._near: NearCopies | None = None
+        self._contradictions: Contradictions | None = None
         self._counts: dict[str, int] = {}
         self._first: dict[str, list[tuple[int, int, str, Finding]]] = {}
 
     def sift(self, batch: Any, keep: bytes, screened: Screened, source: int, name: str) -> bytes:
         """`keep` without the suspect rows of a parsed batch, which are written to the file."""
-        if not screened.findings and not screened.sketches:
+        if not screened.findings and not screened.sketches and not screened.answers:
             return keep
         kept = bytearray(keep)
         lines: list[int] = batch.column("line").to_pylist()
         for place, key in enumerate(keys_of(batch)):
             if not kept[place]:
                 continue
-            findings = screened.findings.get(key)
-            if findings is None and (sketch := screened.sketches.get(key)) is not None:
-                findings = self._near_copy(sketch, source, lines[place])
+            findings = screened.findings.get(key) or self._beside_earlier(key, screened, source, lines[place])
             if findings:
                 kept[place] = 0
                 self._put(batch.slice(place, 1), findings, source, name)
         return bytes(kept)
 
-    def _near_copy(self, sketch: Sketch, source: int, line: int) -> list[Finding] | None:
-        self._near = self._near or NearCopies()  # not sooner: it takes memory
-        earlier = self._near.earlier(source, line, sketch)
-        if earlier is None:
-            return None
-        other = "" if earlier[0] == source else f" of source {earlier[0] + 1}"
-        reason = f"says almost the same as line {earlier[1]}{other}, in the question and in the answer"
-        return [Finding("near_copy", 0, 0, 0, reason, "")]
+    def _beside_earlier(self, key: int, screened: Screened, source: int, line: int) -> list[Finding]:
+        """What is suspect about a row because of an earlier one."""
+        if (sketch := screened.sketches.get(key)) is not None:
+            self._near = self._near or NearCopies()  # not sooner: it takes memory
+            if (earlier := self._near.earlier(source, line, sketch)) is not None:
+                reason = f"says almost the same as {_told(earlier, source)}, in the question and in the answer"
+                return [Finding("near_copy", 0, 0, 0, reason, "")]
+        if (answer := screened.answers.get(key)) is not None:
+            self._contradictions = self._contradictions or Contradictions()
+            if (earlier := self._contradictions.earlier(source, line, answer)) is not None:
+                reason = f"answers the same question otherwise than {_told(earlier, source)}; one of the two is wrong"
+                return [Finding("contradiction", 0, 0, 0, reason, "")]
+        return []
 
     def _put(self, row: Any, findings: Sequence[Finding], source: int, name: str) -> None:
         fields = row.select(["line", "messages", "rejected"]).to_pylist()[0]
@@ -104,3 +109,7 @@ class Quarantine:
             )
             for screen in order
         )
+
+
+def _told(earlier: tuple[int, int], source: int) -> str:
+    return f"line {earlier[1]}" + ("" if earlier[0] == source else f" of source {earlier[0] + 1}")

@@ -17,10 +17,11 @@ class Screen(StrEnum):
     BLOB = "blob"
     LINK = "link"
     NEAR_COPY = "near_copy"
+    CONTRADICTION = "contradiction"
 
 
-DEFAULT_SCREENS = tuple(screen for screen in Screen if screen is not Screen.IP_ADDRESS)
-"""IP addresses are part of too many honest examples about networks."""
+DEFAULT_SCREENS = tuple(screen for screen in Screen if screen not in (Screen.IP_ADDRESS, Screen.CONTRADICTION))
+"""IP addresses are part of too many honest examples about networks; and many a question has several good answers."""
 
 ScreenChoice = tuple[Screen, ...] | Literal["default", "none"]
 

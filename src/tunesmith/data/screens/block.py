@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tunesmith.data.screens.contradictions import Answer, short_answer
 from tunesmith.data.screens.finding import Finding
 from tunesmith.data.screens.near_copies import Sketch, pack, sketch, unpack
 from tunesmith.data.screens.rows import ROW_SCREENS, RowScreens
@@ -21,15 +22,18 @@ class Screened:
 
     findings: dict[int, list[Finding]] = field(default_factory=dict)
     sketches: dict[int, Sketch] = field(default_factory=dict)
+    answers: dict[int, Answer] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         found = [[key, [astuple(each) for each in findings]] for key, findings in self.findings.items()]
-        return {"findings": found, "sketches": pack(list(self.sketches.values())).hex()}
+        answers = [(key, *answer) for key, answer in self.answers.items()]
+        return {"findings": found, "sketches": pack(list(self.sketches.values())).hex(), "answers": answers}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Screened:
         found = {key: [Finding(*each) for each in findings] for key, findings in values["findings"]}
-        return cls(found, {each[0]: each for each in unpack(bytes.fromhex(values["sketches"]))})
+        sketches = {each[0]: each for each in unpack(bytes.fromhex(values["sketches"]))}
+        return cls(found, sketches, {key: (group, answer) for key, group, answer in values["answers"]})
 
 
 class BlockScreener:
@@ -38,6 +42,7 @@ class BlockScreener:
     def __init__(self, names: Sequence[str]) -> None:
         self._rows = RowScreens([name for name in names if name in ROW_SCREENS])
         self._has_near_copies = "near_copy" in names
+        self._has_contradictions = "contradiction" in names
         self._is_off = not names
 
     def screen(self, rows: Sequence[ParsedRow]) -> Screened:
@@ -45,18 +50,25 @@ class BlockScreener:
         screened = Screened()
         if self._is_off:
             return screened
-        for example_id, *_, shape, contents in rows:
+        for example_id, group, *_, shape, contents in rows:
+            key = int(example_id[:16], 16)
             if found := self._rows.look(contents):
-                screened.findings[int(example_id[:16], 16)] = found
-            elif self._has_near_copies and not _is_labelled(shape):
-                num_prompt = num_prompt_of(shape)
-                # The system message and definitions of functions are the same in many rows by design.
-                asked = [text for code, text in zip(shape[:num_prompt], contents, strict=False) if code not in "sd"]
-                key = int(example_id[:16], 16)
-                made = sketch(key, "\n".join(asked), "\n".join(contents[num_prompt:]))
-                if made is not None:
-                    screened.sketches[key] = made
+                screened.findings[key] = found
+                continue
+            if self._has_near_copies and (made := _sketched(key, shape, contents)) is not None:
+                screened.sketches[key] = made
+            if self._has_contradictions and (answer := short_answer(group, shape, contents)) is not None:
+                screened.answers[key] = answer
         return screened
+
+
+def _sketched(key: int, shape: str, contents: list[str]) -> Sketch | None:
+    if _is_labelled(shape):
+        return None
+    num_prompt = num_prompt_of(shape)
+    # The system message and definitions of functions are the same in many rows by design.
+    asked = [text for code, text in zip(shape[:num_prompt], contents, strict=False) if code not in "sd"]
+    return sketch(key, "\n".join(asked), "\n".join(contents[num_prompt:]))
 
 
 def _is_labelled(shape: str) -> bool:
