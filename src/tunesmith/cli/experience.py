@@ -232,13 +232,26 @@ def _describe(detail: ExperienceDetail) -> None:
 
 
 def _describe_judgements(detail: ExperienceDetail) -> None:
+    from tunesmith.domain.verifiers import VERIFIERS
+
     if detail.findings:
         heading("Verifiers")
+        about = {name: verifier.says for name, verifier in VERIFIERS.items()}
         rows = [
-            (name, "" if f.score is None else f"{f.score:.2f}", "!" if f.flagged else "", f.reason)
+            (
+                name,
+                "" if f.score is None else f"{f.score:.2f}",
+                "!" if f.flagged else "",
+                f.reason or about.get(name, ""),
+            )
             for name, f in detail.findings.items()
         ]
-        columns = [Column("NAME"), Column("SCORE", align="right"), Column("FLAG"), Column("REASON", "fold")]
+        columns = [
+            Column("NAME"),
+            Column("SCORE", align="right"),
+            Column("FLAG"),
+            Column("REASON, OR WHAT IT LOOKS AT", "fold"),
+        ]
         show_table(columns, rows, indent=2)
     if detail.feedback:
         heading("Feedback")

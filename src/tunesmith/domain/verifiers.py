@@ -219,12 +219,14 @@ _ALL = (
              _entity_preservation),
     Verifier("fabrication", "share of the answer's numbers, names and codes that were in the prompt", NoSettings,
              _fabrication, monitors_only=True),
-    Verifier(ECHO, "the answer repeats its template, or leaves a placeholder in it", EchoSettings, _template_echo),
-    Verifier("padded_minimal_input", "a long answer to next to nothing", PaddingSettings, _padded_minimal_input),
-    Verifier("json_schema", "the answer is JSON of a given schema", SchemaSettings, _json_schema),
-    Verifier("exact_match", "the answer is the reference", MatchSettings, _exact_match),
-    Verifier("length", "the answer's length lies within limits", LengthSettings, _length),
-    Verifier("language", "the answer is in the language expected", LanguageSettings, _language),
+    Verifier(ECHO, "whether the answer repeats its template, or leaves a placeholder in it", EchoSettings,
+             _template_echo),
+    Verifier("padded_minimal_input", "whether it is a long answer to next to nothing", PaddingSettings,
+             _padded_minimal_input),
+    Verifier("json_schema", "whether the answer is JSON of the schema", SchemaSettings, _json_schema),
+    Verifier("exact_match", "whether the answer is the reference", MatchSettings, _exact_match),
+    Verifier("length", "whether the answer's length lies within limits", LengthSettings, _length),
+    Verifier("language", "whether the answer is in the language expected", LanguageSettings, _language),
 )  # fmt: skip
 VERIFIERS: dict[str, Verifier] = {verifier.name: verifier for verifier in _ALL}
 """All there are, by name."""

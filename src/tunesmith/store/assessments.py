@@ -13,20 +13,24 @@ from tunesmith.domain.verifiers import Finding
 from tunesmith.errors import NotFound
 from tunesmith.store import events
 from tunesmith.store.database import Tx
+from tunesmith.store.prepared import Prepared, insert_into
 from tunesmith.store.tables import assessments
+
+_ADD = Prepared(
+    insert_into(assessments, "experience_id profile findings suspicions assessed_at class_name reasons feedback")
+)
 
 
 def add(tx: Tx, experience_id: str, profile: str, assessment: Assessment) -> None:
     """The first assessment of an experience, in the transaction that stores it."""
-    tx.run(
-        assessments.insert().values(
-            experience_id=experience_id,
-            profile=profile,
-            findings={name: vars(finding) for name, finding in assessment.findings.items()},
-            suspicions=list(assessment.suspicions),
-            assessed_at=tx.now,
-            **_decided(assessment),
-        )
+    _ADD.run(
+        tx,
+        experience_id=experience_id,
+        profile=profile,
+        findings={name: vars(finding) for name, finding in assessment.findings.items()},
+        suspicions=list(assessment.suspicions),
+        assessed_at=tx.now,
+        **_decided(assessment),
     )
 
 

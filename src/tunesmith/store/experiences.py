@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
 from tunesmith.domain.classification import UNJUDGED, Assessment
 from tunesmith.domain.experience import (
@@ -22,9 +23,24 @@ from tunesmith.errors import Conflict, NotFound, Refused
 from tunesmith.ids import next_id
 from tunesmith.store import assessments, events
 from tunesmith.store.database import Tx
+from tunesmith.store.prepared import Prepared
 from tunesmith.store.runs import find_one
 from tunesmith.store.tables import assessments as assessments_table
 from tunesmith.store.tables import experiences
+
+
+def _add_once(insert: Any) -> Prepared:
+    """An insert that does nothing where the key is there; it gives a row back where it was not."""
+    unset = {"seq", "dataset_id", "run_id", "adapter_id"}
+    values = {column.name: sa.bindparam(column.name, type_=column.type) for column in experiences.c}
+    named = {name: value for name, value in values.items() if name not in unset}
+    return Prepared(insert.values(named).on_conflict_do_nothing().returning(experiences.c.id))
+
+
+_ADD_ONCE = {
+    "sqlite": _add_once(sqlite.insert(experiences)),
+    "postgresql": _add_once(postgresql.insert(experiences)),
+}
 
 
 @dataclass(frozen=True)
@@ -65,8 +81,8 @@ def add(
     The same natural key again is the same experience, and changes nothing.
     """
     experience_id = next_id("xp")
-    is_new = tx.add_once(
-        experiences,
+    is_new = _ADD_ONCE[tx.conn.dialect.name].first(
+        tx,
         id=experience_id,
         profile=profile,
         natural_key=natural_key,
@@ -77,7 +93,7 @@ def add(
         created_at=tx.now,
         **{**vars(context), "captured_at": context.captured_at or tx.now},
     )
-    if not is_new:
+    if is_new is None:
         return _known(tx, profile, natural_key, messages), False
     assessments.add(tx, experience_id, profile, assessment)
     moved = (None, ExperienceState.COLLECTED)
