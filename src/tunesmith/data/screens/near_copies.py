@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Collection, Iterator, Sequence
-from itertools import pairwise
-from operator import eq
+from collections.abc import Iterable, Iterator, Sequence
+from operator import add
 from zlib import crc32
 
 _NUM_BINS = 32
@@ -19,10 +18,11 @@ _NUM_BANDS = 6
 _BAND = 4  # bins in a band
 _MIN_WORDS = 24  # in an answer
 _SLOTS = 1 << 20
-_MIN_SAME_ANSWER = 27  # of 32 bins: about 85 % of all pairs of words
-_MIN_SAME_PROMPT = 16
+_MIN_SAME_ANSWER = 0.84  # of the bins: so many of all pairs of words are the same
+_MIN_SAME_PROMPT = 0.5
 _RECORD = struct.Struct(f"<Q{_NUM_BINS}s{_NUM_BINS}s{_NUM_BANDS}I")
-_BANDS = struct.Struct(f"<{_BAND}I")
+_LOWEST = struct.Struct(f"<{_NUM_BINS}I")
+_BAND_PLACES = range(0, 4 * _BAND * _NUM_BANDS, 4 * _BAND)
 _FOLD = bytes(ord(chr(byte).lower()) if chr(byte).isalnum() else ord(" ") for byte in range(128)) + bytes(
     range(128, 256)
 )
@@ -36,9 +36,9 @@ def sketch(key: int, prompt: str, answer: str) -> Sketch | None:
     words = _words(answer)
     if len(words) < _MIN_WORDS:
         return None
-    lowest = _lowest([one + two for one, two in pairwise(words)])
-    bands = tuple(crc32(_BANDS.pack(*lowest[_BAND * band :][:_BAND])) for band in range(_NUM_BANDS))
-    return key, _bytes(lowest), _bytes(_lowest(_words(prompt) or [b""])), bands
+    lowest = _lowest(map(add, words, words[1:]))
+    bands = tuple([crc32(lowest[place : place + 4 * _BAND]) for place in _BAND_PLACES])
+    return key, lowest[1::4], _lowest(_words(prompt))[1::4], bands
 
 
 def pack(sketches: Sequence[Sketch]) -> bytes:
@@ -71,8 +71,8 @@ class NearCopies:
             looked_at.add(held)
             begin, middle = held * 2 * _NUM_BINS, held * 2 * _NUM_BINS + _NUM_BINS
             if (
-                sum(map(eq, answer, self._bins[begin:middle])) >= _MIN_SAME_ANSWER
-                and sum(map(eq, prompt, self._bins[middle : middle + _NUM_BINS])) >= _MIN_SAME_PROMPT
+                _share(answer, self._bins[begin:middle]) >= _MIN_SAME_ANSWER
+                and _share(prompt, self._bins[middle : middle + _NUM_BINS]) >= _MIN_SAME_PROMPT
             ):
                 place = self._places[held]
                 return place >> 40, place & ((1 << 40) - 1)
@@ -92,16 +92,15 @@ def _words(text: str) -> list[bytes]:
     return text.encode("utf-8", "surrogatepass").translate(_FOLD).split()
 
 
-def _lowest(parts: Collection[bytes]) -> list[int]:
-    """The lowest hash in each bin; an empty one takes that of the next bin that has one."""
-    bins = {value % _NUM_BINS: value for value in sorted(map(crc32, parts), reverse=True)}
-    if len(bins) < _NUM_BINS:
-        later = bins[min(bins)]
-        for place in range(_NUM_BINS - 1, -1, -1):
-            later = bins.setdefault(place, later)
-    return [bins[place] for place in range(_NUM_BINS)]
+def _lowest(parts: Iterable[bytes]) -> bytes:
+    """The lowest hash in each bin, four bytes each; 0 in a bin that is empty. Low bits name the bin, high ones decide:
+    the second byte is free of both."""
+    bins = {value & (_NUM_BINS - 1): value for value in sorted(map(crc32, parts), reverse=True)}
+    find = bins.get
+    return _LOWEST.pack(*[find(place, 0) for place in range(_NUM_BINS)])
 
 
-def _bytes(lowest: Sequence[int]) -> bytes:
-    """One byte of each hash, from bits that the choice of the lowest does not prefer."""
-    return bytes([value * 0x9E3779B1 >> 24 & 255 for value in lowest])
+def _share(one: Sequence[int], two: Sequence[int]) -> float:
+    """How many of the bins that are not empty in both are the same."""
+    pairs = [pair for pair in zip(one, two, strict=True) if pair != (0, 0)]
+    return sum(mine == theirs for mine, theirs in pairs) / len(pairs) if pairs else 1.0
