@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from data_builders import HALF, a_file, chats, encoded, num_examples
@@ -178,6 +183,31 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, processes: int) -> N
         assert done.returncode == 0, done.stderr
         memory[num] = int(done.stdout)
     assert memory[200_000] < memory[50_000] + 60  # MB; the files are 25 and 100 MB
+
+
+def _as_array(source: Path) -> None:
+    source.write_bytes(b"[" + source.read_bytes().rstrip().replace(b"\n", b",\n") + b"]")
+
+
+def _as_parquet(source: Path) -> None:
+    rows = pa.Table.from_pylist([json.loads(line) for line in source.read_bytes().splitlines()])
+    pq.write_table(rows, source)  # one row group
+
+
+def _as_gzip(source: Path) -> None:
+    source.write_bytes(gzip.compress(source.read_bytes(), 1))
+
+
+@pytest.mark.parametrize("convert", [_as_array, _as_parquet, _as_gzip])
+def test_memory_does_not_grow_with_what_is_in_a_container(tmp_path: Path, convert: Callable[[Path], None]) -> None:
+    memory = {}
+    for num in (30_000, 120_000):
+        source = a_large_file(tmp_path, num)
+        convert(source)
+        done = run(a_program(), source, tmp_path / "datasets" / f"ds-{num}")
+        assert done.returncode == 0, done.stderr
+        memory[num] = int(done.stdout)
+    assert memory[120_000] < memory[30_000] + 60  # MB; the texts are 15 and 60 MB
 
 
 @pytest.mark.parametrize("num_bytes", [400 << 20, pytest.param(5 << 30, marks=pytest.mark.soak)])

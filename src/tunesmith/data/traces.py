@@ -23,7 +23,9 @@ class NoConversation(Exception):
 
 def is_langfuse(row: Raw) -> bool:
     """A trace with its observations, or one observation."""
-    return type(row.get("observations")) is list or ("type" in row and ("traceId" in row or "trace_id" in row))
+    if type(row.get("observations")) is list:
+        return True
+    return "type" in row and ("traceId" in row or "trace_id" in row or ("input" in row and "output" in row))
 
 
 def is_mlflow(row: Raw) -> bool:
