@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import string
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -151,11 +152,27 @@ def test_choice_means_default_none_or_the_named_ones_in_one_order() -> None:
     assert set(ROW_SCREENS) | {"near_copy", "contradiction"} == set(Screen)
 
 
-@pytest.mark.parametrize("text", ["a@" * 50_000, "[INST" * 40_000, "sk-" * 60_000, "=" * 200_000, "http://" * 30_000,
-                                  "1 " * 100_000, "eyJ" * 60_000, "ignore your " * 20_000, "а" * 100_000 + "a", "\u200b" * 100_000])  # fmt: skip  # noqa: E501
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a@" * 50_000,
+        "[INST" * 40_000,
+        "sk-" * 60_000,
+        "=" * 200_000,
+        "http://" * 30_000,
+        "1 " * 100_000,
+        "eyJ" * 60_000,
+        "ignore your " * 20_000,
+        "user: x\n" * 20_000 + "\nassistant:",
+        "<|" * 60_000,
+        "token=" * 30_000,
+        "![a" * 30_000,
+        "а" * 100_000 + "a",
+        "\u200b" * 100_000,
+    ],
+    ids=lambda text: text[:8],
+)
 def test_long_hostile_text_is_screened_in_bounded_time(text: str) -> None:
-    import time
-
     begin = time.process_time()
     EVERY.look([text])
     assert time.process_time() - begin < 4.0
