@@ -3,8 +3,6 @@
 Whoever changes a screen because of a row here moves the row to the hard rows, and writes a new one.
 """
 
-
-
 from __future__ import annotations
 
 import random

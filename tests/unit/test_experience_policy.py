@@ -1,12 +1,12 @@
-"""The `experience` section of a profile: documented defaults, layers that add, unknown names refused with the nearest."""
+"""The `experience` section of a profile: documented defaults, layers that add, unknown names refused."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-
 from config_builders import a_workspace
+
 from tunesmith.config.resolve import resolve
 from tunesmith.domain.experience_policy import ExperiencePolicy
 from tunesmith.errors import ConfigError
