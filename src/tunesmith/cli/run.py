@@ -52,7 +52,7 @@ def submit(  # noqa: PLR0913 - the options of one command
     *,
     profile: Profile,
     data: Annotated[
-        list[str], typer.Argument(metavar="DATA", help="A dataset id, or JSONL files.", show_default=False)
+        list[str], typer.Argument(metavar="DATA", help="A dataset id, or files of examples.", show_default=False)
     ],
     overrides: Set = None,
     priority: Annotated[Priority, typer.Option(help="Which place in the queue.")] = Priority.NORMAL,
@@ -63,7 +63,7 @@ def submit(  # noqa: PLR0913 - the options of one command
     ] = None,
     follow: Annotated[bool, typer.Option("--watch", help="Wait for its end; exit 1 unless it went well.")] = False,
 ) -> int:
-    """Queue a run on a dataset or on JSONL files.
+    """Queue a run on a dataset or on files.
 
     It is durable once its id is printed, on the last line.
     """
