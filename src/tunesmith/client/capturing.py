@@ -33,6 +33,30 @@ _BATCH = 64
 _LOOK_S = 0.2  # how often an idle thread looks whether it should end
 _FIRST_WAIT_S = 0.05
 
+_FORK_WAIT_S = 2.0
+
+_storing = threading.Lock()
+"""Held while a batch is stored. Whoever forks waits for it: a child made in the middle would inherit modules that are
+half imported and a store that is half open."""
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    _forking.holds = _storing.acquire(timeout=_FORK_WAIT_S)  # a store that hangs must not hang the application
+
+
+def _after_fork_in_parent() -> None:
+    if _forking.holds:
+        _storing.release()
+
+
+def _after_fork_in_child() -> None:
+    global _storing  # noqa: PLW0603 - the one lock of the process
+    _storing = threading.Lock()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+
 _Item = tuple[str, list[dict[str, Any]], dict[str, Any]]
 _Ready = list[tuple[str, Checked, Rules]]
 
@@ -189,7 +213,8 @@ class CaptureQueue:
         deadline, wait_s = time.monotonic() + self._patience_s, _FIRST_WAIT_S
         while True:
             try:
-                self._store(session, batch)
+                with _storing:
+                    self._store(session, batch)
                 return
             except StoreError:
                 session.close()  # the next try opens it anew
