@@ -296,7 +296,7 @@ def rounded(tokens: int) -> int:
 
 
 def is_nf4(recipe: Recipe) -> bool:
-    return getattr(recipe, "quantize", None) == "nf4"
+    return recipe.quantize == "nf4"
 
 
 def _adapted(shape: Shape, recipe: Recipe) -> list[str]:

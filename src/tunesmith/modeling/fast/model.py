@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from tunesmith.domain.memory_forecast import FAST_FAMILIES
 from tunesmith.modeling.adapters import trained_parameters
 from tunesmith.modeling.attention import Apart, Rules
 from tunesmith.modeling.fast.head import log_probs
@@ -19,7 +20,6 @@ from tunesmith.modeling.fast.site import Site
 from tunesmith.modeling.packs import Layout
 from tunesmith.modeling.segments import Segment, moved
 
-_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _PROJECTION = re.compile(
     r"\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.lora_[AB]\.default\.weight\Z"
 )
@@ -30,8 +30,8 @@ _ROUNDED_TO = 256
 def why_not(adapted: Any) -> str | None:
     """What keeps this model from being computed here; None if nothing does."""
     config = adapted.config
-    if config.model_type not in _FAMILIES or getattr(config, "hidden_act", None) != "silu":
-        return f"models of type {config.model_type} are not among those known here ({', '.join(sorted(_FAMILIES))})"
+    if config.model_type not in FAST_FAMILIES or getattr(config, "hidden_act", None) != "silu":
+        return f"models of type {config.model_type} are not among those known here ({', '.join(sorted(FAST_FAMILIES))})"
     if not hasattr(adapted, "peft_config"):
         return "every weight is trained"
     if getattr(config, "attention_dropout", 0.0):
