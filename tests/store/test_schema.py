@@ -7,7 +7,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from store_builders import dump
-from tunesmith.store import tables
+from tunesmith.store import learning_tables as tables  # imports all of them
 from tunesmith.store.database import Database
 from tunesmith.store.schema import HEAD, REVISIONS, open_store
 

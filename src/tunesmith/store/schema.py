@@ -12,7 +12,7 @@ from sqlalchemy import exc
 from tunesmith.errors import StoreCorrupt, StoreError, StoreTooNew
 from tunesmith.store.database import Database, connect, sqlite_module
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 HEAD = REVISIONS[-1]
 _MIGRATION_LOCK = 0x74756E65  # any constant; PostgreSQL's advisory lock for migrations
 

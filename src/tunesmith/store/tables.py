@@ -44,12 +44,12 @@ metadata = sa.MetaData(
 )
 
 
-def _one_of(column: str, enum: type[StrEnum]) -> sa.CheckConstraint:
+def one_of(column: str, enum: type[StrEnum]) -> sa.CheckConstraint:
     values = ", ".join(f"'{member.value}'" for member in enum)
     return sa.CheckConstraint(f"{column} IN ({values})", name=column)
 
 
-def _where(condition: str) -> dict[str, Any]:
+def where(condition: str) -> dict[str, Any]:
     """A partial index, spelt for both databases."""
     return {"sqlite_where": sa.text(condition), "postgresql_where": sa.text(condition)}
 
@@ -83,8 +83,8 @@ campaigns = sa.Table(
     sa.Column("parent_id", sa.Text, sa.ForeignKey("campaigns.id")),
     sa.Column("counters", sa.JSON, nullable=False),
     sa.Column("created_at", Instant, nullable=False),
-    _one_of("state", CampaignState),
-    sa.Index("uq_campaigns_active", "profile", unique=True, **_where("state = 'active'")),
+    one_of("state", CampaignState),
+    sa.Index("uq_campaigns_active", "profile", unique=True, **where("state = 'active'")),
 )
 
 datasets = sa.Table(
@@ -135,7 +135,7 @@ runs = sa.Table(
     sa.Column("created_by", sa.Text, nullable=False),
     sa.Column("moved_at", Instant, nullable=False),
     sa.Column("finished_at", Instant),
-    _one_of("state", RunState),
+    one_of("state", RunState),
     sa.CheckConstraint(
         f"(finished_at IS NULL) = (state IN ({', '.join(repr(s.value) for s in sorted(RUN.unfinished))}))",
         name="finished",
@@ -144,9 +144,9 @@ runs = sa.Table(
         "uq_runs_one_automatic",
         "campaign_id",
         unique=True,
-        **_where("automatic AND finished_at IS NULL"),
+        **where("automatic AND finished_at IS NULL"),
     ),
-    sa.Index("ix_runs_unfinished", "profile", **_where("finished_at IS NULL")),
+    sa.Index("ix_runs_unfinished", "profile", **where("finished_at IS NULL")),
     sa.Index("ix_runs_dataset", "dataset_id"),
     sa.Index("ix_runs_state", "state", "seq"),
 )
@@ -174,18 +174,18 @@ tasks = sa.Table(
     sa.Column("num_errors", sa.Integer, nullable=False),
     sa.Column("num_shrinks", sa.Integer, nullable=False),
     sa.Column("created_at", Instant, nullable=False),
-    _one_of("state", TaskState),
-    _one_of("kind", TaskKind),
+    one_of("state", TaskState),
+    one_of("kind", TaskKind),
     sa.CheckConstraint("(state = 'leased') = (lease_token IS NOT NULL)", name="lease"),
-    sa.Index("ix_tasks_waiting", "priority", "seq", **_where("state = 'waiting'")),
-    sa.Index("ix_tasks_leased", "lease_until", **_where("state = 'leased'")),
+    sa.Index("ix_tasks_waiting", "priority", "seq", **where("state = 'waiting'")),
+    sa.Index("ix_tasks_leased", "lease_until", **where("state = 'leased'")),
     sa.Index(
         "uq_tasks_one_open_per_run",
         "run_id",
         unique=True,
-        **_where("state IN ('waiting', 'leased') AND run_id IS NOT NULL"),
+        **where("state IN ('waiting', 'leased') AND run_id IS NOT NULL"),
     ),
-    sa.Index("ix_tasks_run", "run_id", **_where("run_id IS NOT NULL")),
+    sa.Index("ix_tasks_run", "run_id", **where("run_id IS NOT NULL")),
 )
 
 attempts = sa.Table(
@@ -203,10 +203,10 @@ attempts = sa.Table(
     sa.Column("started_at", Instant, nullable=False),
     sa.Column("ended_at", Instant),
     sa.Column("result", sa.JSON),
-    _one_of("state", AttemptState),
+    one_of("state", AttemptState),
     sa.CheckConstraint("(state = 'open') = (ended_at IS NULL)", name="ended"),
     sa.UniqueConstraint("task_id", "number"),
-    sa.Index("uq_attempts_one_open", "task_id", unique=True, **_where("state = 'open'")),
+    sa.Index("uq_attempts_one_open", "task_id", unique=True, **where("state = 'open'")),
 )
 
 requests = sa.Table(
@@ -221,8 +221,8 @@ requests = sa.Table(
     sa.Column("expires_at", Instant, nullable=False),
     sa.Column("acknowledged_at", Instant),
     sa.Column("answer", sa.Text),
-    _one_of("kind", RequestKind),
-    sa.Index("uq_requests_open", "run_id", "kind", unique=True, **_where("acknowledged_at IS NULL")),
+    one_of("kind", RequestKind),
+    sa.Index("uq_requests_open", "run_id", "kind", unique=True, **where("acknowledged_at IS NULL")),
 )
 
 checkpoints = sa.Table(
@@ -253,9 +253,9 @@ adapters = sa.Table(
     sa.Column("base_digest", sa.Text, nullable=False),
     sa.Column("metrics", sa.JSON, nullable=False),
     sa.Column("created_at", Instant, nullable=False),
-    _one_of("state", AdapterState),
+    one_of("state", AdapterState),
     sa.UniqueConstraint("profile", "version"),
-    sa.Index("uq_adapters_one_live", "profile", unique=True, **_where("state = 'live'")),
+    sa.Index("uq_adapters_one_live", "profile", unique=True, **where("state = 'live'")),
 )
 
 deployments = sa.Table(
@@ -315,13 +315,13 @@ experiences = sa.Table(
     sa.Column("task_type", sa.Text),
     sa.Column("reference", sa.Text),
     sa.Column("captured_at", Instant),  # when it happened; `created_at` is when we heard of it
-    _one_of("state", ExperienceState),
+    one_of("state", ExperienceState),
     sa.CheckConstraint("(state IN ('reserved', 'consumed')) = (dataset_id IS NOT NULL)", name="reservation"),
     sa.UniqueConstraint("profile", "natural_key"),
     sa.Index("ix_experiences_state", "profile", "state"),
     sa.Index("ix_experiences_dataset", "dataset_id"),
     sa.Index("ix_experiences_profile", "profile", "seq"),
-    sa.Index("ix_experiences_session", "profile", "session", "seq", **_where("session IS NOT NULL")),
+    sa.Index("ix_experiences_session", "profile", "session", "seq", **where("session IS NOT NULL")),
 )
 
 assessments = sa.Table(
@@ -335,8 +335,9 @@ assessments = sa.Table(
     sa.Column("findings", sa.JSON, nullable=False),  # what each verifier said when it was written
     sa.Column("suspicions", sa.JSON, nullable=False),
     sa.Column("feedback", sa.JSON, nullable=False),  # the running aggregate
+    sa.Column("review", sa.Text),  # the last decision of a person about its suspicions
     sa.Column("assessed_at", Instant, nullable=False),
-    _one_of("class_name", ExperienceClass),
+    one_of("class_name", ExperienceClass),
     sa.Index("ix_assessments_class", "profile", "class_name", "seq"),
 )
 
