@@ -70,6 +70,33 @@ def entry(
     return _RECORD, values
 
 
+def record_all(
+    tx: Tx,
+    entity: str,
+    id_column: sa.Column[Any],
+    chosen: Any,
+    action: str,
+    *,
+    actor: str,
+    moved: tuple[str | None, str | None] = (None, None),
+    reason: str = "",
+) -> None:
+    """One event for each row of a table that is chosen by a condition, in one statement and in the table's order."""
+    values = {
+        "entity": sa.literal(entity),
+        "entity_id": id_column,
+        "action": sa.literal(action),
+        "actor": sa.literal(actor),
+        "old_state": sa.literal(moved[0], sa.Text),
+        "new_state": sa.literal(moved[1], sa.Text),
+        "reason": sa.literal(reason),
+        "detail": sa.literal({}, sa.JSON),
+        "at": sa.literal(tx.now, events.c.at.type),
+    }
+    query = sa.select(*values.values()).select_from(id_column.table).where(chosen).order_by(id_column.table.c.seq)
+    tx.run(events.insert().from_select(list(values), query))
+
+
 def of_entity(tx: Tx, entity: str, entity_id: str) -> list[RecordedEvent]:
     """The history of one thing, oldest first."""
     query = sa.select(events).where(events.c.entity == entity, events.c.entity_id == entity_id).order_by(events.c.seq)

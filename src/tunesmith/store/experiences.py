@@ -28,6 +28,8 @@ from tunesmith.store.runs import find_one
 from tunesmith.store.tables import assessments as assessments_table
 from tunesmith.store.tables import experiences
 
+_MOST_AT_ONCE = 1000  # parameters of one statement
+
 
 def _add_once(insert: Any) -> Prepared:
     """An insert that does nothing where the key is there; it gives a row back where it was not."""
@@ -112,63 +114,112 @@ def _known(tx: Tx, profile: str, natural_key: str, messages: list[dict[str, Any]
     return str(row["id"])
 
 
+class Taken(Refused):
+    """Somebody else reserved, learnt or forgot some of them a moment ago; choose again."""
+
+
 def reserve(tx: Tx, ids: Sequence[str], dataset_id: str, *, actor: str) -> None:
-    """Reserve all of them for a dataset, or none."""
-    for experience_id in ids:
-        if get(tx, experience_id).in_review:
-            raise Refused(f"experience {experience_id} waits for a review; it cannot be reserved")
-        if assessments.get(tx, experience_id).class_name is ExperienceClass.QUARANTINED:
-            raise Refused(f"experience {experience_id} is quarantined; it cannot be reserved")
-        move(
-            tx,
-            experience_id,
-            ExperienceState.RESERVED,
-            actor=actor,
-            reason=f"dataset {dataset_id}",
-            dataset_id=dataset_id,
-        )
+    """Reserve all of them for a dataset, or none. A few statements, however many they are."""
+    for some in _parts(ids):
+        _refuse_what_cannot_be_reserved(tx, some)
+        chosen = experiences.c.id.in_(some)
+        moved = _move_all(
+            tx, chosen, (ExperienceState.COLLECTED, ExperienceState.RESERVED), actor=actor,
+            reason=f"dataset {dataset_id}", dataset_id=dataset_id,
+        )  # fmt: skip
+        if moved != len(some):
+            raise Taken("some of the experiences moved on meanwhile; choose again")
+
+
+def _parts(ids: Sequence[str]) -> list[list[str]]:
+    """In one order for everybody, so that two who want the same rows wait for each other and never in a circle."""
+    ordered = sorted(set(ids))
+    return [ordered[first : first + _MOST_AT_ONCE] for first in range(0, len(ordered), _MOST_AT_ONCE)]
+
+
+def _refuse_what_cannot_be_reserved(tx: Tx, ids: Sequence[str]) -> None:
+    """Locks the rows; raises for the first that is in nobody's reach, or waits for a person."""
+    judged = assessments_table
+    query = (
+        sa.select(experiences.c.id, experiences.c.state, experiences.c.in_review, judged.c.class_name)
+        .join(judged, judged.c.experience_id == experiences.c.id)
+        .where(experiences.c.id.in_(ids))
+        .order_by(experiences.c.id)
+    )
+    rows = tx.all(query.with_for_update(of=experiences) if tx.is_postgres else query)
+    if len(rows) < len(ids):
+        raise NotFound.named("experience", sorted(set(ids) - {row["id"] for row in rows})[0])
+    for row in rows:
+        if row["in_review"]:
+            raise Refused(f"experience {row['id']} waits for a review; it cannot be reserved")
+        if row["class_name"] == ExperienceClass.QUARANTINED:
+            raise Refused(f"experience {row['id']} is quarantined; it cannot be reserved")
+        if row["state"] != ExperienceState.COLLECTED:
+            raise Taken(f"experience {row['id']} is {row['state']}; only a collected one can be reserved")
 
 
 def settle(
     tx: Tx, dataset_id: str, effect: DataEffect, *, actor: str, run_id: str, adapter_id: str | None, last: bool
 ) -> None:
     """Apply the end of a run to the data of its dataset; `last` says that no other unfinished run refers to it."""
-    for experience in of_dataset(tx, dataset_id):
-        if effect is DataEffect.CONSUME and experience.state is ExperienceState.RESERVED:
-            move(
-                tx, experience.id, ExperienceState.CONSUMED, actor=actor, reason=f"run {run_id}",
-                dataset_id=dataset_id, run_id=run_id, adapter_id=adapter_id,
-            )  # fmt: skip
-        if effect is DataEffect.RELEASE_AND_COUNT:
-            _count_rejection(tx, experience, actor)
-        if effect is not DataEffect.CONSUME and last and experience.state is ExperienceState.RESERVED:
-            move(tx, experience.id, ExperienceState.COLLECTED, actor=actor, reason=f"released by run {run_id}")
+    mine = experiences.c.dataset_id == dataset_id
+    _lock_all(tx, mine)
+    if effect is DataEffect.RELEASE_AND_COUNT:
+        _count_rejections(tx, mine, actor)
+    if effect is DataEffect.CONSUME:
+        _move_all(
+            tx, mine, (ExperienceState.RESERVED, ExperienceState.CONSUMED), actor=actor, reason=f"run {run_id}",
+            dataset_id=dataset_id, run_id=run_id, adapter_id=adapter_id,
+        )  # fmt: skip
+    elif last:
+        release(tx, dataset_id, actor=actor, reason=f"released by run {run_id}")
+
+
+def release(tx: Tx, dataset_id: str, *, actor: str, reason: str) -> int:
+    """End the reservation of a dataset: what it has not consumed is free again. Says how many that are."""
+    mine = experiences.c.dataset_id == dataset_id
+    _lock_all(tx, mine)
+    return _move_all(tx, mine, (ExperienceState.RESERVED, ExperienceState.COLLECTED), actor=actor, reason=reason)
 
 
 def give_back(tx: Tx, adapter_id: str, *, actor: str, reason: str) -> None:
     """An adapter was rolled back after it was deployed: what it consumed may be learnt again."""
-    query = sa.select(experiences).where(
-        experiences.c.adapter_id == adapter_id, experiences.c.state == ExperienceState.CONSUMED
-    )
-    for row in tx.all(query):
-        experience = _experience(row)
-        _count_rejection(tx, experience, actor)
-        move(tx, experience.id, ExperienceState.COLLECTED, actor=actor, reason=reason)
+    learnt = sa.and_(experiences.c.adapter_id == adapter_id, experiences.c.state == ExperienceState.CONSUMED)
+    _lock_all(tx, learnt)
+    _count_rejections(tx, learnt, actor)
+    _move_all(tx, learnt, (ExperienceState.CONSUMED, ExperienceState.COLLECTED), actor=actor, reason=reason)
 
 
-def _count_rejection(tx: Tx, experience: Experience, actor: str) -> None:
+def _lock_all(tx: Tx, chosen: Any) -> None:
+    """What others want to do with these rows waits until this transaction has ended."""
+    if tx.is_postgres:
+        tx.all(sa.select(experiences.c.id).where(chosen).order_by(experiences.c.id).with_for_update())
+
+
+def _count_rejections(tx: Tx, chosen: Any, actor: str) -> None:
     counted = experiences.c.num_rejections + 1
     in_review = sa.or_(experiences.c.in_review, counted >= REJECTIONS_BEFORE_REVIEW)
-    row = tx.first(
-        experiences.update()
-        .where(experiences.c.id == experience.id)
-        .values(num_rejections=counted, in_review=in_review)
-        .returning(experiences.c.num_rejections)
-    )
-    assert row is not None
-    if row["num_rejections"] == REJECTIONS_BEFORE_REVIEW:
-        reason = f"was in {REJECTIONS_BEFORE_REVIEW} rejected runs"
-        events.record(tx, "experience", experience.id, "sent_to_review", actor=actor, reason=reason)
+    tx.run(experiences.update().where(chosen).values(num_rejections=counted, in_review=in_review))
+    just_now = sa.and_(chosen, experiences.c.num_rejections == REJECTIONS_BEFORE_REVIEW)
+    reason = f"was in {REJECTIONS_BEFORE_REVIEW} rejected runs"
+    events.record_all(tx, "experience", experiences.c.id, just_now, "sent_to_review", actor=actor, reason=reason)
+
+
+def _move_all(
+    tx: Tx,
+    chosen: Any,
+    moved: tuple[ExperienceState, ExperienceState],
+    *,
+    actor: str,
+    reason: str,
+    **owners: str | None,
+) -> int:
+    """The setter of many: table, guard on the old state, an event each. The caller has locked the rows."""
+    EXPERIENCE.check("of a dataset", *moved)
+    free = {"dataset_id": None, "run_id": None, "adapter_id": None}
+    here = sa.and_(chosen, experiences.c.state == moved[0])
+    events.record_all(tx, "experience", experiences.c.id, here, "moved", actor=actor, moved=moved, reason=reason)
+    return tx.run(experiences.update().where(here).values(state=moved[1], **{**free, **owners}))
 
 
 def move(
@@ -182,7 +233,7 @@ def move(
     run_id: str | None = None,
     adapter_id: str | None = None,
 ) -> None:
-    """The one setter of an experience's state and reservation."""
+    """The setter of one experience's state and reservation."""
     old = get(tx, experience_id).state
     EXPERIENCE.check(experience_id, old, new)
     moved = tx.run(
