@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from tunesmith.domain.curriculum import CurriculumPolicy
 from tunesmith.domain.experience_policy import ExperiencePolicy
 from tunesmith.domain.screen import ScreenChoice
 from tunesmith.domain.section import Section as Section  # noqa: PLC0414 - known from here
@@ -316,6 +317,8 @@ class Profile(Section):
     """How input files are split, and how many bad lines they may have."""
     experience: ExperiencePolicy = ExperiencePolicy()
     """What is captured of the model's use, and how it is judged."""
+    curriculum: CurriculumPolicy = CurriculumPolicy()
+    """Whether a teacher answers the worst again, and what that may cost."""
     validation: Validation = Validation()
     """What is measured while training, and which checkpoint counts as best."""
     checkpoints: Checkpoints = Checkpoints()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from tunesmith.domain.learning import CorrectionState, MemberRole, ReviewDecision, SpendState
-from tunesmith.store.tables import Instant, Sequence, metadata, one_of, where
+from tunesmith.store.tables import Instant, Sequence, assessments, experiences, metadata, one_of, where
 
 
 def _seq() -> sa.Column[int]:
@@ -29,6 +29,14 @@ reviews = sa.Table(
     one_of("decision", ReviewDecision),
     sa.Index("ix_reviews_experience", "experience_id", "seq"),
 )
+# what waits for a reviewer is few among many; the inbox counts it at every look
+sa.Index(
+    "ix_assessments_waiting",
+    assessments.c.profile,
+    assessments.c.seq,
+    **where("class_name = 'quarantined' AND review IS NULL"),
+)
+sa.Index("ix_experiences_in_review", experiences.c.profile, experiences.c.seq, **where("in_review"))
 
 corrections = sa.Table(
     "corrections",
@@ -43,6 +51,7 @@ corrections = sa.Table(
     sa.Column("reason", sa.Text, nullable=False),  # why it was accepted or not, for people
     sa.Column("answer", sa.Text),  # unset where the teacher gave none
     sa.Column("findings", sa.JSON, nullable=False),  # what each verifier said about the answer
+    sa.Column("counts", sa.Boolean, nullable=False),  # against the attempts allowed; not where the teacher was down
     sa.Column("created_at", Instant, nullable=False),
     one_of("state", CorrectionState),
     sa.CheckConstraint("state <> 'accepted' OR answer IS NOT NULL", name="answer"),
@@ -63,15 +72,19 @@ spends = sa.Table(
     sa.Column("id", sa.Text, nullable=False, unique=True),
     _to("profile", "profiles.name"),
     sa.Column("purpose", sa.Text, nullable=False),  # what the money is for, such as curriculum
+    sa.Column("cycle_id", sa.Text, nullable=False),  # what shares one budget, such as one cycle of the curriculum
     sa.Column("entity_id", sa.Text, nullable=False),  # for whom it is spent: an experience, a run
     sa.Column("state", sa.Text, nullable=False),
-    sa.Column("amount", sa.Float, nullable=False),  # the most it may cost while reserved; what it did cost when settled
+    # in millionths: the most it may cost while reserved, what it did cost when settled; whole, so that sums are exact
+    sa.Column("amount", sa.BigInteger, nullable=False),
     sa.Column("created_at", Instant, nullable=False),
     sa.Column("settled_at", Instant),
     one_of("state", SpendState),
     sa.CheckConstraint("amount >= 0", name="amount"),
     sa.CheckConstraint("(state = 'reserved') = (settled_at IS NULL)", name="settled"),
     sa.Index("ix_spends_profile", "profile", "purpose", "created_at"),
+    sa.Index("ix_spends_cycle", "cycle_id"),
+    sa.Index("uq_spends_one_open", "purpose", "entity_id", unique=True, **where("state = 'reserved'")),
 )
 
 members = sa.Table(
@@ -100,6 +113,7 @@ erasures = sa.Table(
     sa.Column("done_at", Instant),  # unset: a run still reads the dataset, its text goes when that has ended
     sa.Column("old_fingerprint", sa.Text, nullable=False),
     sa.Column("new_fingerprint", sa.Text),
+    sa.Column("example_ids", sa.JSON, nullable=False),  # hashes of what was said; what is left to look for by
     sa.CheckConstraint("(done_at IS NULL) = (new_fingerprint IS NULL)", name="done"),
     sa.UniqueConstraint("experience_id", "dataset_id"),
     sa.Index(

@@ -36,6 +36,14 @@ def _create_reviews() -> None:
         sa.UniqueConstraint("id", name=op.f("uq_reviews_id")),
     )
     op.create_index("ix_reviews_experience", "reviews", ["experience_id", "seq"], unique=False)
+    waiting = sa.text("class_name = 'quarantined' AND review IS NULL")
+    op.create_index(
+        "ix_assessments_waiting", "assessments", ["profile", "seq"], sqlite_where=waiting, postgresql_where=waiting
+    )
+    in_review = sa.text("in_review")
+    op.create_index(
+        "ix_experiences_in_review", "experiences", ["profile", "seq"], sqlite_where=in_review, postgresql_where=in_review
+    )
 
 
 def _create_corrections() -> None:
@@ -51,6 +59,7 @@ def _create_corrections() -> None:
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("answer", sa.Text(), nullable=True),
         sa.Column("findings", sa.JSON(), nullable=False),
+        sa.Column("counts", sa.Boolean(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.CheckConstraint("state <> 'accepted' OR answer IS NOT NULL", name=op.f("ck_corrections_answer")),
         sa.CheckConstraint("state IN ('accepted', 'refused', 'failed')", name=op.f("ck_corrections_state")),
@@ -78,9 +87,10 @@ def _create_spends() -> None:
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("profile", sa.Text(), nullable=False),
         sa.Column("purpose", sa.Text(), nullable=False),
+        sa.Column("cycle_id", sa.Text(), nullable=False),
         sa.Column("entity_id", sa.Text(), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
-        sa.Column("amount", sa.Float(), nullable=False),
+        sa.Column("amount", sa.BigInteger(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("settled_at", sa.BigInteger(), nullable=True),
         sa.CheckConstraint("(state = 'reserved') = (settled_at IS NULL)", name=op.f("ck_spends_settled")),
@@ -91,6 +101,15 @@ def _create_spends() -> None:
         sa.UniqueConstraint("id", name=op.f("uq_spends_id")),
     )
     op.create_index("ix_spends_profile", "spends", ["profile", "purpose", "created_at"], unique=False)
+    op.create_index("ix_spends_cycle", "spends", ["cycle_id"], unique=False)
+    op.create_index(
+        "uq_spends_one_open",
+        "spends",
+        ["purpose", "entity_id"],
+        unique=True,
+        sqlite_where=sa.text("state = 'reserved'"),
+        postgresql_where=sa.text("state = 'reserved'"),
+    )
 
 
 def _create_members() -> None:
@@ -125,6 +144,7 @@ def _create_erasures() -> None:
         sa.Column("done_at", sa.BigInteger(), nullable=True),
         sa.Column("old_fingerprint", sa.Text(), nullable=False),
         sa.Column("new_fingerprint", sa.Text(), nullable=True),
+        sa.Column("example_ids", sa.JSON(), nullable=False),
         sa.CheckConstraint("(done_at IS NULL) = (new_fingerprint IS NULL)", name=op.f("ck_erasures_done")),
         sa.ForeignKeyConstraint(["dataset_id"], ["datasets.id"], name=op.f("fk_erasures_dataset_id")),
         sa.ForeignKeyConstraint(["experience_id"], ["experiences.id"], name=op.f("fk_erasures_experience_id")),
