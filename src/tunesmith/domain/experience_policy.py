@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from tunesmith.domain.classification import Thresholds
+from tunesmith.domain.mix import Mix
 from tunesmith.domain.section import Section, Share
 from tunesmith.domain.verifiers import settings_of
 
@@ -30,6 +31,8 @@ class ExperiencePolicy(Section):
     """Which verifiers look at each experience, by name, with their settings: {} takes defaults, null leaves one out."""
     classes: Thresholds = Thresholds()
     """Where gold and needs_improvement begin."""
+    mix: Mix = Mix()
+    """What a dataset assembled from experiences is made of."""
 
     @model_validator(mode="after")
     def _known_verifiers(self) -> ExperiencePolicy:
