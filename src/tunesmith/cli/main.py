@@ -14,7 +14,20 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tunesmith.cli import adapter, campaign, config, dataset, experience, init, output, plan, profile, run, system
+from tunesmith.cli import (
+    adapter,
+    campaign,
+    config,
+    dataset,
+    experience,
+    init,
+    output,
+    plan,
+    profile,
+    review,
+    run,
+    system,
+)
 from tunesmith.cli.grammar import CallError, Nouns, hoist_workspace, usage_message
 from tunesmith.errors import UsageError
 
@@ -35,6 +48,7 @@ app.add_typer(system.estop, name="estop")
 app.add_typer(profile.verbs, name="profile")
 app.add_typer(campaign.verbs, name="campaign")
 app.add_typer(config.verbs, name="config")
+experience.verbs.command(epilog=review.EXAMPLE)(review.review)
 app.add_typer(experience.verbs, name="experience")
 app.add_typer(experience.feedback_verbs, name="feedback")
 app.add_typer(dataset.verbs, name="dataset")

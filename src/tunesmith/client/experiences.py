@@ -18,6 +18,7 @@ from tunesmith.client.experience_views import (
     StatsView,
     view_of,
 )
+from tunesmith.client.reviewing import Reviewing
 from tunesmith.client.session import Session
 from tunesmith.client.views import EventView
 from tunesmith.domain.classification import Judgement, value_of
@@ -58,10 +59,7 @@ class Filters(TypedDict, total=False):
     task_type: str | None
 
 
-class Experiences:
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
+class Experiences(Reviewing):
     def add(self, profile: str, messages: Sequence[Mapping[str, Any]], **about: Unpack[About]) -> AddedView:
         """Store one interaction; when this returns, it is durable. The same key again is the same experience."""
         session = self._session

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pydantic import Field, model_validator
 
 from tunesmith.domain.experience import ExperienceClass
+from tunesmith.domain.learning import ReviewDecision
 from tunesmith.domain.section import Section, Share
 from tunesmith.domain.verifiers import ECHO, EPR, VERIFIERS, Finding
 
@@ -20,6 +21,7 @@ VALUES = {"helpful": 1.0, "partial": 0.5, "irrelevant": 0.0, "up": 1.0, "down": 
 """What people say, and what it counts. A score from 0 to 1 may be said as it is."""
 IMPLICIT_RATER = "implicit"
 IMPLICIT_CONFIDENCE = 0.3
+REJECTED = "a reviewer has rejected it"
 
 
 class Thresholds(Section):
@@ -81,24 +83,38 @@ class Classified:
 
 @dataclass(frozen=True)
 class Assessment:
-    """Everything that is thought about an experience: findings and suspicions stay, feedback and class move."""
+    """Everything that is thought about an experience: findings and suspicions stay; feedback, review, class move."""
 
     findings: Mapping[str, Finding]
     suspicions: tuple[str, ...]
     feedback: Feedback
     class_name: ExperienceClass
     reasons: tuple[str, ...]
+    review: ReviewDecision | None = None
+    """The last decision of a person about it; it outweighs suspicions until a person decides otherwise."""
 
     def with_feedback(self, feedback: Feedback, thresholds: Thresholds) -> Assessment:
         """Decided again with what raters say by now."""
-        return assess(self.findings, self.suspicions, feedback, thresholds)
+        return assess(self.findings, self.suspicions, feedback, thresholds, self.review)
+
+    def with_review(self, review: ReviewDecision, thresholds: Thresholds) -> Assessment:
+        """Decided again with what a reviewer says."""
+        return assess(self.findings, self.suspicions, self.feedback, thresholds, review)
 
 
 def assess(
-    findings: Mapping[str, Finding], suspicions: Sequence[str], feedback: Feedback, thresholds: Thresholds
+    findings: Mapping[str, Finding],
+    suspicions: Sequence[str],
+    feedback: Feedback,
+    thresholds: Thresholds,
+    review: ReviewDecision | None = None,
 ) -> Assessment:
-    said = classify(findings, feedback, suspicions, thresholds)
-    return Assessment(findings, tuple(suspicions), feedback, said.class_name, said.reasons)
+    """Accepted: its suspicions count for nothing. Rejected: it is quarantined, whatever else is known."""
+    counting = () if review is ReviewDecision.ACCEPT else suspicions
+    said = classify(findings, feedback, counting, thresholds)
+    if review is ReviewDecision.REJECT:
+        said = Classified(ExperienceClass.QUARANTINED, (REJECTED, *suspicions))
+    return Assessment(findings, tuple(suspicions), feedback, said.class_name, said.reasons, review)
 
 
 def value_of(said: str) -> float:

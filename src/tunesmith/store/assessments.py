@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from tunesmith.domain.classification import Assessment, Feedback
 from tunesmith.domain.experience import ExperienceClass
+from tunesmith.domain.learning import ReviewDecision
 from tunesmith.domain.verifiers import Finding
 from tunesmith.errors import NotFound
 from tunesmith.store import events
@@ -35,12 +36,12 @@ def add(tx: Tx, experience_id: str, profile: str, assessment: Assessment) -> Non
 
 
 def decide(tx: Tx, experience_id: str, new: Assessment, *, actor: str) -> None:
-    """The one setter of an experience's class and feedback; tells it as an event where the class moved."""
+    """The one setter of an experience's class, feedback and review; tells it as an event where the class moved."""
     old = get(tx, experience_id)
     tx.run(
         assessments.update()
         .where(assessments.c.experience_id == experience_id)
-        .values(assessed_at=tx.now, **_decided(new))
+        .values(assessed_at=tx.now, review=new.review, **_decided(new))
     )
     if new.class_name is not old.class_name:
         detail = {"from": old.class_name, "to": new.class_name, "reasons": list(new.reasons)}
@@ -70,4 +71,5 @@ def from_row(row: Mapping[Any, Any]) -> Assessment:
         feedback=Feedback(**row["feedback"]),
         class_name=ExperienceClass(row["class_name"]),
         reasons=tuple(row["reasons"]),
+        review=None if row["review"] is None else ReviewDecision(row["review"]),
     )
