@@ -67,6 +67,7 @@ def test_fast_path_follows_the_slow_one_for_fifty_steps(tmp_path: Path, method: 
         result = train_here(a_train_spec(base, data, method=method, recipe=recipe), tmp_path / name)
         assert result.status is ResultStatus.SUCCEEDED
         assert ("fast path: it agrees" in logs_of(tmp_path / name)) == is_fast
+    assert ("small passes are replayed" in logs_of(tmp_path / "fast")) == (checkpointing == "none")
     fast, slow = losses_of(tmp_path / "fast"), losses_of(tmp_path / "slow")
     worst = worst_difference(slow, fast)
     print(f"FIGURE {method.value} {checkpointing}: {slow[1]:.4f} -> {slow[50]:.4f}, apart by {worst:.4f} at most")

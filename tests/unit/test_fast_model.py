@@ -16,7 +16,7 @@ from tunesmith.modeling.fast.kernels import add_copies
 from tunesmith.modeling.fast.model import FastModel, why_not
 from tunesmith.modeling.packs import Branch, Item, packed, padded
 from tunesmith.modeling.scoring import evaluating, span_log_probs
-from tunesmith.modeling.segments import Segment, spread_of
+from tunesmith.modeling.segments import Segment, filled_up, fixed_form, spread_of
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -183,3 +183,27 @@ def test_what_the_fast_path_does_not_compute_is_refused_by_name() -> None:
     assert "DoRA" in reason(dora=True)
     assert "more is trained" in reason(train_embeddings=True)
     assert why_not(a_base("llama")) == "every weight is trained"
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["lone", "shared prompts"])
+def test_rows_filled_up_to_a_common_form_keep_every_segment_with_its_keys(is_shared: bool) -> None:
+    forms = set()
+    for extra in range(0, 120, 40):
+        plain = [Segment(300 + extra), Segment(41), Segment(7)]
+        segments = [*plain, Segment(20, prompt=0), Segment(30, prompt=0)] if is_shared else plain
+        filled = filled_up(segments)
+        form, found = fixed_form(filled)
+        forms.add(form)
+        expected = spread_of(filled)
+        assert sum(segment.length for segment in filled) == form.num_tokens == int(found.query_starts[-1])
+        assert (len(found.query_starts), len(found.key_places)) == (form.num_segments + 1, form.num_keys)
+        num = len(expected.query_starts)
+        assert found.query_starts[:num].equal(expected.query_starts)
+        assert found.key_starts[:num].equal(expected.key_starts)
+        assert (found.query_starts[num - 1 :] == form.num_tokens).all()
+        assert (found.key_starts[num - 1 :] == len(expected.key_places)).all()
+        assert found.key_places[: len(expected.key_places)].equal(expected.key_places)
+        assert found.copies.equal(expected.copies)
+        assert found.is_plain is not is_shared
+        assert found.longest_key >= expected.longest_key
+    assert len(forms) == 1

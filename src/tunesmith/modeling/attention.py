@@ -43,9 +43,18 @@ class Apart:
     cannot do what a layer asks for, one segment goes after the other: the slow twin.
     """
 
-    def __init__(self, segments: Sequence[Segment], device: Any, spread: Spread | None = None) -> None:
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        device: Any,
+        spread: Spread | None = None,
+        placed: Placed | None = None,
+    ) -> None:
+        """`spread`, `placed`: the segments in that form, where somebody has made it."""
         self._segments = segments
-        self._placed = _Placed(spread or spread_of(segments), device) if device.type == "cuda" else None
+        self._placed = placed
+        if placed is None and device.type == "cuda":
+            self._placed = Placed.of(spread or spread_of(segments), device)
 
     def __call__(self, query: Any, key: Any, value: Any, rules: Rules) -> Any:
         if self._placed is not None and _one_kernel_can(query, rules):
@@ -100,30 +109,39 @@ def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *
     return found[None].contiguous(), None
 
 
-class _Placed:
+@dataclass(frozen=True)
+class Placed:
     """The segments on the device, for one kernel that takes sequences end to end."""
 
-    def __init__(self, spread: Spread, device: Any) -> None:
-        self._query_starts, self._key_starts = moved(spread.query_starts, device), moved(spread.key_starts, device)
-        self._longest_query, self._longest_key = spread.longest_query, spread.longest_key
-        self._gathering = None if spread.is_plain else (moved(spread.key_places, device), moved(spread.copies, device))
+    query_starts: Any
+    key_starts: Any
+    longest_query: int
+    longest_key: int
+    gathering: tuple[Any, Any] | None
+    """Where the keys lie and where they went (`Spread.key_places`, `Spread.copies`); None if each is used once."""
+
+    @classmethod
+    def of(cls, spread: Spread, device: Any) -> Placed:
+        gathering = None if spread.is_plain else (moved(spread.key_places, device), moved(spread.copies, device))
+        starts = (moved(spread.query_starts, device), moved(spread.key_starts, device))
+        return cls(*starts, spread.longest_query, spread.longest_key, gathering)
 
     def attend(self, query: Any, key: Any, value: Any, rules: Rules) -> Any:
         """Causal here means that the last query of a segment sees its last key, as it must."""
         from torch.nn.attention.varlen import varlen_attn
 
         key, value = key.to(query.dtype), value.to(query.dtype)
-        if self._gathering is not None:
-            key, value = (gathered(tensor, *self._gathering) for tensor in (key, value))
+        if self.gathering is not None:
+            key, value = (gathered(tensor, *self.gathering) for tensor in (key, value))
         is_grouped = query.shape[1] != key.shape[1]
         return varlen_attn(
             query,
             key,
             value,
-            self._query_starts,
-            self._key_starts,
-            self._longest_query,
-            self._longest_key,
+            self.query_starts,
+            self.key_starts,
+            self.longest_query,
+            self.longest_key,
             scale=rules.scaling,
             window_size=(-1 if rules.window is None else rules.window - 1, 0),
             **({"enable_gqa": True} if is_grouped and _must_say_grouped() else {}),

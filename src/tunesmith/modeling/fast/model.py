@@ -12,19 +12,19 @@ from torch.utils.checkpoint import checkpoint
 
 from tunesmith.domain.memory_forecast import FAST_FAMILIES
 from tunesmith.modeling.adapters import trained_parameters
-from tunesmith.modeling.attention import Apart, Rules
+from tunesmith.modeling.attention import Apart, Placed, Rules
 from tunesmith.modeling.fast.head import log_probs
 from tunesmith.modeling.fast.kernels import Heads, Norm, norm, norm_backward, run
 from tunesmith.modeling.fast.layer import Layer
+from tunesmith.modeling.fast.replay import Recordings, Row, is_small
 from tunesmith.modeling.fast.site import Site
 from tunesmith.modeling.packs import Layout
-from tunesmith.modeling.segments import Segment, moved
+from tunesmith.modeling.quantized import is_quantized
+from tunesmith.modeling.segments import Segment, filled_up, fixed_form, moved
 
 _PROJECTION = re.compile(
     r"\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.lora_[AB]\.default\.weight\Z"
 )
-_ROUNDED_TO = 256
-"""Tokens of a pass are filled up to a multiple of this on CUDA, so that few shapes occur."""
 
 
 def why_not(adapted: Any) -> str | None:
@@ -62,38 +62,59 @@ class FastModel:
         self._gradients = torch.zeros(
             sum(parameter.numel() for parameter in self._parameters), device=self._head.device
         )
+        parts = self._gradients.split([parameter.numel() for parameter in self._parameters])
+        self._own = [part.view_as(parameter) for parameter, part in zip(self._parameters, parts, strict=True)]
+        self._num_parameters = sum(parameter.numel() for parameter in base.parameters())
+        can_record = self._head.is_cuda and not checkpointed_layers and not any(map(is_quantized, base.modules()))
+        self.recordings = Recordings(self._through) if can_record else None
 
     def start_step(self) -> None:
         """Gradients are zero, and are collected in one piece of memory from here on."""
         self._gradients.zero_()
-        parts = self._gradients.split([parameter.numel() for parameter in self._parameters])
-        for parameter, part in zip(self._parameters, parts, strict=True):
-            parameter.grad = part.view_as(parameter)
+        for parameter, own in zip(self._parameters, self._own, strict=True):
+            parameter.grad = own
 
     def span_log_probs(self, layout: Layout) -> Any:
         """Of each span of the layout the sum of the log-probabilities of its tokens; differentiable if asked for."""
         device = self._head.device
-        segments, ids, positions, places = _row(layout, _ROUNDED_TO if device.type == "cuda" else 1)
-        ids, positions, places, tokens, spans = (
-            moved(tensor, device) for tensor in (ids, positions, places, layout.wanted, layout.spans)
-        )
-        self._copy_parameters()
-        hidden = self._hidden(ids, positions, places, Apart(segments, device))
-        found = log_probs(hidden, self._head, tokens)
+        segments, ids, positions, places = _row(layout)
+        places, tokens, spans = (moved(tensor, device) for tensor in (places, layout.wanted, layout.spans))
+        residual, delta = self._pass(segments, ids, positions)
+        found = log_probs(_Last.apply(residual, delta, places, self._norm), self._head, tokens)
         return torch.zeros(layout.num_spans, device=device).index_add(0, spans, found)
 
-    def _hidden(self, ids: Any, positions: Any, places: Any, attend: Apart) -> Any:
-        """The final hidden states at the wanted places."""
+    def _pass(self, segments: tuple[Segment, ...], ids: Any, positions: Any) -> tuple[Any, Any]:
+        """All layers: the residual stream, and what the last one adds to it. On CUDA the row is filled up."""
+        device = self._head.device
+        if device.type != "cuda":
+            return self._through(ids, *self._turns(positions), Apart(segments, device))
+        segments = filled_up(segments)
+        form, spread = fixed_form(segments)
+        ids, positions = (
+            moved(torch.nn.functional.pad(tensor, (0, form.num_tokens - len(tensor))), device)
+            for tensor in (ids, positions)
+        )
+        row = Row(ids, *self._turns(positions), segments, Placed.of(spread, device))
+        if self.recordings is not None and torch.is_grad_enabled() and is_small(form.num_tokens, self._num_parameters):
+            return self.recordings(form, row)
+        return self._through(row.ids, row.cos, row.sin, row.attend)
+
+    def _turns(self, positions: Any) -> tuple[Any, Any]:
+        """Cosines and sines of the rotary positions."""
+        cos, sin = self._rotary(self._embed[:1, None], positions[None])
+        return cos[0], sin[0]
+
+    def _through(self, ids: Any, cos: Any, sin: Any, attend: Apart) -> tuple[Any, Any]:
+        self._copy_parameters()
         residual = self._embed[ids]
         residual.requires_grad_(torch.is_grad_enabled())
-        cos, sin = (part[0] for part in self._rotary(residual[None], positions[None]))
         delta = torch.zeros_like(residual)
         for number, layer in enumerate(self._layers):
             call: Callable[..., tuple[Any, Any]] = layer
             if number < self._num_checkpointed and torch.is_grad_enabled():
                 call = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=False)
             residual, delta = call(residual, delta, cos, sin, attend)
-        return _Last.apply(residual, delta, places, self._norm)
+        return residual, delta
 
     @torch.no_grad()
     def _copy_parameters(self) -> None:
@@ -120,18 +141,13 @@ class _Last(torch.autograd.Function):
         return total, total, None, None
 
 
-def _row(layout: Layout, rounded_to: int) -> tuple[tuple[Segment, ...], Any, Any, Any]:
+def _row(layout: Layout) -> tuple[tuple[Segment, ...], Any, Any, Any]:
     """A layout as one row: its segments, tokens, positions, and the place of what predicts each wanted token."""
     num_rows, width = layout.ids.shape
     segments = layout.segments or (Segment(width),) * num_rows
-    ids, positions = layout.ids.flatten(), layout.positions.flatten()
     columns = max(1, len(layout.columns))
     places = layout.picks // columns * width + layout.columns[layout.picks % columns]
-    missing = -len(ids) % rounded_to
-    if missing:
-        ids, positions = (torch.nn.functional.pad(tensor, (0, missing)) for tensor in (ids, positions))
-        segments = (*segments, Segment(missing))
-    return segments, ids, positions, places
+    return segments, layout.ids.flatten(), layout.positions.flatten(), places
 
 
 def _layers(adapted: Any) -> list[Layer]:

@@ -100,9 +100,10 @@ class Site:
         """Add to the gradients of the adapters."""
         if not self.num_ranks:
             return
-        grad_down = grad_inner.T @ inputs
+        # of each product only the blocks that are somebody's own are used; computing all at once is faster all the same
+        grad_down, grad_up = grad_inner.T @ inputs, grad.T @ inner
         for adapter in self._adapters:
-            adapter.b.grad.add_(grad[:, adapter.rows].T @ inner[:, adapter.ranks])
+            adapter.b.grad.add_(grad_up[adapter.rows, adapter.ranks])
             adapter.a.grad.add_(grad_down[adapter.ranks], alpha=adapter.scale)
 
     def _product(self, inputs: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +12,9 @@ from tunesmith.modeling.adapters import trained_parameters
 from tunesmith.modeling.attention import recompute_layers
 from tunesmith.modeling.packs import packed
 from tunesmith.modeling.scoring import Engine, PlainEngine, probe_items
+
+if TYPE_CHECKING:
+    from tunesmith.modeling.fast.model import FastModel
 
 _SAME_LOG_PROBS = 2e-2
 """How far sums of log-probabilities may be apart, relative: products are made in bf16 either way."""
@@ -39,7 +42,11 @@ def engine_for(
         except (RuntimeError, ValueError, TypeError) as error:  # a kernel that this device or version does not have
             reason = f"the fast one cannot compute here ({' '.join(str(error).split())[:200]})"
         if reason is None:
-            tell(f"fast path: it agrees with the slow one; ready after {boot_seconds() - began_at:.1f} s", "info")
+            recorded = _recorded(fast)
+            tell(
+                f"fast path: it agrees with the slow one{recorded}; ready after {boot_seconds() - began_at:.1f} s",
+                "info",
+            )
             return fast
     tell(f"slow path: {reason}", "info")
     return _plain(adapted, checkpointed_layers)
@@ -52,18 +59,35 @@ def _plain(adapted: Any, checkpointed_layers: int) -> PlainEngine:
     return PlainEngine(adapted)
 
 
+def _recorded(fast: FastModel) -> str:
+    """What to say about recorded passes; if they differ from computed ones, nothing is recorded any more."""
+    if fast.recordings is None:
+        return ""
+    found = [_asked(fast) for _ in range(3)]  # computed or recorded, recorded, replayed
+    problem = fast.recordings.problem or next(filter(None, (_difference(found[0], one) for one in found[1:])), None)
+    if problem is None:
+        return ", and small passes are replayed"
+    fast.recordings = None
+    return f", and small passes are not replayed ({problem})"
+
+
 def _disagreement(fast: Engine, slow: Engine) -> str | None:
     """What both make of a small pack with shared prompts: log-probabilities, and gradients of what is trained."""
-    layout = packed(probe_items(slow.model))
-    found = []
-    for engine in (slow, fast):
-        engine.start_step()
-        spans = engine.span_log_probs(layout)
-        torch.tanh(spans / 100).sum().backward()
-        gradients = torch.cat([tensor.grad.float().flatten() for _, tensor in trained_parameters(slow.model)])
-        found.append((spans.detach(), gradients))
+    found = [_asked(engine) for engine in (slow, fast)]
     slow.start_step()
-    (slow_spans, slow_gradients), (fast_spans, fast_gradients) = found
+    return _difference(*found)
+
+
+def _asked(engine: Engine) -> tuple[Any, Any]:
+    engine.start_step()
+    spans = engine.span_log_probs(packed(probe_items(engine.model)))
+    torch.tanh(spans / 100).sum().backward()
+    gradients = [tensor.grad.float().flatten() for _, tensor in trained_parameters(engine.model)]
+    return spans.detach(), torch.cat(gradients)
+
+
+def _difference(slow: tuple[Any, Any], fast: tuple[Any, Any]) -> str | None:
+    (slow_spans, slow_gradients), (fast_spans, fast_gradients) = slow, fast
     if not torch.allclose(slow_spans, fast_spans, rtol=_SAME_LOG_PROBS, atol=1e-2):
         return f"the fast one differs by {float((slow_spans - fast_spans).abs().max()):.3g} in log-probabilities"
     cosine = float(torch.nn.functional.cosine_similarity(slow_gradients, fast_gradients, dim=0))
