@@ -21,7 +21,7 @@ LEVELS: list[set[str]] = [
     {"settings", "data", "modeling"},
     {"config"},
     {"programs"},
-    {"store", "trainers", "evaluators", "targets"},
+    {"store", "trainers", "evaluators", "targets", "teachers"},
     {"stages"},
     {"lifecycle"},
     {"control"},

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tunesmith.client.adapters import Adapters
     from tunesmith.client.campaigns import Campaigns
     from tunesmith.client.capturing import CaptureQueue
+    from tunesmith.client.curriculum import Curriculum
     from tunesmith.client.datasets import Datasets
     from tunesmith.client.experiences import Experiences, FeedbackNoun
     from tunesmith.client.profiles import Profiles
@@ -77,6 +78,12 @@ class Client:
         from tunesmith.client.experiences import Experiences
 
         return Experiences(self._session)
+
+    @cached_property
+    def curriculum(self) -> Curriculum:
+        from tunesmith.client.curriculum import Curriculum
+
+        return Curriculum(self._session)
 
     @cached_property
     def feedback(self) -> FeedbackNoun:

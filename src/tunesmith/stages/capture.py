@@ -100,7 +100,7 @@ def check(capture: Capture, rules: Rules) -> Checked:
     if context.captured_at is not None and context.captured_at.tzinfo is None:
         raise UsageError("captured_at has no time zone; give an aware instant, e.g. datetime.now(UTC)")
     findings = verify(Interaction(messages, context.reference), rules.policy.wanted)
-    suspicions = _suspicions(messages, rules)
+    suspicions = suspicions_in(messages, rules)
     assessment = assess(findings, suspicions, Feedback(), rules.policy.classes)
     return Checked(messages, key, capture, assessment)
 
@@ -117,6 +117,8 @@ def store(tx: Tx, profile: str, checked: Checked, rules: Rules, *, actor: str) -
         context=context,
         assessment=checked.assessment,
     )
+    if not is_new and experiences.get(tx, experience_id).state is ExperienceState.FORGOTTEN:
+        return Kept(experience_id, False)  # nothing more is heard about it, and that is no mistake of the caller
     if is_new and context.session is not None and rules.policy.capture.implicit_feedback:
         _hear_complaint_about_the_last(tx, profile, experience_id, checked, rules, actor)
     if capture.next_turn is not None and rules.policy.capture.implicit_feedback:
@@ -195,7 +197,7 @@ def _check_text(text: str, name: str, limit: int) -> None:
     check_storable(text, name)
 
 
-def _suspicions(messages: Sequence[Mapping[str, Any]], rules: Rules) -> list[str]:
+def suspicions_in(messages: Sequence[Mapping[str, Any]], rules: Rules) -> list[str]:
     """Why an interaction may be an attack, or hold what nobody should learn; never repeats a secret."""
     texts = [text for message in messages for text in _texts_in({**message, "role": ""})]
     screened = RowScreens([name for name in rules.screens if name in ROW_SCREENS]).look(texts)

@@ -1,0 +1,287 @@
+"""Curriculum: the worst answers are given again by a teacher, and only what proves better is kept.
+
+For each entry: reserve the most it may cost, ask with the very messages the student saw, settle with what it did cost,
+judge with the student's own verifiers, store what came of it. Money and outcome are one transaction; between the two
+transactions there is only the call, so whoever dies in it leaves a reservation that counts as spent, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from tunesmith.domain.correction import Judged, Reply, unusable, verdict
+from tunesmith.domain.curriculum import (
+    GIVEN_UP,
+    PURPOSE,
+    Entry,
+    cost_of,
+    in_window,
+    money,
+    most_tokens,
+    not_due,
+    worst,
+    worth,
+)
+from tunesmith.domain.experience import ExperienceState, Interaction
+from tunesmith.domain.learning import CorrectionState
+from tunesmith.domain.task import AttemptState, ErrorClass
+from tunesmith.domain.verifiers import Finding, verify
+from tunesmith.errors import ConfigError, Conflict, NotFound, Refused
+from tunesmith.stages.capture import suspicions_in
+from tunesmith.stages.context import StageContext, StageEnd
+from tunesmith.stages.lesson import Lesson, make_lesson
+from tunesmith.store import corrections, cycles, events, experiences, spends, switches, tasks
+from tunesmith.store.corrections import Correction
+from tunesmith.store.database import Database, Tx
+from tunesmith.store.experiences import Experience
+from tunesmith.store.spends import Charge, OverBudget
+from tunesmith.teachers.openai import TeacherFailed, Wait, ask
+
+T = TypeVar("T")
+_FAILURES_IN_A_ROW = 2  # each after several tries: the teacher is down, and no entry is worth asking about now
+ABANDONED_AFTER = timedelta(hours=1)
+"""No call takes that long: whoever holds such a reservation is gone."""
+ESTOP, TOLD_TO_END, WINDOW_OVER = "the e-stop is on", "the worker was told to end", "its window is over"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one entry."""
+
+    experience_id: str
+    student: float
+    """Of the student's answer, by its worst verifier."""
+    teacher: float | None
+    """Of the teacher's; None: there was none worth a look."""
+    decision: str
+    """accepted, refused, failed; or skipped: somebody else moved it first."""
+    reason: str
+    cost: int
+    """In millionths."""
+
+
+@dataclass(frozen=True)
+class CycleEnd:
+    id: str
+    outcomes: tuple[Outcome, ...]
+    why: str
+    """Why it ended where it did; empty: there was nothing more to ask."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        decided = [outcome.decision for outcome in self.outcomes]
+        found = {name: decided.count(name) for name in ("accepted", "refused", "failed", "skipped")}
+        return {**found, "spent": sum(outcome.cost for outcome in self.outcomes)}
+
+    @property
+    def summary(self) -> str:
+        counts = self.counts
+        parts = [f"{counts[name]} {name}" for name in ("accepted", "refused", "failed", "skipped") if counts[name]]
+        told = [", ".join(parts) or "nothing asked", f"spent {money(counts['spent'])}", self.why]
+        return "; ".join(filter(None, told))
+
+
+@dataclass(frozen=True)
+class Hands:
+    """How a cycle acts: as a worker that holds a lease, or as a person in the foreground."""
+
+    actor: str
+    write: Callable[[Callable[[Tx], Any]], Any]
+    read: Callable[[Callable[[Tx], Any]], Any]
+    why_stop: Callable[[], str | None]
+    """Looked at between two entries."""
+    wait: Wait | None = None
+    on_outcome: Callable[[int, int, Outcome], None] = field(default=lambda done, total, outcome: None)
+
+
+def curriculum(context: StageContext) -> StageEnd:
+    """One cycle as a task; what an earlier attempt of the task has asked and paid counts."""
+    task, actor = context.claim.task, context.worker_id
+    assert task.profile is not None, task.id
+    try:
+        lesson = make_lesson(context.database, context.workspace, task.profile, actor=actor, environ=None)
+    except (ConfigError, NotFound, Refused) as error:
+        end = CycleEnd(task.id, (), str(error))
+        context.write(lambda tx: _tell_end(tx, task.profile or "", end, actor))
+        return StageEnd.failed(ErrorClass.CONFIG, str(error))
+    hands = _hands_of(context, lesson)
+    num = lesson.policy.max_entries - context.read(lambda tx: spends.num_in_cycle(tx, task.id))
+    end = run_cycle(lesson, task.id, choose(context.database, lesson, max(0, num)), hands)
+    if end.why in (ESTOP, TOLD_TO_END):
+        return StageEnd(AttemptState.INTERRUPTED, error=end.why, result=dict(end.counts))
+    return StageEnd(AttemptState.SUCCEEDED, result={**end.counts, "summary": end.summary})
+
+
+def _hands_of(context: StageContext, lesson: Lesson) -> Hands:
+    """A worker's: every write proves that the lease is still ours."""
+
+    def write(action: Callable[[Tx], T]) -> T:
+        def guarded(tx: Tx) -> T:
+            tasks.guard(tx, context.claim.lease)
+            return action(tx)
+
+        return context.write(guarded)
+
+    def why_stop() -> str | None:
+        context.pulse.check()
+        context.pulse.progress()
+        if context.pulse.stopping.is_set():
+            return TOLD_TO_END
+        is_stopped, now = context.read(lambda tx: (switches.is_on(tx, switches.ESTOP), tx.now))
+        if is_stopped:
+            return ESTOP
+        return None if in_window(lesson.policy.window, now) else WINDOW_OVER
+
+    return Hands(context.worker_id, write, context.read, why_stop, context.pulse.stopping.wait)
+
+
+def foreground_hands(
+    database: Database, actor: str, on_outcome: Callable[[int, int, Outcome], None] | None = None
+) -> Hands:
+    """A person's, in a process of their own."""
+
+    def write(action: Callable[[Tx], T]) -> T:
+        with database.write() as tx:
+            return action(tx)
+
+    def read(action: Callable[[Tx], T]) -> T:
+        with database.read() as tx:
+            return action(tx)
+
+    def why_stop() -> str | None:
+        return ESTOP if read(lambda tx: switches.is_on(tx, switches.ESTOP)) else None
+
+    hands = Hands(actor, write, read, why_stop)
+    return hands if on_outcome is None else replace(hands, on_outcome=on_outcome)
+
+
+def choose(database: Database, lesson: Lesson, num: int) -> list[Entry]:
+    """The worst entries that are due now."""
+    with database.read() as tx:
+        return worst(corrections.entries(tx, lesson.profile), lesson.policy, tx.now, num)
+
+
+def most_cost(lesson: Lesson, experience: Experience) -> int:
+    """The most that asking about it may cost."""
+    return cost_of(most_tokens(experience.messages[:-1]), lesson.teacher.max_tokens, lesson.teacher)
+
+
+def run_cycle(lesson: Lesson, cycle_id: str, chosen: list[Entry], hands: Hands) -> CycleEnd:
+    """Ask about one entry after the other, and tell what came of it."""
+    outcomes: list[Outcome] = []
+    why, num_failures = "", 0
+    for entry in chosen:
+        why = hands.why_stop() or ""
+        if why:
+            break
+        try:
+            outcome, is_down, why = _Asked(lesson, cycle_id, entry, hands).settle()
+        except OverBudget as error:
+            why = f"out of money: {error}"
+            break
+        outcomes.append(outcome)
+        hands.on_outcome(len(outcomes), len(chosen), outcome)
+        num_failures = num_failures + 1 if is_down else 0
+        if num_failures >= _FAILURES_IN_A_ROW:
+            why = f"the teacher is down: {outcome.reason}"
+        if why:
+            break
+    end = CycleEnd(cycle_id, tuple(outcomes), why)
+    if why not in (ESTOP, TOLD_TO_END):  # those go on later
+        hands.write(lambda tx: _tell_end(tx, lesson.profile, end, hands.actor))
+    return end
+
+
+def _tell_end(tx: Tx, profile: str, end: CycleEnd, actor: str) -> None:
+    cycles.end(tx, profile, end.id, actor=actor, summary=end.summary, counts=end.counts)
+
+
+class _Asked:
+    """One entry, from the reservation to what came of it."""
+
+    def __init__(self, lesson: Lesson, cycle_id: str, entry: Entry, hands: Hands) -> None:
+        self.lesson, self.cycle_id, self.entry, self.hands = lesson, cycle_id, entry, hands
+        self.experience: Experience = hands.read(lambda tx: experiences.get(tx, entry.id))
+        self.most = most_cost(lesson, self.experience)
+
+    def settle(self) -> tuple[Outcome, bool, str]:
+        """The outcome; whether the teacher is to blame for having none; and why the cycle must not go on, if so."""
+        try:
+            spend_id = self.hands.write(self._reserve)
+        except Conflict as error:
+            return self._outcome("skipped", str(error), 0), False, ""
+        prompt = self.experience.messages[:-1]
+        try:
+            reply = ask(self.lesson.teacher, prompt, self.lesson.key, self.hands.wait)
+        except TeacherFailed as failed:
+            correction = self._correction(CorrectionState.FAILED, failed.reason, counts=failed.is_about_prompt)
+            cost = None if failed.may_be_billed else 0
+            outcome = self.hands.write(lambda tx: self._store(tx, spend_id, cost, correction))
+            return outcome, not failed.is_about_prompt, ""
+        correction = self._judge(reply)
+        cost = self._cost(reply)
+        outcome = self.hands.write(lambda tx: self._store(tx, spend_id, cost, correction))
+        billed_more = f"the teacher counted more tokens than it was asked for ({money(outcome.cost)})"
+        return outcome, False, billed_more if outcome.cost > self.most else ""
+
+    def _reserve(self, tx: Tx) -> str:
+        """Set the money aside, if the entry is still as it was when it was chosen."""
+        experiences.lock(tx, self.entry.id)
+        entry = corrections.entry(tx, self.lesson.profile, self.entry.id)
+        moved = entry is None or entry.num_attempts != self.entry.num_attempts
+        if entry is None or moved or not_due(entry, self.lesson.policy, tx.now) is not None:
+            raise Conflict("somebody else moved it first")
+        charge = Charge(self.lesson.profile, PURPOSE, self.cycle_id, self.entry.id, self.most)
+        return spends.reserve(tx, charge, self.lesson.policy.limits)
+
+    def _judge(self, reply: Reply) -> Correction:
+        """The same verifiers on both answers, the screens on the teacher's."""
+        wanted, reference = self.lesson.rules.policy.wanted, self.experience.reference
+        student = Interaction(self.experience.messages, reference)
+        problem = unusable(reply, student)
+        if problem is not None:
+            return self._correction(CorrectionState.REFUSED, problem)
+        answer = {"role": "assistant", "content": reply.text}
+        suspicions = suspicions_in([answer], self.lesson.rules)
+        findings = verify(Interaction([*self.experience.messages[:-1], answer], reference), wanted)
+        said = verdict(Judged(verify(student, wanted), findings, suspicions), self.lesson.policy.bar)
+        if suspicions:  # the text may hold what nobody should keep
+            return self._correction(CorrectionState.REFUSED, said.reason)
+        state = CorrectionState.ACCEPTED if said.is_accepted else CorrectionState.REFUSED
+        return self._correction(state, said.reason, reply.text, findings)
+
+    def _store(self, tx: Tx, spend_id: str, cost: int | None, said: Correction) -> Outcome:
+        """Settle the money and store the attempt, together; what was forgotten meanwhile gets no new text."""
+        paid = spends.settle(tx, spend_id, cost)
+        experience = experiences.lock(tx, self.entry.id)
+        if experience.state is ExperienceState.FORGOTTEN:
+            return self._outcome("skipped", "it was forgotten meanwhile", paid)
+        if corrections.entry(tx, self.lesson.profile, experience.id) is None:
+            said = self._correction(CorrectionState.FAILED, "it was corrected or moved meanwhile", counts=False)
+        corrections.add(tx, experience.id, self.lesson.profile, said, actor=self.hands.actor, paid_by=spend_id)
+        now = corrections.entry(tx, self.lesson.profile, experience.id)
+        if now is not None and not_due(now, self.lesson.policy, tx.now) == GIVEN_UP:
+            reason = f"{now.num_counted} answers of teachers were refused; {GIVEN_UP}"
+            events.record(tx, "experience", experience.id, "given_up", actor=self.hands.actor, reason=reason)
+        return self._outcome(said.state, said.reason, paid, worth(said.findings) if said.findings else None)
+
+    def _cost(self, reply: Reply) -> int | None:
+        if reply.num_in is None or reply.num_out is None:
+            return None
+        return cost_of(reply.num_in, reply.num_out, self.lesson.teacher)
+
+    def _correction(
+        self,
+        state: CorrectionState,
+        reason: str,
+        answer: str | None = None,
+        findings: dict[str, Finding] | None = None,
+        counts: bool = True,
+    ) -> Correction:
+        return Correction(self.lesson.teacher_name, state, reason, answer, findings or {}, counts)
+
+    def _outcome(self, decision: str, reason: str, cost: int, teacher: float | None = None) -> Outcome:
+        return Outcome(self.entry.id, worth(self.entry.findings), teacher, str(decision), reason, cost)

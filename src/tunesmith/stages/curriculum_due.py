@@ -1,0 +1,94 @@
+"""When a cycle of the curriculum is due: what a person is shown, and what a worker opens a task for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import islice
+
+from tunesmith import logs
+from tunesmith.config.workspace import Workspace
+from tunesmith.domain.curriculum import PURPOSE, CurriculumPolicy, Entry, Moment, not_due, waits_for, worst
+from tunesmith.domain.run import Priority
+from tunesmith.domain.task import TaskKind
+from tunesmith.errors import TunesmithError
+from tunesmith.stages.lesson import policy_of
+from tunesmith.store import corrections, cycles, reviews, spends, switches, tasks
+from tunesmith.store.cycles import CycleRecord
+from tunesmith.store.database import Database, Tx
+
+log = logs.logger("curriculum")
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Where the curriculum of a profile stands."""
+
+    waits_for: list[str]
+    """What keeps a cycle from beginning by itself; empty: the next worker opens one."""
+    due: list[Entry]
+    """The worst, as many as one cycle would ask about."""
+    num_due: int
+    others: dict[str, int]
+    """Why other entries wait, with how many of each."""
+    spent_month: int
+    last: CycleRecord | None
+
+
+def outlook(tx: Tx, profile: str, policy: CurriculumPolicy) -> Outlook:
+    """Looks at every entry that needs improvement."""
+    entries = list(corrections.entries(tx, profile))
+    others = Counter(why for entry in entries if (why := not_due(entry, policy, tx.now)) is not None)
+    num_due = len(entries) - others.total()
+    moment = _moment(tx, profile, num_due)
+    return Outlook(
+        waits_for=waits_for(policy, moment),
+        due=worst(entries, policy, tx.now, policy.max_entries),
+        num_due=num_due,
+        others=dict(others.most_common()),
+        spent_month=moment.month,
+        last=cycles.last(tx, profile),
+    )
+
+
+def open_due(database: Database, workspace: Workspace, *, actor: str) -> list[str]:
+    """Open a task for every profile whose cycle is due; their ids. A profile that cannot be read hides no other."""
+    with database.read() as tx:
+        names = reviews.profiles_known(tx)
+    opened = []
+    for name in names:
+        try:
+            policy = policy_of(database, workspace, name, None)
+        except TunesmithError as error:
+            log.warning("curriculum_unreadable", profile=name, reason=str(error))
+            continue
+        if policy.enabled:
+            with database.write() as tx:
+                opened += _open(tx, name, policy, actor)
+    return opened
+
+
+def _open(tx: Tx, profile: str, policy: CurriculumPolicy, actor: str) -> list[str]:
+    """At most one: whoever comes second finds it open. Entries are counted last, and no further than needed."""
+    cycles.lock_profile(tx, profile)
+    if waits_for(policy, _moment(tx, profile, policy.min_entries)):
+        return []
+    due = (entry for entry in corrections.entries(tx, profile) if not_due(entry, policy, tx.now) is None)
+    num_due = sum(1 for _ in islice(due, policy.min_entries))
+    if num_due < policy.min_entries:
+        return []
+    task_id = tasks.add(tx, TaskKind.CURRICULUM, actor=actor, profile=profile, priority=Priority.LOW.rank)
+    cycles.begin(tx, profile, task_id, actor=actor)
+    return [task_id]
+
+
+def _moment(tx: Tx, profile: str, num_due: int) -> Moment:
+    last = cycles.last(tx, profile)
+    return Moment(
+        now=tx.now,
+        last_began_at=None if last is None else last.began_at,
+        num_due=num_due,
+        month=spends.spent(tx, profile, PURPOSE, None).month,
+        is_stopped=switches.is_on(tx, switches.ESTOP),
+        is_open=cycles.is_open(tx, profile),
+    )

@@ -1,0 +1,103 @@
+"""A lesson: what holds for one cycle of the curriculum, checked before the first call: no student teaches itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tunesmith.config.resolve import resolve
+from tunesmith.config.workspace import Workspace
+from tunesmith.domain.curriculum import CurriculumPolicy, TeacherSettings, same_as_student, unready
+from tunesmith.domain.profile import Profile
+from tunesmith.domain.screen import Screen
+from tunesmith.errors import ConfigError, Refused, TunesmithError
+from tunesmith.modeling.base_files import base_digest
+from tunesmith.stages.capture import Rules
+from tunesmith.stages.experience_rules import rules_of
+from tunesmith.store import campaigns, reviews
+from tunesmith.store.database import Database
+from tunesmith.teachers.openai import key_of
+
+_ALWAYS = (Screen.SECRET, Screen.CONTROL_TOKEN, Screen.HIDDEN_TEXT, Screen.INJECTION)
+"""What a teacher's answer is searched for, whatever the profile searches its own files for."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    profile: str
+    policy: CurriculumPolicy
+    rules: Rules
+    key: str | None
+
+    @property
+    def teacher(self) -> TeacherSettings:
+        return self.policy.teacher
+
+    @property
+    def teacher_name(self) -> str:
+        return str(self.teacher.model)
+
+    def __repr__(self) -> str:
+        """Never the key: this may end up in a log."""
+        return f"Lesson({self.profile}, {self.teacher_name})"
+
+
+def policy_of(
+    database: Database, workspace: Workspace, profile: str, environ: Mapping[str, str] | None
+) -> CurriculumPolicy:
+    """The curriculum of a profile with every layer."""
+    return _resolved(database, workspace, profile, environ).curriculum
+
+
+def make_lesson(
+    database: Database, workspace: Workspace, profile: str, *, actor: str, environ: Mapping[str, str] | None
+) -> Lesson:
+    """Everything for a cycle; raises where the teacher cannot be asked, costs nobody knows what, or is the student."""
+    resolved = _resolved(database, workspace, profile, environ)
+    rules = rules_of(database, workspace, profile, actor=actor, environ=environ)
+    policy = resolved.curriculum
+    problem = unready(policy, rules.policy.wanted)
+    if problem is not None:
+        raise ConfigError(f"profile {profile}: {problem}")
+    _refuse_student(database, workspace, resolved)
+    screens = tuple(screen for screen in Screen if screen in {*rules.screens, *_ALWAYS})
+    key = key_of(policy.teacher, os.environ if environ is None else environ)
+    return Lesson(profile, policy, replace(rules, screens=screens), key)
+
+
+def _resolved(database: Database, workspace: Workspace, profile: str, environ: Mapping[str, str] | None) -> Profile:
+    with database.read() as tx:
+        campaign = campaigns.active(tx, profile)
+    overrides = None if campaign is None else campaign.overrides
+    return resolve(profile, workspace=workspace, campaign_overrides=overrides, environ=environ).profile
+
+
+def _refuse_student(database: Database, workspace: Workspace, profile: Profile) -> None:
+    """A student cannot teach itself: by name, by folder, by content."""
+    with database.read() as tx:
+        known = set(reviews.profiles_known(tx))
+    known |= {path.stem for path in workspace.profiles_dir.glob("*.yaml")}
+    base = workspace.locate(profile.base.path)
+    problem = same_as_student(profile.curriculum.teacher, known, {base.name}) or _same_folder(workspace, profile, base)
+    if problem is not None:
+        raise Refused(f"profile {profile.name}: {problem}")
+
+
+def _same_folder(workspace: Workspace, profile: Profile, base: Path) -> str | None:
+    """Servers name a model by its folder where nobody gave it another name."""
+    model = str(profile.curriculum.teacher.model)
+    try:
+        folder = workspace.locate(model)
+        if not folder.is_dir():
+            return None
+        is_ours = workspace.data_dir.resolve() in folder.parents
+        if is_ours or folder == base or base_digest(folder) == base_digest(base):
+            return (
+                f"curriculum.teacher.model: {model!r} is the folder of a model that this workspace tunes; "
+                "a student cannot teach itself: name another model"
+            )
+    except (TunesmithError, OSError):
+        return None  # not the folder of a model on this machine
+    return None

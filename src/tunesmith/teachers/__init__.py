@@ -1,0 +1,1 @@
+"""Teachers: other models that answer in place of the student."""
