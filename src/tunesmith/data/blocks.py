@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tunesmith.data.bad_row import BadRow
 from tunesmith.data.columns import ParsedRow, batch_from_bytes, batch_to_bytes, to_batch
 from tunesmith.data.importing import Found, LineImporter
+from tunesmith.data.judging import RowJudge
 from tunesmith.data.parse_pool import ParseRules
 from tunesmith.data.readers import Block
-from tunesmith.data.scoring import score
 from tunesmith.data.screens.block import BlockScreener, Screened
-from tunesmith.data.splitting import group_of, split_of
 from tunesmith.data.tally import Tally
-from tunesmith.domain.example import Reason, Split, identity, num_prompt_of
+from tunesmith.domain.example import Reason
 from tunesmith.errors import show
-
-_PLACES = {split: place for place, split in enumerate(Split)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +64,21 @@ class BlockParser:
     def __init__(self, rules: ParseRules) -> None:
         self._rules = rules
         self._screener = BlockScreener(rules.screens)
+        self._judge = RowJudge(rules.heldout_share, rules.validation_share)
         longest_first = sorted(rules.control_tokens, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def parse(self, block: Block) -> ParsedBlock:
         """Every line of a block."""
+        was_enabled = gc.isenabled()
+        gc.disable()  # rows hold no cycles: looking for them at every few hundred allocations would find nothing
+        try:
+            return self._parsed(block)
+        finally:
+            if was_enabled:
+                gc.enable()
+
+    def _parsed(self, block: Block) -> ParsedBlock:
         tally, importer = Tally(), LineImporter(self._rules)
         rows: list[ParsedRow] = []
         if block.num_skipped:
@@ -77,11 +86,12 @@ class BlockParser:
             return ParsedBlock(block.end, 1, 0, {}, tally, {}, to_batch(rows, block.source), Screened())
         lines = block.text.split(b"\n")
         open_index = len(lines) - 1 if block.ends_open else -1
+        read, judge = importer.read, self._judge.judge
         for index, line in enumerate(lines):
             try:
-                found = importer.read(line, ends_open=index == open_index)
-                for row in found:
-                    self._refuse_control_tokens(row)
+                found = read(line, ends_open=index == open_index)
+                if self._control is not None:
+                    self._refuse_control_tokens(found, self._control)
             except BadRow as bad:
                 if bad.at_byte is not None and block.offset >= 0:
                     place = block.offset + sum(len(before) + 1 for before in lines[:index]) + bad.at_byte
@@ -89,30 +99,20 @@ class BlockParser:
                 tally.add(block.source, block.first_line + index, bad)
                 continue
             for row in found:
-                rows.append(self._judged(row, block.first_line + index))
+                rows.append(judge(row, block.first_line + index))
         num_blank, passed_over = importer.num_blank, dict(importer.passed_over)
         ignored = dict(importer.ignored_fields)
         num_rows, batch = len(lines) - num_blank, to_batch(rows, block.source)
         screened = self._screener.screen(rows)
         return ParsedBlock(block.end, num_rows, num_blank, passed_over, tally, ignored, batch, screened)
 
-    def _refuse_control_tokens(self, row: Found) -> None:
+    def _refuse_control_tokens(self, found: Sequence[Found], control: re.Pattern[str]) -> None:
         """A text that the model would read as the end of a turn, or the start of another, is no text."""
-        if self._control is None:
-            return
-        for content in row[1]:
-            if (found := self._control.search(content)) is not None:
-                problem = f"a text holds {show(found[0])}, a control token of the base model"
-                raise BadRow(Reason.CONTROL_TOKEN, "", problem, "remove it, or write it differently")
-
-    def _judged(self, row: Found, line: int) -> ParsedRow:
-        """A row with its id, group, split and score."""
-        shape, contents, num_group = row
-        num_prompt, end = num_prompt_of(shape), shape.find("|")
-        group = group_of(shape[: num_group or num_prompt], contents)
-        split = split_of(group, self._rules.heldout_share, self._rules.validation_share)
-        quality = score(contents[num_prompt - 1], contents[end - 1 if end > num_prompt else -1])
-        return identity(shape, contents), group, _PLACES[split], quality, line, shape, contents
+        for _, contents, _ in found:
+            for content in contents:
+                if (token := control.search(content)) is not None:
+                    problem = f"a text holds {show(token[0])}, a control token of the base model"
+                    raise BadRow(Reason.CONTROL_TOKEN, "", problem, "remove it, or write it differently")
 
     def _too_long(self, num_bytes: int) -> BadRow:
         problem = f"has {num_bytes} bytes, more than {self._rules.max_line_bytes}"

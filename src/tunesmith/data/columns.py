@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate, chain
@@ -40,25 +41,25 @@ SCHEMA = pa.schema(
 _PARSED = SCHEMA.append(pa.field("key", pa.uint64())).append(pa.field("split", pa.int8()))
 """Before the splits part: with 64 bits of the id, to find copies, and the place of the split in `Split`."""
 
-ParsedRow = tuple[str, str, int, float, int, str, list[str]]
-"""A valid row: id, group, place of its split, score, line, shape, texts. A bare tuple, for speed."""
+ParsedRow = tuple[bytes, bytes, int, float, int, int, str, list[str]]
+"""A valid row: id, group, place of its split, score, line, characters, shape, texts. A bare tuple, for speed."""
 
 
 def to_batch(rows: Sequence[ParsedRow], source: int) -> Any:
     """Rows as columns."""
     if not rows:
         return pa.record_batch([pa.array([], field.type) for field in _PARSED], schema=_PARSED)
-    ids, groups, splits, scores, lines, shapes, contents = zip(*rows, strict=True)
+    ids, groups, splits, scores, lines, sizes, shapes, contents = zip(*rows, strict=True)
     num = len(rows)
     columns = [
-        pa.array(ids, pa.string(), size=num),
-        pa.array(groups, pa.string(), size=num),
+        _hashes(ids),
+        _hashes(groups),
         *_message_columns(shapes, contents),
-        numbers(pa.int32(), array("i", [sum(map(len, texts)) for texts in contents])),
-        pa.array(scores, pa.float64(), size=num),
+        numbers(pa.int32(), array("i", sizes)),
+        numbers(pa.float64(), array("d", scores)),
         numbers(pa.int32(), array("i", [source]) * num),
         numbers(pa.int64(), array("q", lines)),
-        numbers(pa.uint64(), array("Q", [int(example_id[:16], 16) for example_id in ids])),
+        _keys(ids),
         numbers(pa.int8(), bytes(splits)),
     ]
     return pa.record_batch(columns, schema=_PARSED)
@@ -67,7 +68,7 @@ def to_batch(rows: Sequence[ParsedRow], source: int) -> Any:
 def _message_columns(shapes: Sequence[str], contents: Sequence[list[str]]) -> tuple[Any, Any, Any]:
     """The columns messages, num_prompt and rejected."""
     num_prompts = numbers(pa.int32(), array("i", map(num_prompt_of, shapes)))
-    if not any("|" in shape for shape in shapes):
+    if "|" not in "".join(shapes):
         return _message_lists(shapes, contents), num_prompts, pa.nulls(len(shapes), _MESSAGES)
     chosen, bars, rejected = zip(*(shape.partition("|") for shape in shapes), strict=True)
     messages = _message_lists(chosen, [texts[: len(shape)] for shape, texts in zip(chosen, contents, strict=True)])
@@ -86,7 +87,22 @@ def _message_lists(shapes: Sequence[str], contents: Sequence[list[str]], mask: A
     return pa.ListArray.from_arrays(ends, messages, type=_MESSAGES, mask=mask)
 
 
-def numbers(kind: Any, values: bytes | array[int]) -> Any:
+def _hashes(digests: Sequence[bytes]) -> Any:
+    """Hashes of 32 bytes as texts in hex."""
+    texts = b"".join(digests).hex().encode()
+    ends = array("i", range(0, len(texts) + 1, 64))
+    return pa.Array.from_buffers(pa.string(), len(digests), [None, pa.py_buffer(ends), pa.py_buffer(texts)])
+
+
+def _keys(digests: Sequence[bytes]) -> Any:
+    """64 bits of each id."""
+    keys = array("Q", b"".join([digest[:8] for digest in digests]))
+    if sys.byteorder == "little":
+        keys.byteswap()
+    return numbers(pa.uint64(), keys)
+
+
+def numbers(kind: Any, values: bytes | array[int] | array[float]) -> Any:
     """An Arrow array over the very bytes of these numbers."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 

@@ -19,6 +19,7 @@ from tunesmith.data.formats import (
     shared_pair,
     sharegpt,
 )
+from tunesmith.data.quick_lines import QuickLines
 from tunesmith.data.rows import Row, RowParser, exact, refuse_foreign_duplicates
 from tunesmith.data.traces import NoConversation, is_langfuse, is_mlflow, langfuse, mlflow
 from tunesmith.domain.example import Reason
@@ -42,6 +43,7 @@ class LineImporter:
 
     def __init__(self, rules: ParseRules) -> None:
         self._rows = RowParser(may_end_open=rules.windows != "whole")
+        self._quick = QuickLines()
         self._format = rules.format
         self._windows = rules.windows
         self._where = read_conditions(rules.where)
@@ -60,7 +62,7 @@ class LineImporter:
             self.num_blank += 1
             return ()
         if self._is_plain and "messages" in fields:  # what most lines are, without another look
-            shape, contents = self._rows.own(line, fields)
+            shape, contents = self._quick.read(line, fields) or self._rows.own(line, fields)
             return ((shape, contents, 0),)
         for condition in self._where:
             if (why := condition.refuses(fields)) is not None:

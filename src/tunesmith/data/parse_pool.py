@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _BLOCK = struct.Struct("<iqqqBqQ")  # source, first_line, offset, end, ends_open, num_skipped, bytes of text
 _SIZE = struct.Struct("<Q")
+_PIPE = 1 << 20  # bytes in a pipe at most, where the system lets us: a block then passes in one go
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class ParsePool:
         self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="parse")
         self._children: list[subprocess.Popen[bytes]] = []
         for _ in range(num_processes):
-            child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pipesize=_PIPE)
             self._children.append(child)
             self._idle.put(child)
 

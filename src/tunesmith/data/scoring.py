@@ -34,6 +34,14 @@ def components(question: str, answer: str) -> tuple[float, float, float, float]:
 
 def score(question: str, answer: str) -> float:
     """The product of the components, to four decimals."""
+    size = len(answer)
+    if (
+        size <= _LONG
+        and answer[:1].isalnum()
+        and (size < _LOOPS * _TAIL or answer.count(answer[-_TAIL:]) < _LOOPS)
+        and question not in answer
+    ):
+        return 1.0  # nearly every answer; the components would say the same
     substance, echo, repetition, length = components(question, answer)
     product = substance * echo * repetition * length
     return product if product == 1.0 else round(product, 4)

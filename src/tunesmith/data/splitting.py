@@ -14,14 +14,15 @@ from tunesmith.domain.example import Split, to_json
 
 _SALT = b"tunesmith split 1"  # constant, so that every machine and every round agrees
 _RANGE = 2.0**64
-_FOLD_ASCII = bytes(ord(" ") if chr(byte).isspace() else ord(chr(byte).lower()) for byte in range(128)) + bytes(128)
+FOLD_ASCII = bytes(ord(" ") if chr(byte).isspace() else ord(chr(byte).lower()) for byte in range(128))
+_FOLD = FOLD_ASCII + bytes(128)
 
 
 def normalise(text: str) -> bytes:
     """NFKC, case folded, white space collapsed: prompts that differ only in looks are one prompt."""
     if not text.isascii():
         return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).encode()
-    folded = text.encode().translate(_FOLD_ASCII)  # for ASCII, NFKC changes nothing and folding is lower-casing
+    folded = text.encode().translate(_FOLD)  # for ASCII, NFKC changes nothing and folding is lower-casing
     if b"  " in folded or folded[:1] == b" " or folded[-1:] == b" ":
         return b" ".join(folded.split())
     return folded
@@ -37,9 +38,13 @@ def group_of(codes: str, contents: Sequence[str]) -> str:
     """
     if "C" in codes or "r" in codes:
         contents = [_without_ids(text) if code in "Cr" else text for code, text in zip(codes, contents, strict=False)]
-    parts = [_SALT, codes.encode()]
-    parts += map(normalise, contents[: len(codes)])
-    return hashlib.sha256(b"\x1e".join(parts)).hexdigest()
+    parts = b"\x1e".join(map(normalise, contents[: len(codes)]))
+    return hashlib.sha256(group_salt(codes) + parts).hexdigest()
+
+
+def group_salt(codes: str) -> bytes:
+    """What is hashed before the texts of a prompt with these roles."""
+    return b"\x1e".join((_SALT, codes.encode(), b""))
 
 
 def _without_ids(stored: str) -> str:

@@ -50,8 +50,8 @@ class BlockScreener:
         screened = Screened()
         if self._is_off:
             return screened
-        for example_id, group, *_, shape, contents in rows:
-            key = int(example_id[:16], 16)
+        for digest, group, *_, shape, contents in rows:
+            key = int.from_bytes(digest[:8], "big")
             if found := self._rows.look(contents):
                 screened.findings[key] = found
                 continue

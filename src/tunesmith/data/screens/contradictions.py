@@ -15,14 +15,14 @@ Answer = tuple[int, int]
 """64 bits of the group of the question, and of the answer as it reads."""
 
 
-def short_answer(group: str, shape: str, contents: list[str]) -> Answer | None:
+def short_answer(group: bytes, shape: str, contents: list[str]) -> Answer | None:
     """What is kept of a row to find contradictions; None unless one short answer is all that it teaches."""
     if num_prompt_of(shape) != len(shape) - 1 or shape[-1] != "a" or len(contents[-1]) > 20 * _MAX_WORDS:
         return None
     answer = normalise(contents[-1]).rstrip(b".! ")
     if answer.count(b" ") >= _MAX_WORDS:
         return None
-    return int(group[:16], 16), int.from_bytes(hashlib.blake2b(answer, digest_size=8).digest(), "big")
+    return int.from_bytes(group[:8], "big"), int.from_bytes(hashlib.blake2b(answer, digest_size=8).digest(), "big")
 
 
 class Contradictions:
