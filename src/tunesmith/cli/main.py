@@ -18,6 +18,7 @@ from tunesmith.cli import (
     adapter,
     campaign,
     config,
+    curriculum,
     dataset,
     experience,
     init,
@@ -51,6 +52,7 @@ app.add_typer(config.verbs, name="config")
 experience.verbs.command(epilog=review.EXAMPLE)(review.review)
 app.add_typer(experience.verbs, name="experience")
 app.add_typer(experience.feedback_verbs, name="feedback")
+app.add_typer(curriculum.verbs, name="curriculum")
 app.add_typer(dataset.verbs, name="dataset")
 app.add_typer(run.verbs, name="run")
 app.add_typer(adapter.verbs, name="adapter")

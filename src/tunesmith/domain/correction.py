@@ -78,7 +78,7 @@ def verdict(judged: Judged, bar: float) -> Verdict:
         return Verdict(False, f"it is worse than the student's: {worse[0]}")
     if not better:
         return Verdict(False, "no verifier finds it better than the student's")
-    return Verdict(True, f"better than the student's: {'; '.join(better)}")
+    return Verdict(True, "; ".join(better))
 
 
 def _below(findings: Mapping[str, Finding], bar: float) -> str | None:
