@@ -23,11 +23,13 @@ from tunesmith.ids import new_id
 from tunesmith.programs.process_identity import ProcessIdentity, identify, kill_stray
 from tunesmith.settings import Settings, WorkerSettings
 from tunesmith.stages.context import Pulse, StageContext, StageEnd
+from tunesmith.stages.curriculum import ABANDONED_AFTER, curriculum
+from tunesmith.stages.curriculum_due import open_due
 from tunesmith.stages.deploy import deploy, roll_back
 from tunesmith.stages.evaluate import evaluate
 from tunesmith.stages.train import train
 from tunesmith.stages.watch import watch
-from tunesmith.store import queue, tasks, workers
+from tunesmith.store import queue, spends, tasks, workers
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.tasks import Claim
 
@@ -37,8 +39,11 @@ STAGES: dict[TaskKind, Callable[[StageContext], StageEnd]] = {
     TaskKind.DEPLOY: deploy,
     TaskKind.WATCH: watch,
     TaskKind.ROLLBACK: roll_back,
+    TaskKind.CURRICULUM: curriculum,
 }
 """What a worker can do. A kind without a stage is never claimed."""
+
+_CYCLES_EVERY = 10  # sweeps between two looks whether a curriculum is due
 
 R = TypeVar("R")
 log = logs.logger("worker")
@@ -54,7 +59,7 @@ class Worker:
         self.settings = settings
         self.kinds = frozenset(kinds) & frozenset(STAGES)
         self.stopping = threading.Event()
-        self._swept = 0.0
+        self._swept = self._looked = 0.0
         self._unsure = False
         self._pulse: Pulse | None = None
 
@@ -161,6 +166,7 @@ class Worker:
         if self._sweep_is_due():
             self.sweep()
             self._swept = boot_seconds()
+            self._open_cycles()
         with self.database.write(durable=False) as tx:
             # after an error we cannot know whether the last claim was committed: look before taking another
             held = tasks.held_by(tx, self.id) if self._unsure else None
@@ -186,10 +192,17 @@ class Worker:
             for claim in expired:
                 lifecycle.settle_lost(tx, claim, actor=self.id)
             control.expire_held(tx, actor=self.id)
+            spends.settle_abandoned(tx, ABANDONED_AFTER, actor=self.id)
         for claim in expired:
             log.warning("lease_expired", task=claim.task.id, run=claim.task.run_id, held_by=claim.attempt.worker_id)
             if claim.attempt.process is not None:
                 kill_stray(ProcessIdentity.from_json(claim.attempt.process), self.timing.grace_s)
+
+    def _open_cycles(self) -> None:
+        """Let a curriculum begin whose time has come; seldom, because that reads every profile's file."""
+        if TaskKind.CURRICULUM in self.kinds and boot_seconds() - self._looked >= _CYCLES_EVERY * self.timing.sweep_s:
+            open_due(self.database, self.workspace, actor=self.id)
+            self._looked = boot_seconds()
 
     def _anything_left(self) -> bool:
         with self.database.read() as tx:
