@@ -21,6 +21,7 @@ from tunesmith.cli import (
     curriculum,
     dataset,
     experience,
+    inbox,
     init,
     output,
     plan,
@@ -43,7 +44,7 @@ app.command("init")(init.init)
 app.command("demo")(init.demo)
 app.command("worker")(system.worker)
 app.command("plan")(plan.plan)
-app.command("inbox")(system.inbox)
+app.command("inbox", epilog=inbox.EXAMPLE)(inbox.inbox)
 app.command("doctor")(system.doctor)
 app.add_typer(system.estop, name="estop")
 app.add_typer(profile.verbs, name="profile")

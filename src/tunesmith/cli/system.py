@@ -1,4 +1,4 @@
-"""`tunesmith worker`, `inbox`, `doctor` and `estop`: the whole workspace at once."""
+"""`tunesmith worker`, `doctor` and `estop`: the whole workspace at once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from tunesmith.cli.output import (
     Column,
     age,
     coloured,
-    first_line,
     print_id,
     print_json,
     say,
-    show_fields,
     show_table,
 )
 
@@ -44,21 +42,6 @@ def worker(
         logs.show_on_stderr()
         process.install_signals()
         process.run(until_idle=until_idle)
-
-
-def inbox(ctx: typer.Context, json: Json = False) -> None:
-    """What waits for a person, the oldest first."""
-    with open_client(ctx) as client:
-        items = client.system.inbox()
-    if json:
-        print_json(items)
-        return
-    if not items:
-        say("Nothing waits for you.")
-    for item in items:
-        say(f"{item.id}  {item.kind} of {item.profile}, {age(item.since)}")
-        last_words = first_line("\n".join(reversed(item.log.splitlines())))
-        show_fields([("why", first_line(item.reason)), ("log", last_words), ("do", item.what_to_do)])
 
 
 def doctor(ctx: typer.Context, json: Json = False) -> int:

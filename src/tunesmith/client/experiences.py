@@ -18,6 +18,7 @@ from tunesmith.client.experience_views import (
     StatsView,
     view_of,
 )
+from tunesmith.client.forgetting import Forgetting
 from tunesmith.client.reviewing import Reviewing
 from tunesmith.client.session import Session
 from tunesmith.client.views import EventView
@@ -59,7 +60,7 @@ class Filters(TypedDict, total=False):
     task_type: str | None
 
 
-class Experiences(Reviewing):
+class Experiences(Reviewing, Forgetting):
     def add(self, profile: str, messages: Sequence[Mapping[str, Any]], **about: Unpack[About]) -> AddedView:
         """Store one interaction; when this returns, it is durable. The same key again is the same experience."""
         session = self._session
@@ -102,10 +103,10 @@ class Experiences(Reviewing):
         for name in sorted({row[0] for row in counted}):
             classes, states = Counter[str](), Counter[str]()
             for _, state, class_name, num in (row for row in counted if row[0] == name):
-                classes[class_name] += num
                 states[state] += num
+                classes[class_name] += num if state != ExperienceState.FORGOTTEN else 0
             num_rated, mean = rated.get(name, (0, None))
-            found.append(StatsView(name, classes.total(), dict(classes), dict(states), num_rated, mean))
+            found.append(StatsView(name, classes.total(), dict(+classes), dict(states), num_rated, mean))
         return found
 
     def list(self, *, limit: int = 50, **filters: Unpack[Filters]) -> list[ExperienceView]:

@@ -7,17 +7,14 @@ import shutil
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
 from importlib.util import find_spec
 
+from tunesmith.client.inbox import InboxItem, read_inbox
 from tunesmith.client.session import Session
 from tunesmith.config.resolve import list_profiles
-from tunesmith.domain.adapter import AdapterState
-from tunesmith.domain.run import RunState
 from tunesmith.domain.task import TaskKind
 from tunesmith.errors import StoreCorrupt, StoreError, UsageError, nearest, show
-from tunesmith.store import adapters, deployments, queue, runs, switches, workers
-from tunesmith.store.adapters import Adapter
+from tunesmith.store import switches, workers
 from tunesmith.store.database import sqlite_module, wal_is_safe
 from tunesmith.store.schema import integrity_problem
 from tunesmith.store.switches import Switch
@@ -25,20 +22,6 @@ from tunesmith.store.workers import Worker as AliveWorker
 from tunesmith.worker import STAGES, Worker
 
 _LOW_DISK_BYTES = 2 << 30
-
-
-@dataclass(frozen=True)
-class InboxItem:
-    """Something that waits for a person, and what they can do."""
-
-    kind: str
-    id: str
-    profile: str
-    since: datetime
-    reason: str
-    what_to_do: str
-    log: str = ""
-    """Parked tasks: how the last attempt ended, with the last words of its program."""
 
 
 @dataclass(frozen=True)
@@ -76,42 +59,8 @@ class System:
         return Worker(session.database, session.workspace, session.settings, wanted)
 
     def inbox(self) -> list[InboxItem]:
-        """Everything that waits for a person."""
-        with self._session.database.read() as tx:
-            held = [
-                (run, adapters.of_run(tx, run.id))
-                for run in runs.listing(tx, states=frozenset({RunState.HELD}), limit=1000)
-            ]
-            parked = [(task, queue.last_attempt(tx, task.id)) for task in queue.parked(tx)]
-            troubled = [
-                (deployment, seen)
-                for deployment in deployments.listing(tx)
-                for seen in deployments.observed(tx, deployment.profile)
-                if seen.error is not None
-            ]
-        items = [
-            InboxItem(
-                "held run", run.id, run.profile, run.moved_at, run.reason,
-                _what_to_do(adapter),
-            )
-            for run, adapter in held
-        ]  # fmt: skip
-        items += [
-            InboxItem(
-                f"parked {task.kind} task", task.run_id or task.id, task.profile or "", task.created_at, task.reason,
-                "read `run logs`, repair, then `run retry`", last.error or "",
-            )
-            for task, last in parked
-        ]  # fmt: skip
-        items += [
-            InboxItem(
-                f"target {seen.target}", deployment.profile, deployment.profile, deployment.flipped_at,
-                seen.error or "",
-                "mend the target; a worker brings it to what is wanted",
-            )
-            for deployment, seen in troubled
-        ]  # fmt: skip
-        return sorted(items, key=lambda item: item.since)
+        """Everything that waits for a person, the oldest first."""
+        return read_inbox(self._session)
 
     def doctor(self) -> list[Check]:
         """Look at the installation and the workspace; every finding says how to repair it."""
@@ -176,14 +125,6 @@ class System:
         if alive:
             return Check("workers", "ok", f"{len(alive)} running")
         return Check("workers", "warning", "none is running, so queued runs wait", "tunesmith worker")
-
-
-def _what_to_do(adapter: Adapter | None) -> str:
-    if adapter is None:
-        return "`run cancel`"
-    if adapter.state is AdapterState.CANDIDATE:
-        return f"`adapter approve {adapter.name}`, or `evaluate` or `reject` it"
-    return f"it is {adapter.state} and cannot go live again: `adapter reject {adapter.name}`, then `run retry`"
 
 
 def _kind(name: str) -> TaskKind:

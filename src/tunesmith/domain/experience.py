@@ -71,7 +71,7 @@ class Interaction:
 
     @property
     def answer(self) -> str:
-        return str(self.messages[-1].get("content") or "")
+        return str(self.messages[-1].get("content") or "") if self.messages else ""
 
     @property
     def question(self) -> str:

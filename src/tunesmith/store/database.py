@@ -210,6 +210,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         cursor.execute("PRAGMA wal_autocheckpoint = 4000")  # pages; less often, and 16 MB take far less than a second
         cursor.execute("PRAGMA cache_size = -16000")  # 16 MB: the inner pages of indexes over millions of rows
         cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.execute("PRAGMA secure_delete = ON")  # what is deleted or moved becomes zeros: forgotten means gone
         cursor.close()
         connection.create_function(BOOT_SECONDS, 0, _boot_seconds)
         record.info[_JOURNAL] = journal

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tunesmith.domain.classification import UNJUDGED, Assessment
+from tunesmith.domain.erasure import tombstone_key
 from tunesmith.domain.experience import (
     EXPERIENCE,
     REJECTIONS_BEFORE_REVIEW,
@@ -39,6 +40,11 @@ def _add_once(insert: Any) -> Prepared:
     return Prepared(insert.values(named).on_conflict_do_nothing().returning(experiences.c.id))
 
 
+_TOMBSTONE = Prepared(
+    sa.select(experiences.c.id).where(
+        experiences.c.profile == sa.bindparam("profile"), experiences.c.natural_key == sa.bindparam("natural_key")
+    )
+)
 _ADD_ONCE = {
     "sqlite": _add_once(sqlite.insert(experiences)),
     "postgresql": _add_once(postgresql.insert(experiences)),
@@ -97,6 +103,9 @@ def add(
     )
     if is_new is None:
         return _known(tx, profile, natural_key, messages), False
+    if (forgotten := _tombstone(tx, profile, natural_key)) is not None:
+        tx.run(experiences.delete().where(experiences.c.id == experience_id))
+        return forgotten, False
     assessments.add(tx, experience_id, profile, assessment)
     moved = (None, ExperienceState.COLLECTED)
     detail = {"class": assessment.class_name, "reasons": list(assessment.reasons)}
@@ -108,14 +117,25 @@ def _known(tx: Tx, profile: str, natural_key: str, messages: list[dict[str, Any]
     """The experience that has this key; the same key for another conversation is a mistake of the caller."""
     mine = (experiences.c.profile == profile, experiences.c.natural_key == natural_key)
     row = tx.first(sa.select(experiences.c.id, experiences.c.messages, experiences.c.state).where(*mine))
+    if row is None and (forgotten := _tombstone(tx, profile, natural_key)) is not None:
+        return forgotten  # since a moment ago
     assert row is not None
     if row["messages"] != messages and row["state"] != ExperienceState.FORGOTTEN:
         raise Conflict(f"experience {row['id']} has this key and holds another conversation; give this one its own key")
     return str(row["id"])
 
 
+def _tombstone(tx: Tx, profile: str, natural_key: str) -> str | None:
+    """The forgotten experience that had this key; looked for after the insert, which waits for whoever forgets it."""
+    kept = tombstone_key(natural_key)
+    if kept == natural_key:
+        return None  # a hash is kept as it is, so the database itself has refused it
+    found = _TOMBSTONE.first(tx, profile=profile, natural_key=kept)
+    return None if found is None else str(found["id"])
+
+
 class Taken(Refused):
-    """Somebody else reserved, learnt or forgot some of them a moment ago; choose again."""
+    """It cannot be reserved, or not any more: another dataset has it, or a person must look first. Choose again."""
 
 
 def reserve(tx: Tx, ids: Sequence[str], dataset_id: str, *, actor: str) -> None:
@@ -151,9 +171,9 @@ def _refuse_what_cannot_be_reserved(tx: Tx, ids: Sequence[str]) -> None:
         raise NotFound.named("experience", sorted(set(ids) - {row["id"] for row in rows})[0])
     for row in rows:
         if row["in_review"]:
-            raise Refused(f"experience {row['id']} waits for a review; it cannot be reserved")
+            raise Taken(f"experience {row['id']} waits for a review; it cannot be reserved")
         if row["class_name"] == ExperienceClass.QUARANTINED:
-            raise Refused(f"experience {row['id']} is quarantined; it cannot be reserved")
+            raise Taken(f"experience {row['id']} is quarantined; it cannot be reserved")
         if row["state"] != ExperienceState.COLLECTED:
             raise Taken(f"experience {row['id']} is {row['state']}; only a collected one can be reserved")
 
@@ -188,6 +208,12 @@ def give_back(tx: Tx, adapter_id: str, *, actor: str, reason: str) -> None:
     _lock_all(tx, learnt)
     _count_rejections(tx, learnt, actor)
     _move_all(tx, learnt, (ExperienceState.CONSUMED, ExperienceState.COLLECTED), actor=actor, reason=reason)
+
+
+def lock_many(tx: Tx, ids: Sequence[str]) -> None:
+    """What others want to say about them, or do with them, waits until this transaction has ended."""
+    for some in _parts(ids):
+        _lock_all(tx, experiences.c.id.in_(some))
 
 
 def _lock_all(tx: Tx, chosen: Any) -> None:

@@ -113,7 +113,7 @@ erasures = sa.Table(
     sa.Column("done_at", Instant),  # unset: a run still reads the dataset, its text goes when that has ended
     sa.Column("old_fingerprint", sa.Text, nullable=False),
     sa.Column("new_fingerprint", sa.Text),
-    sa.Column("example_ids", sa.JSON, nullable=False),  # hashes of what was said; what is left to look for by
+    sa.Column("hashes", sa.JSON, nullable=False),  # of examples and texts: what is left to find them by
     sa.CheckConstraint("(done_at IS NULL) = (new_fingerprint IS NULL)", name="done"),
     sa.UniqueConstraint("experience_id", "dataset_id"),
     sa.Index(

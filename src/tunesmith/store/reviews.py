@@ -97,8 +97,8 @@ def suspicions_waiting(tx: Tx, profile: str, limit: int | None = None) -> list[t
     return [(row[0], row[1]) for row in tx.conn.execute(query.order_by(judged.c.seq.desc()).limit(limit))]
 
 
-def ids_in_review(tx: Tx, profile: str) -> list[str]:
+def ids_in_review(tx: Tx, profile: str, limit: int | None = None) -> list[str]:
     """The ids of those that wait after rejected runs, the newest first."""
     known = experiences_table
     query = sa.select(known.c.id).where(known.c.profile == profile, _IN_REVIEW).order_by(known.c.seq.desc())
-    return [row["id"] for row in tx.all(query)]
+    return [row["id"] for row in tx.all(query.limit(limit))]

@@ -144,7 +144,7 @@ def _create_erasures() -> None:
         sa.Column("done_at", sa.BigInteger(), nullable=True),
         sa.Column("old_fingerprint", sa.Text(), nullable=False),
         sa.Column("new_fingerprint", sa.Text(), nullable=True),
-        sa.Column("example_ids", sa.JSON(), nullable=False),
+        sa.Column("hashes", sa.JSON(), nullable=False),
         sa.CheckConstraint("(done_at IS NULL) = (new_fingerprint IS NULL)", name=op.f("ck_erasures_done")),
         sa.ForeignKeyConstraint(["dataset_id"], ["datasets.id"], name=op.f("fk_erasures_dataset_id")),
         sa.ForeignKeyConstraint(["experience_id"], ["experiences.id"], name=op.f("fk_erasures_experience_id")),

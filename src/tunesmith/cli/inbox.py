@@ -1,0 +1,35 @@
+"""`tunesmith inbox`: what waits for a person, and the command that settles it."""
+
+from __future__ import annotations
+
+import typer
+
+from tunesmith.cli.grammar import Json, open_client
+from tunesmith.cli.output import age, first_line, print_json, say, show_fields
+
+EXAMPLE = "Example: tunesmith inbox --json"
+
+
+def inbox(ctx: typer.Context, json: Json = False) -> None:
+    """What waits for a person, the oldest first, each with what settles it.
+
+    Held runs, parked tasks, targets in trouble, suspects, erasures, rows that were kept aside.
+    """
+    with open_client(ctx) as client:
+        items = client.system.inbox()
+    if json:
+        print_json(items)
+        return
+    if not items:
+        say("Nothing waits for you.")
+    for item in items:
+        say(f"{item.id}  {item.kind} of {item.profile}, {age(item.since)}")
+        last_words = first_line("\n".join(reversed(item.log.splitlines())))
+        show_fields(
+            [
+                ("why", first_line(item.reason)),
+                ("newest", ", ".join(item.newest)),
+                ("log", last_words),
+                ("do", item.what_to_do),
+            ]
+        )

@@ -1,0 +1,115 @@
+"""The part of `client.experiences` by which experiences are forgotten: shown first, then gone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from tunesmith.client.session import Session
+from tunesmith.domain.experience import ExperienceState
+from tunesmith.domain.request import RequestKind
+from tunesmith.errors import NotFound, Refused, UsageError, show
+from tunesmith.stages import forget
+from tunesmith.stages.forget import Outcome
+from tunesmith.stages.review import check_reason
+from tunesmith.store import contained, erasures, experiences
+from tunesmith.store.contained import HoldingAdapter, HoldingDataset
+from tunesmith.store.database import Tx
+
+_COLUMNS = {"session": "session", "source": "source", "key": "natural_key"}
+
+
+@dataclass(frozen=True)
+class ForgetView:
+    """What forgetting touches, or has touched."""
+
+    ids: tuple[str, ...]
+    states: dict[str, int]
+    """How many are collected, reserved, consumed, or were forgotten before."""
+    datasets: tuple[HoldingDataset, ...]
+    adapters: tuple[HoldingAdapter, ...]
+    num_going_on: int
+    """Other experiences of the same sessions, which may repeat what was said."""
+    outcomes: tuple[Outcome, ...] = ()
+    """What became of the datasets; empty where nothing was done yet."""
+    num_new: int = 0
+    """How many were forgotten by this call."""
+
+
+class Forgetting:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def preview_forget(
+        self, experience_ids: Sequence[str] = (), *, profile: str | None = None, **by: str
+    ) -> ForgetView:
+        """What forgetting these would touch; changes nothing. Others than ids: `session`, `source` or `key`."""
+        with self._session.database.read() as tx:
+            return _look(tx, self._chosen(tx, experience_ids, profile, by))
+
+    def forget(
+        self,
+        experience_ids: Sequence[str] = (),
+        *,
+        reason: str,
+        profile: str | None = None,
+        stop_runs: bool = False,
+        **by: str,
+    ) -> ForgetView:
+        """Leave tombstones: when this returns, the store holds nothing of what was said, and never learns it again.
+
+        Datasets that hold it are rewritten now, or when the runs that read them have ended; `stop_runs` cancels those.
+        """
+        session, said = self._session, check_reason(reason)
+        with session.database.read() as tx:
+            ids = self._chosen(tx, experience_ids, profile, by)
+            touched = _look(tx, ids)
+        new = forget.forget(session.database, ids, actor=session.actor, reason=said)
+        held = [dataset.id for dataset in touched.datasets]
+        if stop_runs:
+            self._cancel({run_id for dataset in touched.datasets for run_id in dataset.runs})
+        outcomes = forget.finish(session.database, session.workspace, actor=session.actor, dataset_ids=held, wait=True)
+        erasures.scrub(session.database)
+        return ForgetView(
+            **{**vars(touched), "outcomes": tuple(outcomes), "num_new": len(new)},
+        )
+
+    def _chosen(self, tx: Tx, given: Sequence[str], profile: str | None, by: dict[str, str]) -> list[str]:
+        for name in by:
+            if name not in _COLUMNS:
+                raise UsageError(f"experiences are not forgotten by {show(name)}; use ids, session, source or key")
+        if isinstance(given, str) or bool(given) == bool(by) or len(by) > 1:
+            raise UsageError("name experiences by a list of ids, or by one of session, source and key")
+        if given:
+            return list(dict.fromkeys(experiences.find(tx, each).id for each in given))
+        if profile is None:
+            raise UsageError("a session, a source and a key mean something in one profile only; name the profile")
+        self._session.known_profile(profile)
+        ((name, value),) = by.items()
+        found = contained.matching(tx, profile, _COLUMNS[name], value)
+        if not found:
+            raise NotFound(f"no experience of {profile} has the {name} {show(value)}; `experience list` shows them")
+        return found
+
+    def _cancel(self, run_ids: set[str]) -> None:
+        """Ask for the end of the runs; one that ends by itself at this moment is as good."""
+        from tunesmith import control
+
+        for run_id in sorted(run_ids):
+            with suppress(Refused), self._session.database.write() as tx:
+                control.wish(tx, run_id, RequestKind.CANCEL, actor=self._session.actor)
+
+
+def _look(tx: Tx, ids: list[str]) -> ForgetView:
+    found = [experiences.get(tx, each) for each in ids]
+    held = contained.datasets_with(tx, found)
+    live = [each for each in found if each.state is not ExperienceState.FORGOTTEN]
+    return ForgetView(
+        ids=tuple(ids),
+        states=dict(Counter(each.state.value for each in found)),
+        datasets=tuple(held),
+        adapters=tuple(contained.adapters_with(tx, held)),
+        num_going_on=contained.num_going_on(tx, live),
+    )

@@ -1,0 +1,159 @@
+"""The inbox: everything that waits for a person, each with the command that settles it. Quick, however much waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from tunesmith.client.session import Session
+from tunesmith.domain.adapter import AdapterState
+from tunesmith.domain.run import RunState
+from tunesmith.stages import forget, kept_aside
+from tunesmith.stages.review import REJECTED_RUNS, screens_of
+from tunesmith.store import adapters, datasets, deployments, erasures, experiences, queue, reviews, runs
+from tunesmith.store.adapters import Adapter
+from tunesmith.store.database import Tx
+
+_COUNTED = 10_000  # more are "10000 or more"
+_LOOKED_AT = 1_000  # of the newest suspects, to tell why they wait
+_NAMED = 3
+_DATASETS = 100
+
+
+@dataclass(frozen=True)
+class InboxItem:
+    """Something that waits for a person, and what they can do."""
+
+    kind: str
+    id: str
+    profile: str
+    since: datetime
+    reason: str
+    what_to_do: str
+    log: str = ""
+    """Parked tasks: how the last attempt ended, with the last words of its program."""
+    num: int = 1
+    """How many things wait behind this one item, counted up to 10,000."""
+    newest: tuple[str, ...] = ()
+    """The newest of them, where they are many."""
+
+
+def read_inbox(session: Session) -> list[InboxItem]:
+    """Everything that waits, the oldest first."""
+    with session.database.read() as tx:
+        items = [*_held(tx), *_parked(tx), *_troubled(tx), *_suspects(tx), *_rejected(tx), *_erasures(tx)]
+        some = datasets.listing(tx, limit=_DATASETS)
+        settled = {each.id for each in some if kept_aside.is_decided(tx, each.id)}
+    for dataset in some:
+        num = 0 if dataset.id in settled else kept_aside.num_rows(session.workspace.data_dir / dataset.path)
+        if num:
+            items.append(
+                InboxItem(
+                    "rows kept aside",
+                    dataset.id,
+                    dataset.profile,
+                    dataset.created_at,
+                    f"{num} suspect {'row' if num == 1 else 'rows'} of the dataset were kept aside",
+                    f"`dataset quarantine {dataset.id}`, then `dataset release` or `dataset quarantine … --leave`",
+                    num=num,
+                )
+            )
+    return sorted(items, key=lambda item: item.since)
+
+
+def _held(tx: Tx) -> Iterator[InboxItem]:
+    for run in runs.listing(tx, states=frozenset({RunState.HELD}), limit=1000):
+        what_to_do = _what_to_do(adapters.of_run(tx, run.id))
+        yield InboxItem("held run", run.id, run.profile, run.moved_at, run.reason, what_to_do)
+
+
+def _parked(tx: Tx) -> Iterator[InboxItem]:
+    for task in queue.parked(tx):
+        last = queue.last_attempt(tx, task.id)
+        yield InboxItem(
+            f"parked {task.kind} task", task.run_id or task.id, task.profile or "", task.created_at, task.reason,
+            "read `run logs`, repair, then `run retry`", last.error or "",
+        )  # fmt: skip
+
+
+def _troubled(tx: Tx) -> Iterator[InboxItem]:
+    for deployment in deployments.listing(tx):
+        for seen in deployments.observed(tx, deployment.profile):
+            if seen.error is not None:
+                yield InboxItem(
+                    f"target {seen.target}", deployment.profile, deployment.profile, deployment.flipped_at, seen.error,
+                    "mend the target; a worker brings it to what is wanted",
+                )  # fmt: skip
+
+
+def _suspects(tx: Tx) -> Iterator[InboxItem]:
+    for profile in reviews.profiles_known(tx):
+        num, _ = reviews.num_waiting(tx, profile, _COUNTED)
+        if not num:
+            continue
+        newest = reviews.suspicions_waiting(tx, profile, _LOOKED_AT)
+        why = Counter(screen for _, suspicions in newest for screen in screens_of(suspicions))
+        told = ", ".join(f"{screen} {count}" for screen, count in why.most_common())
+        among = f" (of the newest {_LOOKED_AT})" if num > _LOOKED_AT else ""
+        yield InboxItem(
+            "suspects",
+            profile,
+            profile,
+            experiences.get(tx, newest[0][0]).created_at,
+            f"{_counted(num)} suspect {'experience waits' if num == 1 else 'experiences wait'}: {told}{among}",
+            f"`experience review {profile}`, then `--accept` or `--reject` with a reason",
+            num=num,
+            newest=tuple(each for each, _ in newest[:_NAMED]),
+        )
+
+
+def _rejected(tx: Tx) -> Iterator[InboxItem]:
+    for profile in reviews.profiles_known(tx):
+        _, num = reviews.num_waiting(tx, profile, _COUNTED)
+        if num:
+            newest = reviews.ids_in_review(tx, profile, _NAMED)
+            yield InboxItem(
+                REJECTED_RUNS,
+                profile,
+                profile,
+                experiences.get(tx, newest[0]).created_at,
+                f"{_counted(num)} {'experience was' if num == 1 else 'experiences were'} in two rejected runs",
+                f"`experience review {profile}`, then `--accept` or `--reject` with a reason",
+                num=num,
+                newest=tuple(newest),
+            )
+
+
+def _erasures(tx: Tx) -> Iterator[InboxItem]:
+    for pending in erasures.pending(tx):
+        dataset = datasets.get(tx, pending.dataset_id)
+        reading = forget.readers_of(tx, pending)
+        why, what_to_do = "a worker rewrites it at its next sweep", "start a worker, or forget it once more"
+        if reading:
+            why = f"{', '.join(reading[:_NAMED])} still {'reads' if len(reading) == 1 else 'read'} it"
+            what_to_do = f"wait, or `experience forget {pending.experience_ids[0]} --stop-runs`"
+        num = len(pending.experience_ids)
+        yield InboxItem(
+            "erasure",
+            dataset.id,
+            dataset.profile,
+            pending.since,
+            f"the text of {num} forgotten {'experience' if num == 1 else 'experiences'} is still in it: {why}",
+            what_to_do,
+            num=num,
+            newest=pending.experience_ids[-_NAMED:],
+        )
+
+
+def _counted(num: int) -> str:
+    return f"{num} or more" if num >= _COUNTED else str(num)
+
+
+def _what_to_do(adapter: Adapter | None) -> str:
+    if adapter is None:
+        return "`run cancel`"
+    if adapter.state is AdapterState.CANDIDATE:
+        return f"`adapter approve {adapter.name}`, or `evaluate` or `reject` it"
+    return f"it is {adapter.state} and cannot go live again: `adapter reject {adapter.name}`, then `run retry`"

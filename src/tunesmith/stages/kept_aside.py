@@ -1,0 +1,139 @@
+"""Rows that preparation kept aside: shown safely, and released by a person into a file of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunesmith.domain.example import Example, Message, codes_of, num_prompt_of, to_json, unpack
+from tunesmith.domain.excerpts import escaped
+from tunesmith.domain.screen import DEFAULT_SCREENS
+from tunesmith.errors import Conflict, DataError, NotFound, UsageError, show
+from tunesmith.files import write_atomic
+from tunesmith.stages.review import safe_text
+from tunesmith.store import events
+from tunesmith.store.database import Tx
+
+FILE_NAME = "quarantine.jsonl"
+_DECIDED = "quarantine_decided"
+
+
+@dataclass(frozen=True)
+class KeptRow:
+    """One row that was kept aside. Every text in it is safe to show."""
+
+    number: int
+    """Its place in quarantine.jsonl, from 1."""
+    source: str
+    line: int
+    screens: tuple[str, ...]
+    why: tuple[str, ...]
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Released:
+    """What was written for another preparation."""
+
+    path: Path
+    num_rows: int
+    screens: tuple[str, ...]
+    """The screens to prepare it with: all that are usual but those that stopped these rows."""
+
+
+def num_rows(folder: Path) -> int:
+    """How many rows lie aside in a dataset's folder; nothing is read where there are none."""
+    path = folder / FILE_NAME
+    if not path.is_file():
+        return 0
+    with path.open("rb") as source:
+        return sum(1 for _ in source)
+
+
+def rows(folder: Path, limit: int) -> list[KeptRow]:
+    """The first rows that were kept aside, with why."""
+    found = []
+    for number, row in _read(folder):
+        if number > limit:
+            break
+        messages = [unpack(message) for message in row["messages"]]
+        asked = [message["content"] for message in messages if message["role"] == "user"]
+        findings = row["findings"]
+        found.append(
+            KeptRow(
+                number=number,
+                source=escaped(str(row["source"])),
+                line=row["line"],
+                screens=tuple(dict.fromkeys(str(each["screen"]) for each in findings)),
+                why=tuple(dict.fromkeys(_told(each) for each in findings)),
+                question=safe_text(asked[-1] if asked else ""),
+                answer=safe_text(_answer(row, messages)),
+            )
+        )
+    return found
+
+
+def release(folder: Path, numbers: Sequence[int], target: Path) -> Released:
+    """Write these rows, all of them or none, as a file that can be prepared; nothing is taken from the dataset."""
+    from tunesmith.data.export import openai_row
+
+    if target.exists():
+        raise Conflict(f"{show(str(target), 200)} is there already; choose another name")
+    wanted, written, stopped_by = set(numbers), [], set()
+    for number, row in _read(folder):
+        if number in wanted:
+            wanted.discard(number)
+            written.append(to_json(openai_row(_example(row))) + "\n")
+            stopped_by |= {str(each["screen"]) for each in row["findings"]}
+    if wanted:
+        raise NotFound(f"no row {min(wanted)} was kept aside; `dataset quarantine` numbers them")
+    try:
+        write_atomic(target, "".join(written))
+        os.chmod(target, 0o600)  # it may hold what a screen took for a secret
+    except OSError as error:
+        raise DataError(f"cannot write {show(str(target), 200)}: {error.strerror}; choose another place") from None
+    left = tuple(screen.value for screen in DEFAULT_SCREENS if screen.value not in stopped_by)
+    return Released(target, len(written), left)
+
+
+def decide(tx: Tx, dataset_id: str, *, actor: str, reason: str, released: Sequence[int] = ()) -> None:
+    """A person has looked at what was kept aside; it waits for nobody any more."""
+    detail = {"released": list(released)}
+    events.record(tx, "dataset", dataset_id, _DECIDED, actor=actor, reason=reason, detail=detail)
+
+
+def is_decided(tx: Tx, dataset_id: str) -> bool:
+    return any(event.action == _DECIDED for event in events.of_entity(tx, "dataset", dataset_id))
+
+
+def _read(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    path = folder / FILE_NAME
+    if not path.is_file():
+        raise UsageError("no row of this dataset was kept aside")
+    with path.open(encoding="utf-8") as source:
+        for number, line in enumerate(source, start=1):
+            yield number, json.loads(line)
+
+
+def _told(finding: dict[str, Any]) -> str:
+    excerpt = f" ({finding['excerpt']})" if finding.get("excerpt") else ""
+    return safe_text(f"{finding['screen']}: {finding['reason']}{excerpt}", 320)
+
+
+def _answer(row: dict[str, Any], messages: Sequence[Message]) -> str:
+    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+    return str(last["content"] if last is not None else (row["rejected"] or [{"content": ""}])[-1]["content"])
+
+
+def _example(row: dict[str, Any]) -> Example:
+    stored, rejected = row["messages"], row["rejected"]
+    codes = codes_of(stored)
+    shape = codes if rejected is None else f"{codes}|{codes_of(rejected)}"
+    messages, place = tuple(map(unpack, stored)), num_prompt_of(shape)
+    worse = None if rejected is None else tuple(map(unpack, rejected))
+    return Example("", messages[:place], messages[place:], worse, "", 0.0, 0, row["line"])

@@ -1,0 +1,345 @@
+"""Forgetting through the real client, on both databases: no text is left anywhere, and nothing brings it back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from builders import PROFILE, a_workspace
+from forgotten_builders import PARTED, SECRET, a_dataset_of, add, as_member, everything_on_disk, everything_stored
+from store_builders import ACTOR, a_run, an_adapter, force
+from tunesmith.client import Client
+from tunesmith.domain.adapter import AdapterState
+from tunesmith.domain.example import Split
+from tunesmith.domain.run import RunState
+from tunesmith.domain.spec import AdapterRef
+from tunesmith.domain.task import TaskKind
+from tunesmith.errors import NotFound, Refused, UsageError
+from tunesmith.files import read_manifest
+from tunesmith.stages import forget
+from tunesmith.store import erasures, experiences, learning_tables, runs, tables, tasks
+from tunesmith.store.database import Database
+
+
+def _client(folder: Path, store_url: str) -> Client:
+    return a_workspace(folder, profile=PARTED, settings={"store": {"url": store_url}})
+
+
+def _full(client: Client, database: Database, **about: Any) -> str:
+    """An experience with text in every place that can hold some."""
+    known = add(client, f"my {SECRET} question", f"my {SECRET} answer", reference=f"{SECRET} reference",
+                session=f"{SECRET}-session", source=f"{SECRET}-source", key=f"{SECRET}-key",
+                task_type=f"{SECRET}-type", template=f"{SECRET}-template", **about)  # fmt: skip
+    client.feedback.add(known, "down", comment=f"{SECRET} comment", correction=f"{SECRET} correction")
+    client.feedback.add(known, rater="bob", comment=f"only a {SECRET} comment")
+    with database.write() as tx:
+        tx.run(
+            learning_tables.corrections.insert().values(
+                id="co-1", experience_id=known, profile=PROFILE, number=1, teacher="t", state="accepted",
+                reason=f"{SECRET} reason", answer=f"{SECRET} teacher", findings={"length": {"reason": SECRET}},
+                created_at=tx.now, **_also(learning_tables.corrections),
+            )
+        )  # fmt: skip
+    client.experiences.review([known], "reject", reason=f"{SECRET} review")
+    client.experiences.review([known], "accept", reason=f"{SECRET} review again")
+    return known
+
+
+def _also(table: sa.Table) -> dict[str, Any]:
+    return {"counts": True} if "counts" in table.c else {}
+
+
+def test_nothing_of_it_is_left_in_the_store(tmp_path: Path, store_url: str, database: Database) -> None:
+    with _client(tmp_path, store_url) as client:
+        known, other = _full(client, database), add(client, "another question", "another answer")
+        assert SECRET in everything_stored(database)
+        told = client.experiences.forget([known], reason="asked by the person")
+        assert (told.num_new, told.states, told.datasets) == (1, {"collected": 1}, ())
+        assert SECRET not in everything_stored(database)
+        shown = client.experiences.show(known)
+        assert (shown.experience.state, shown.messages, shown.experience.class_name) == ("forgotten", [], "quarantined")
+        assert [(e.action, e.actor, e.reason) for e in shown.events if e.new_state == "forgotten"] == [
+            ("moved", ACTOR, "asked by the person")
+        ]
+        assert client.experiences.in_review() == []
+        assert [each.id for each in client.experiences.list(state="collected")] == [other]
+        assert client.experiences.stats()[0].classes == {"gold": 1}
+        assert client.experiences.forget([known], reason="again").num_new == 0
+
+
+def test_sqlite_file_holds_no_byte_of_it_afterwards(tmp_path: Path) -> None:
+    with a_workspace(tmp_path) as client:
+        known = add(client, f"my {SECRET} question " * 400, f"my {SECRET} answer " * 400, session=f"{SECRET}-s")
+        for number in range(20):
+            client.feedback.add(known, "up", rater=f"r{number}", comment=f"{SECRET} {number}")  # rows that move about
+        files = [path for path in client.workspace.data_dir.glob("store.db*") if path.is_file()]
+        assert any(SECRET.encode() in path.read_bytes() for path in files)
+        client.experiences.forget([known], reason="asked")
+        files = [path for path in client.workspace.data_dir.glob("store.db*") if path.is_file()]
+        assert [path.name for path in files if SECRET.encode() in path.read_bytes()] == []
+
+
+def test_same_interaction_added_imported_or_captured_again_stays_forgotten(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    file = tmp_path / "talk.jsonl"
+    row = {"prompt": f"{SECRET}?", "completion": "Yes.", "label": True}
+    file.write_text(json.dumps(row) + "\n" + json.dumps({**row, "prompt": "Other?"}) + "\n")
+    with _client(tmp_path, store_url) as client:
+        client.experiences.import_files(PROFILE, [file])
+        imported = next(each.id for each in client.experiences.list() if SECRET in each.question)
+        named, unnamed = add(client, f"{SECRET} named", "Yes.", key="call 17"), add(client, f"{SECRET} plain", "Yes.")
+        client.experiences.forget([imported, named, unnamed], reason="asked")
+        again = client.experiences.import_files(PROFILE, [file])
+        assert (again.num_new, again.num_known, again.num_refused) == (0, 2, 0)
+        assert add(client, f"{SECRET} named", "Yes.", key="call 17") == named
+        assert add(client, f"{SECRET} plain", "Yes.") == unnamed
+        talk = [{"role": "user", "content": f"{SECRET} named"}, {"role": "assistant", "content": "Yes."}]
+        client.capture(PROFILE, talk, key="call 17")
+        assert client.capture.flush().num_dropped == 0
+        assert SECRET not in everything_stored(database)
+        assert "call 17" not in everything_stored(database)
+        with pytest.raises(Refused, match="was forgotten"):
+            client.feedback.add(named, "up")
+
+
+def test_complaint_that_became_a_comment_on_the_answer_before_goes_too(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        first = add(client, "Send it", "Sent.", session="s")
+        second = add(client, f"No, that's wrong, {SECRET}", "Sorry.", session="s")
+        assert SECRET in (client.experiences.show(first).feedback[0].comment or "")
+        told = client.experiences.forget([second], reason="asked")
+        assert told.num_going_on == 1  # the other one of the session is named to the person
+        assert SECRET not in everything_stored(database)
+        assert client.experiences.show(first).feedback[0].value == 0.0  # the hint stays
+
+
+def test_by_session_source_and_key(tmp_path: Path, store_url: str) -> None:
+    with _client(tmp_path, store_url) as client:
+        ids = [add(client, f"question {n}", "Yes.", session="s" if n < 2 else "t", key=f"key {n}") for n in range(4)]
+        assert client.experiences.preview_forget(profile=PROFILE, session="s").ids == tuple(ids[:2])
+        assert client.experiences.forget(profile=PROFILE, session="s", reason="x").num_new == 2
+        assert client.experiences.forget(profile=PROFILE, key="key 2", reason="x").ids == (ids[2],)
+        assert client.experiences.forget(profile=PROFILE, key="key 2", reason="x").num_new == 0
+        assert len(client.experiences.preview_forget(profile=PROFILE, source="api").ids) == 1
+        for call, error in [
+            ({"profile": PROFILE, "session": "nobody's"}, NotFound), ({"session": "s"}, UsageError), ({}, UsageError),
+            ({"profile": PROFILE, "session": "s", "key": "k"}, UsageError), ({"profile": PROFILE, "x": ""}, UsageError),
+        ]:  # fmt: skip
+            with pytest.raises(error):
+                client.experiences.preview_forget(**call)
+        with pytest.raises(UsageError, match="say why"):
+            client.experiences.forget([ids[3]], reason="")
+
+
+@pytest.mark.parametrize("split", list(Split))
+def test_datasets_that_hold_it_are_rewritten_with_a_history(
+    tmp_path: Path, store_url: str, database: Database, split: Split
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        dataset, examples = a_dataset_of(client, 40)
+        before = client.datasets.show(dataset)[0]
+        example = next(each for each in examples[split])
+        known = as_member(client, database, dataset, example, split)
+        told = client.experiences.forget([known], reason="asked")
+        assert [(each.dataset_id, each.state) for each in told.outcomes] == [(dataset, "done")]
+        assert told.datasets[0].splits == {split.value: 1}
+        after, report = client.datasets.show(dataset)
+        assert after.fingerprint != before.fingerprint
+        assert report.earlier_fingerprints == (before.fingerprint,)
+        assert after.counts == {**before.counts, split.value: before.counts[split.value] - 1}
+        client.datasets.verify(dataset)
+        marked = example.messages[0]["content"]
+        assert marked.encode() not in everything_on_disk(client.workspace.datasets_dir)
+        assert marked not in everything_stored(database)
+        with database.read() as tx:
+            (erasure,) = erasures.of_dataset(tx, dataset)
+        assert (erasure.old_fingerprint, erasure.new_fingerprint) == (before.fingerprint, after.fingerprint)
+        assert len(list(client.workspace.datasets_dir.glob(f"{dataset}*"))) == 1
+        run = client.runs.submit(PROFILE, dataset)  # trained on as before
+        assert client.runs.show(run.id).run.dataset_id == dataset
+
+
+def test_rows_kept_aside_go_with_their_excerpts(tmp_path: Path, store_url: str, database: Database) -> None:
+    with _client(tmp_path, store_url) as client:
+        dataset, _ = a_dataset_of(client, 40, suspects=[f"{SECRET} one@somebody.org?", "two@somebody.org?"])
+        known = add(client, f"{SECRET} one@somebody.org?", "It is so.")
+        with database.write() as tx:
+            from tunesmith.store import events
+
+            reason = f"not in dataset {dataset}: suspect by screen email"
+            events.record(tx, "experience", known, "left_out", actor=ACTOR, reason=reason)
+        assert client.datasets.show(dataset)[1].num_quarantined == 2
+        told = client.experiences.forget([known], reason="asked")
+        assert [each.state for each in told.outcomes] == ["done"]
+        report = client.datasets.show(dataset)[1]
+        assert (report.num_quarantined, report.quarantine[0].num, len(report.quarantine[0].first)) == (1, 1, 1)
+        assert SECRET.encode() not in everything_on_disk(client.workspace.datasets_dir)
+        assert b"two@somebody.org" in everything_on_disk(client.workspace.datasets_dir)
+
+
+@pytest.mark.parametrize("state", [RunState.QUEUED, RunState.TRAINING, RunState.PAUSED, RunState.EVALUATING])
+def test_erasure_waits_for_a_run_that_reads_the_dataset(
+    tmp_path: Path, store_url: str, database: Database, state: RunState
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        dataset, examples = a_dataset_of(client, 40)
+        known = as_member(client, database, dataset, examples[Split.TRAIN][0], Split.TRAIN)
+        with database.write() as tx:
+            run = a_run(tx, state, dataset_id=dataset, profile=PROFILE)
+        (outcome,) = client.experiences.forget([known], reason="asked").outcomes
+        assert (outcome.state, outcome.runs) == ("waits", (run.id,))
+        client.datasets.verify(dataset)  # the run reads what it was given
+        with pytest.raises(Refused, match="its text is being removed"):
+            client.runs.submit(PROFILE, dataset)
+        waiting = [item for item in client.system.inbox() if item.kind == "erasure"]
+        assert [item.id for item in waiting] == [dataset]
+        with database.write() as tx:
+            force(tx, tables.runs, run.id, state=RunState.CANCELLED, finished_at=tx.now)
+        client.system.worker().sweep()
+        assert client.system.inbox() == []
+        assert client.datasets.show(dataset)[1].earlier_fingerprints
+        client.datasets.verify(dataset)
+
+
+def test_stop_runs_cancels_what_reads_it(tmp_path: Path, store_url: str, database: Database) -> None:
+    with _client(tmp_path, store_url) as client:
+        dataset, examples = a_dataset_of(client, 40)
+        known = as_member(client, database, dataset, examples[Split.TRAIN][0], Split.TRAIN)
+        with database.write() as tx:
+            run = a_run(tx, RunState.QUEUED, dataset_id=dataset, profile=PROFILE)
+            tasks.add(tx, TaskKind.TRAIN, actor=ACTOR, run_id=run.id, profile=PROFILE, priority=1)
+        told = client.experiences.forget([known], reason="asked", stop_runs=True)
+        assert [each.state for each in told.outcomes] == ["done"]
+        with database.read() as tx:
+            assert runs.get(tx, run.id).state is RunState.CANCELLED
+
+
+@pytest.mark.parametrize("state", [RunState.HELD, RunState.DEPLOYING, RunState.WATCHING, RunState.DEPLOYED])
+def test_run_that_reads_the_dataset_no_more_is_not_waited_for(
+    tmp_path: Path, store_url: str, database: Database, state: RunState
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        dataset, examples = a_dataset_of(client, 40)
+        known = as_member(client, database, dataset, examples[Split.TRAIN][0], Split.TRAIN)
+        with database.write() as tx:
+            a_run(tx, state, dataset_id=dataset, profile=PROFILE)
+        assert [each.state for each in client.experiences.forget([known], reason="asked").outcomes] == ["done"]
+
+
+def test_adapters_that_contain_it_are_named_with_their_descendants(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        dataset, examples = a_dataset_of(client, 40)
+        judged, _ = a_dataset_of(client, 41)
+        known = as_member(client, database, dataset, examples[Split.TRAIN][0], Split.TRAIN)
+        as_member(client, database, judged, examples[Split.HELDOUT][0], Split.HELDOUT, experience_id=known)
+        with database.write() as tx:
+            first = an_adapter(tx, run_id=a_run(tx, RunState.DEPLOYED, dataset_id=dataset).id)
+            start = AdapterRef(id=first.id, path="/x", digest="d")
+            second = an_adapter(tx, AdapterState.LIVE, run_id=a_run(tx, RunState.DEPLOYED, start=start).id)
+            third = an_adapter(tx, run_id=a_run(tx, RunState.REJECTED, dataset_id=judged).id)
+            an_adapter(tx)
+        found = client.experiences.preview_forget([known]).adapters
+        assert [(each.name, each.contains) for each in found] == [
+            (first.name, True), (second.name, True), (third.name, False)
+        ]  # fmt: skip
+        assert found[1].how == f"starts from {first.name}"
+        assert client.experiences.forget([known], reason="asked").adapters == found
+
+
+@pytest.mark.parametrize("state", ["reserved", "consumed"])
+def test_reserved_and_consumed_ones_can_be_forgotten(
+    tmp_path: Path, store_url: str, database: Database, state: str
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        dataset, examples = a_dataset_of(client, 40)
+        known = as_member(client, database, dataset, examples[Split.TRAIN][0], Split.TRAIN)
+        with database.write() as tx:
+            force(tx, tables.experiences, known, state=state, dataset_id=dataset)
+        assert client.experiences.forget([known], reason="asked").states == {state: 1}
+        with database.read() as tx:
+            assert experiences.get(tx, known).dataset_id is None
+
+
+def test_held_out_case_goes_and_that_of_another_with_the_same_prompt_comes_back(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        dataset, examples = a_dataset_of(client, 40, twice=True)
+        groups = [each.group for each in examples[Split.HELDOUT]]
+        pair = [each for each in examples[Split.HELDOUT] if groups.count(each.group) == 2][:2]
+        known = as_member(client, database, dataset, pair[1], Split.HELDOUT)
+        with database.read() as tx:
+            num = len(tx.all(sa.select(tables.heldout_cases)))
+        client.experiences.forget([known], reason="asked")
+        with database.read() as tx:
+            rows = tx.all(sa.select(tables.heldout_cases))
+        assert len(rows) == num
+        (case,) = [row for row in rows if row["case_id"] == pair[0].group]
+        assert case["messages"][-1]["content"] == pair[0].messages[-1]["content"]
+
+
+def test_copies_of_cases_and_samples_in_the_folders_of_attempts_go_too(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        dataset, examples = a_dataset_of(client, 60)
+        held, shown = examples[Split.HELDOUT][0], examples[Split.VALIDATION][0]
+        with database.write() as tx:
+            run = a_run(tx, RunState.COMPLETED, dataset_id=dataset)
+        folder = client.workspace.runs_dir / run.id / "at-1"
+        folder.mkdir(parents=True)
+        cases = [{"id": held.group, "messages": [held.messages[0]["content"]]}, {"id": "other", "messages": []}]
+        (folder / "cases.jsonl").write_text("".join(json.dumps(case) + "\n" for case in cases))
+        sample = {"prompt": shown.messages[0]["content"], "expected": "x", "answer": "y"}
+        events = [{"seq": 1, "type": "log"}, {"seq": 2, "type": "validation", "samples": [sample], "values": {}}]
+        (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        ids = [
+            as_member(client, database, dataset, held, Split.HELDOUT),
+            as_member(client, database, dataset, shown, Split.VALIDATION),
+        ]
+        client.experiences.forget(ids, reason="asked")
+        assert [json.loads(line)["id"] for line in (folder / "cases.jsonl").read_text().splitlines()] == ["other"]
+        left = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+        assert left == [events[0], {**events[1], "samples": []}]
+
+
+def test_damaged_dataset_is_not_made_to_look_whole_and_waits_in_the_inbox(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        dataset, examples = a_dataset_of(client, 40)
+        known = as_member(client, database, dataset, examples[Split.TRAIN][0], Split.TRAIN)
+        folder = client.workspace.data_dir / client.datasets.show(dataset)[0].path
+        (folder / "validation.parquet").write_bytes(b"broken")
+        (outcome,) = client.experiences.forget([known], reason="asked").outcomes
+        assert outcome.state == "failed"
+        assert [item.kind for item in client.system.inbox()] == ["erasure"]
+        import shutil
+
+        shutil.rmtree(folder)  # as the inbox says
+        done = forget.finish(database, client.workspace, actor=ACTOR)
+        assert [each.state for each in done] == ["done"]
+
+
+def test_all_examples_of_a_dataset_can_be_forgotten(tmp_path: Path, store_url: str, database: Database) -> None:
+    with _client(tmp_path, store_url) as client:
+        dataset, examples = a_dataset_of(client, 20)
+        ids = [
+            as_member(client, database, dataset, example, split)
+            for split, found in examples.items()
+            for example in found
+        ]
+        client.experiences.forget(ids, reason="asked")
+        shown, report = client.datasets.show(dataset)
+        assert (shown.counts, report.lengths) == ({"train": 0, "validation": 0, "heldout": 0}, ())
+        client.datasets.verify(dataset)
+        assert read_manifest(client.workspace.data_dir / shown.path).meta["mean_score"] == 0.0
