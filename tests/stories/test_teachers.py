@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from builders import PROFILE, a_workspace
 from teacher_server import Call, Teacher, a_teacher, better
 from tunesmith.client import Client
+from tunesmith.config.resolve import resolve
 from tunesmith.domain.curriculum import cost_of, most_tokens
 from tunesmith.stages.curriculum import Outcome
 from tunesmith.store import corrections, tables
@@ -59,8 +60,6 @@ class World:
 
     @property
     def _teacher_settings(self) -> Any:
-        from tunesmith.config.resolve import resolve
-
         return resolve(PROFILE, workspace=self.client.workspace).profile.curriculum.teacher
 
 

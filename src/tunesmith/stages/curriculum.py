@@ -255,8 +255,8 @@ class _Asked:
 
     def _store(self, tx: Tx, spend_id: str, cost: int | None, said: Correction) -> Outcome:
         """Settle the money and store the attempt, together; what was forgotten meanwhile gets no new text."""
+        experience = experiences.lock(tx, self.entry.id)  # first: whoever reserves for it takes the same order
         paid = spends.settle(tx, spend_id, cost)
-        experience = experiences.lock(tx, self.entry.id)
         if experience.state is ExperienceState.FORGOTTEN:
             return self._outcome("skipped", "it was forgotten meanwhile", paid)
         if corrections.entry(tx, self.lesson.profile, experience.id) is None:
