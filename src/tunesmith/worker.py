@@ -22,14 +22,16 @@ from tunesmith.errors import LeaseLost, StoreCorrupt, StoreError, TunesmithError
 from tunesmith.ids import new_id
 from tunesmith.programs.process_identity import ProcessIdentity, identify, kill_stray
 from tunesmith.settings import Settings, WorkerSettings
+from tunesmith.stages import forget
 from tunesmith.stages.context import Pulse, StageContext, StageEnd
 from tunesmith.stages.curriculum import ABANDONED_AFTER, curriculum
 from tunesmith.stages.curriculum_due import open_due
 from tunesmith.stages.deploy import deploy, roll_back
 from tunesmith.stages.evaluate import evaluate
 from tunesmith.stages.train import train
+from tunesmith.stages.unrecorded import remove_unrecorded
 from tunesmith.stages.watch import watch
-from tunesmith.store import queue, spends, tasks, workers
+from tunesmith.store import members, queue, spends, tasks, workers
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.tasks import Claim
 
@@ -71,6 +73,7 @@ class Worker:
         """Work until told to stop, or until nothing is left to do; returns how many tasks were worked on."""
         done, claim = 0, None
         self._register()
+        remove_unrecorded(self.database, self.workspace)
         log.info("worker_started", worker=self.id, kinds=sorted(self.kinds))
         try:
             while not self.stopping.is_set():
@@ -193,10 +196,12 @@ class Worker:
                 lifecycle.settle_lost(tx, claim, actor=self.id)
             control.expire_held(tx, actor=self.id)
             spends.settle_abandoned(tx, ABANDONED_AFTER, actor=self.id)
+            members.release_unused(tx, actor=self.id)
         for claim in expired:
             log.warning("lease_expired", task=claim.task.id, run=claim.task.run_id, held_by=claim.attempt.worker_id)
             if claim.attempt.process is not None:
                 kill_stray(ProcessIdentity.from_json(claim.attempt.process), self.timing.grace_s)
+        forget.finish(self.database, self.workspace, actor=self.id)  # what no run reads any more
 
     def _open_cycles(self) -> None:
         """Let a curriculum begin whose time has come; seldom, because that reads every profile's file."""

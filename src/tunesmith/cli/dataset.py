@@ -1,12 +1,13 @@
-"""`tunesmith dataset`: prepare, list, show, verify, diff, export."""
+"""`tunesmith dataset`: prepare, assemble, list, show, verify, diff, export."""
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated
 
 import typer
 
-from tunesmith.cli.dataset_card import show_card
+from tunesmith.cli.dataset_card import show_card, show_mix
 from tunesmith.cli.grammar import Json, OfProfile, Profile, Set, a_noun, open_client
 from tunesmith.cli.output import Column, age, coloured, heading, print_id, print_json, say, show_fields, show_table
 from tunesmith.cli.progress import preparing
@@ -53,6 +54,67 @@ def prepare(  # noqa: PLR0913 - the options of one command
             where=where or (),
             max_examples=max_examples,
         )
+    if json:
+        print_json({"dataset": dataset, "report": report})
+        return
+    show_card(dataset, report)
+    print_id(dataset.id)
+
+
+class Kind(enum.StrEnum):
+    """What --kind takes; the domain's own would cost `--help` the domain."""
+
+    AUTO = "auto"
+    SFT = "sft"
+    PREFERENCE = "preference"
+
+
+@verbs.command()
+def assemble(  # noqa: PLR0913 - the options of one command
+    ctx: typer.Context,
+    *,
+    profile: Profile,
+    task_type: Annotated[
+        list[str] | None, typer.Option("--task-type", metavar="NAME", help="Only experiences of this task type.")
+    ] = None,
+    kind: Annotated[
+        Kind, typer.Option(help="Answers, or pairs of a correction and what it corrects; auto: as recipe.method.")
+    ] = Kind.AUTO,
+    max_examples: Annotated[
+        int | None, typer.Option("--max-examples", metavar="N", help="Most examples to train on.")
+    ] = None,
+    min_new: Annotated[
+        int | None, typer.Option("--min-new", metavar="N", help="Fewest that were never learnt.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Which of many are taken.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be chosen; reserve nothing.")] = False,
+    overrides: Set = None,
+    json: Json = False,
+) -> None:
+    """Make a dataset from what the profile's model did: good answers, corrected ones, and some learnt before.
+
+    It reserves them for 24 hours, or until the last run on it has ended. Example:
+    tunesmith dataset assemble support --task-type order --max-examples 100 --min-new 20
+    """
+    with open_client(ctx) as client:
+        verb = client.datasets.preview_assembly if dry_run else client.datasets.assemble
+        made = verb(
+            profile,
+            kind=kind.value,
+            overrides=overrides or (),
+            task_types=task_type,
+            max_examples=max_examples,
+            min_new=min_new,
+            seed=seed,
+        )
+    if not isinstance(made, tuple):
+        if json:
+            print_json(made)
+        else:
+            show_mix(made)
+            say("Nothing was reserved: without --dry-run, a dataset is made of these.")
+        return
+    dataset, report = made
     if json:
         print_json({"dataset": dataset, "report": report})
         return

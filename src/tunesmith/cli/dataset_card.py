@@ -8,6 +8,7 @@ from tunesmith.cli.output import Column, age, coloured, heading, say, show_field
 
 if TYPE_CHECKING:
     from tunesmith.domain.dataset import DatasetReport
+    from tunesmith.domain.mix import MixReport
     from tunesmith.store.datasets import Dataset
 
 _BAR = 32  # characters of the longest bar
@@ -28,14 +29,51 @@ def show_card(dataset: Dataset, report: DatasetReport) -> None:
             ("mean score", f"{report.mean_score:.2f}"),
             ("prepared", age(dataset.created_at)),
             ("fingerprint", dataset.fingerprint),
+            ("before", _earlier(report)),
         ],
         indent=0,
     )
     for warning in report.warnings:
         say(coloured("warning", f"! {warning}"))
+    if report.mix is not None:
+        show_mix(report.mix)
     _show_left_out(report)
     _show_lengths(report)
     _show_sources(report)
+
+
+def show_mix(mix: MixReport) -> None:
+    """What a dataset was assembled from, which rules were needed, and why other experiences are not in."""
+    heading("Mix of what is trained")
+    wanted = {
+        "corrected": mix.policy.corrected_places,
+        "gold": mix.policy.new_places - mix.policy.corrected_places,
+        "replay": mix.policy.replay_places,
+    }
+    rows = [(role.value, num, wanted[role.value]) for role, num in mix.roles.items()]
+    show_table([Column("ROLE"), Column("TAKEN", align="right"), Column("PLACES", align="right")], rows, indent=2)
+    show_fields(
+        [
+            ("kind", mix.kind),
+            ("new", f"{mix.num_new} to train on, at least {mix.policy.min_new} wanted"),
+            ("reserved", f"{mix.num_reserved}, held-out and validation ones with them"),
+            ("task types", ", ".join(mix.policy.task_types) or None),
+            ("seed", mix.policy.seed),
+        ]
+    )
+    for shortage in mix.shortages:
+        say(f"  {shortage}")
+    if mix.left_out:
+        heading("Experiences that are not in")
+        rows_out = sorted(((num, why) for why, num in mix.left_out.items()), key=lambda row: -row[0])
+        show_table([Column("NUMBER", align="right"), Column("BECAUSE THEY ARE, OR HAVE", "fold")], rows_out, indent=2)
+
+
+def _earlier(report: DatasetReport) -> str | None:
+    """What it was before forgotten experiences were taken out; runs of that time name it."""
+    if not report.earlier_fingerprints:
+        return None
+    return f"{', '.join(each[:16] for each in report.earlier_fingerprints)} (forgotten experiences were taken out)"
 
 
 def _splits(report: DatasetReport) -> str:
@@ -52,7 +90,7 @@ def _undesirable(report: DatasetReport) -> str | None:
     nums = {split.value: num for split, num in report.num_undesirable.items()}
     if not nums:
         return None
-    share = sum(nums.values()) / sum(report.counts.values())
+    share = sum(nums.values()) / max(1, sum(report.counts.values()))
     parts = f"{nums['train']} train, {nums['validation']} validation, {nums['heldout']} held out (never judged on)"
     return f"{parts}; {share:.0%} of all answers"
 
@@ -73,13 +111,15 @@ def _show_left_out(report: DatasetReport) -> None:
         rows = [(drop.num, drop.reason.value, str(drop.first[0]) if drop.first else "") for drop in report.drops]
         show_table([Column("LINES", align="right"), Column("REASON"), Column("FIRST", "fold")], rows, indent=2)
     if report.quarantine:
-        heading("Kept aside for review, whole, in quarantine.jsonl of the dataset's folder")
-        rows = [(found.num, found.screen, str(found.first[0])) for found in report.quarantine]
+        heading("Kept aside for review: tunesmith dataset quarantine DATASET")
+        rows = [(found.num, found.screen, str(found.first[0]) if found.first else "") for found in report.quarantine]
         show_table([Column("ROWS", align="right"), Column("SCREEN"), Column("FIRST", "fold")], rows, indent=2)
 
 
 def _show_lengths(report: DatasetReport) -> None:
     """A bar for each doubling of the length, the longest one full."""
+    if not report.lengths:
+        return
     heading("Length of examples, in characters")
     most = max(bucket.num for bucket in report.lengths)
     rows = [

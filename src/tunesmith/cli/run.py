@@ -52,8 +52,9 @@ def submit(  # noqa: PLR0913 - the options of one command
     *,
     profile: Profile,
     data: Annotated[
-        list[str], typer.Argument(metavar="DATA", help="A dataset id, or files of examples.", show_default=False)
-    ],
+        list[str] | None,
+        typer.Argument(metavar="[DATA]", help="A dataset id, or files of examples.", show_default=False),
+    ] = None,
     overrides: Set = None,
     priority: Annotated[Priority, typer.Option(help="Which place in the queue.")] = Priority.NORMAL,
     start: Annotated[Start, typer.Option(help="From the live adapter, or from the bare base.")] = Start.LIVE,
@@ -65,9 +66,10 @@ def submit(  # noqa: PLR0913 - the options of one command
 ) -> int:
     """Queue a run on a dataset or on files.
 
-    It is durable once its id is printed, on the last line.
+    Without DATA, a dataset is assembled from the profile's experiences first (see `dataset assemble`).
+    The run is durable once its id is printed, on the last line.
     """
-    source = data[0] if len(data) == 1 else [Path(file) for file in data]
+    source = None if not data else data[0] if len(data) == 1 else [Path(file) for file in data]
     with open_client(ctx) as client:
         with preparing() as on_progress:
             made = client.runs.submit(

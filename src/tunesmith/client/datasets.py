@@ -1,31 +1,41 @@
-"""`client.datasets`: prepare files into datasets, list, show, verify, compare, export."""
+"""`client.datasets`: prepare files, assemble experiences, list, show, verify, compare, export."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, get_args
 
-from tunesmith.client.session import Session
+from tunesmith.client.kept_rows import KeptRows
 from tunesmith.client.views import ExportedFile
 from tunesmith.domain.dataset import DatasetReport, Split
 from tunesmith.errors import DataError, UsageError, nearest, show
 from tunesmith.files import read_manifest
+from tunesmith.stages.assemble import WantedKind, assemble, preview
 from tunesmith.stages.prepare import Progress, Reading, prepare_dataset
 from tunesmith.stages.submit import check
 from tunesmith.store import datasets
 from tunesmith.store.datasets import Dataset
 
 if TYPE_CHECKING:
+    from tunesmith.config.checks import CheckedProfile
     from tunesmith.data.diff import DatasetDiff
+    from tunesmith.domain.mix import MixReport
 
 _FORMS = ("jsonl", "parquet")
 
 
-class Datasets:
-    def __init__(self, session: Session) -> None:
-        self._session = session
+class Mixing(TypedDict, total=False):
+    """What may be wished of the mix for once; what is missing or None is as `experience.mix` of the profile says."""
 
+    task_types: Sequence[str] | None
+    max_examples: int | None
+    min_new: int | None
+    seed: int | None
+
+
+class Datasets(KeptRows):
     def prepare(
         self,
         profile: str,
@@ -53,6 +63,52 @@ class Datasets:
             reading=reading,
             on_progress=on_progress,
         )
+
+    def assemble(
+        self,
+        profile: str,
+        *,
+        kind: WantedKind = "auto",
+        overrides: Sequence[str] | Mapping[str, Any] = (),
+        **mixing: Unpack[Mixing],
+    ) -> tuple[Dataset, DatasetReport]:
+        """Choose among the profile's experiences, and make a dataset that reserves them: for 24 h, or for its runs.
+
+        `kind`: sft for answers, preference for pairs of a correction and the answer it corrects; auto: whichever the
+        profile's method learns from. Refused where there are fewer new ones than `min_new`.
+        """
+        checked = self._mixed(profile, kind, overrides, mixing)
+        session = self._session
+        made = assemble(session.database, session.workspace, checked, kind=kind, actor=session.actor)
+        return made.dataset, made.report
+
+    def preview_assembly(
+        self,
+        profile: str,
+        *,
+        kind: WantedKind = "auto",
+        overrides: Sequence[str] | Mapping[str, Any] = (),
+        **mixing: Unpack[Mixing],
+    ) -> MixReport:
+        """What `assemble` would choose now, before screens look at it; changes nothing."""
+        checked = self._mixed(profile, kind, overrides, mixing)
+        return preview(self._session.database, checked, kind=kind)
+
+    def _mixed(
+        self, profile: str, kind: str, overrides: Sequence[str] | Mapping[str, Any], mixing: Mixing
+    ) -> CheckedProfile:
+        """The profile with what is wished of its mix laid over it."""
+        if kind not in get_args(WantedKind):
+            raise UsageError(f"no kind {show(kind)}{nearest(kind, get_args(WantedKind))}")
+        wished = {f"experience.mix.{name}": value for name, value in mixing.items() if value is not None}
+        laid: Sequence[str] | Mapping[str, Any]
+        if isinstance(overrides, Mapping):
+            laid = {**overrides, **wished}
+        else:
+            laid = [*overrides, *(f"{key}={json.dumps(value)}" for key, value in wished.items())]
+        session = self._session
+        checked, _, _ = check(session.database, session.workspace, profile, overrides=laid, environ=session.environ)
+        return checked
 
     def list(self, profile: str | None = None) -> list[Dataset]:
         profile = self._session.known_profile(profile)
@@ -103,7 +159,3 @@ class Datasets:
         folder = self._session.workspace.data_dir / dataset.path
         num_examples = export(folder, path, chosen, splits, replace=force)
         return ExportedFile(dataset.id, path, chosen, num_examples, path.stat().st_size)
-
-    def _find(self, dataset_id: str) -> Dataset:
-        with self._session.database.read() as tx:
-            return datasets.find(tx, dataset_id)

@@ -45,7 +45,7 @@ class Runs:
     def submit(  # noqa: PLR0913 - the options of one wish, by keyword
         self,
         profile: str,
-        data: str | Path | Sequence[Path],
+        data: str | Path | Sequence[Path] | None = None,
         *,
         overrides: Sequence[str] | Mapping[str, Any] = (),
         priority: str = "normal",
@@ -56,12 +56,15 @@ class Runs:
         metadata: Mapping[str, str] | None = None,
         on_progress: Progress | None = None,
     ) -> SubmittedView:
-        """Queue a run on a dataset id or on JSONL files; returns once it is durable."""
+        """Queue a run on a dataset id, on files, or on what is assembled from experiences where `data` is None.
+
+        Returns once it is durable.
+        """
         from tunesmith.stages.submit import Submission, submit
 
         submission = Submission(
             profile=profile,
-            data=data_source(data),
+            data=None if data is None else data_source(data),
             overrides=overrides,
             priority=_priority(priority),
             start=start,

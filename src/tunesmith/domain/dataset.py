@@ -11,8 +11,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from tunesmith.domain.example import Example, Kind, Reason, Split
+from tunesmith.domain.mix import MixReport
 from tunesmith.domain.profile import Section, Share
-from tunesmith.domain.screen import Screen
+from tunesmith.domain.screen import Limits, Screen
 
 __all__ = [
     "BadLine",
@@ -146,6 +147,8 @@ class PrepareOptions(Section):
     """Texts that the base model reads as control tokens; a line that holds one could forge a turn, so it is bad."""
     screens: tuple[Screen, ...] = ()
     """What every row is searched for; suspects are kept aside."""
+    limits: Limits = Limits()
+    """How much may come from one place."""
     few_heldout: int = Field(default=50, ge=0)
     """Warn when fewer examples than this are held out."""
     format: Format = "auto"
@@ -193,6 +196,10 @@ class DatasetReport(Section):
     lengths: tuple[LengthBucket, ...]
     """Characters per example."""
     mean_score: float
+    mix: MixReport | None = None
+    """Where it was assembled from experiences: what it was mixed from, and why others are not in."""
+    earlier_fingerprints: tuple[str, ...] = ()
+    """What it was before forgotten experiences were taken out, the oldest first."""
 
 
 @dataclass(frozen=True)

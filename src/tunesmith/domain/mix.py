@@ -106,7 +106,7 @@ class Pick:
 @dataclass(frozen=True)
 class Selection:
     picks: tuple[Pick, ...]
-    """Corrected ones first, then gold, then replay, the newest first: of two answers to one question the first stays."""
+    """Corrected ones first, then gold, then replay, each newest first: of two answers to a question the first stays."""
     left_out: Mapping[str, int]
     """Why others are not in, with how many of each."""
     shortages: tuple[str, ...]

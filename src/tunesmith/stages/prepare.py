@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict, get_args
@@ -18,11 +18,13 @@ from tunesmith.errors import DataError, UsageError, nearest, show
 from tunesmith.files import verify_folder
 from tunesmith.ids import new_id
 from tunesmith.modeling.architecture import read_control_tokens
+from tunesmith.stages.unrecorded import unrecorded
 from tunesmith.store import datasets, profiles
 from tunesmith.store.database import Database
 from tunesmith.store.datasets import Dataset, HeldoutCase
 
 Progress = Callable[[int, int, int], None]
+_MAX_CASES = 20_000  # of the pool that new data is compared with; more are spread evenly over it
 
 
 class Reading(TypedDict, total=False):
@@ -53,14 +55,12 @@ def prepare_dataset(
 
     dataset_id = new_id("ds")
     options = _as_read(options_of(checked), reading or {})
-    prepared = prepare(expanded(sources), workspace.datasets_dir / dataset_id, options, on_progress=on_progress)
-    try:
+    folder, files = workspace.datasets_dir / dataset_id, expanded(sources)
+    with unrecorded(database, folder):
+        prepared = prepare(files, folder, options, cases=judging_cases(database, checked), on_progress=on_progress)
         known = _record(database, workspace, checked, dataset_id, prepared, actor)
-    except BaseException:
-        shutil.rmtree(prepared.path, ignore_errors=True)  # a dataset that no row knows would never be found again
-        raise
-    if known.id != dataset_id:
-        _keep_one(workspace.data_dir / known.path, prepared.path)
+        if known.id != dataset_id:
+            _keep_one(workspace.data_dir / known.path, prepared.path)
     return known, prepared.report
 
 
@@ -72,8 +72,21 @@ def options_of(checked: CheckedProfile) -> PrepareOptions:
         validation_share=data.validation_share,
         max_bad_share=data.max_bad_share,
         screens=chosen_screens(data.screens),
+        limits=data.limits,
         control_tokens=read_control_tokens(checked.base_folder),
     )
+
+
+def judging_cases(database: Database, checked: CheckedProfile) -> list[tuple[str, str]]:
+    """What the profile's runs are judged on, question and answer: nothing that overlaps it may be trained."""
+    with database.read() as tx:
+        pool = datasets.pool(tx, checked.profile.name, "", _MAX_CASES)
+    return [_asked_and_answered(case.messages) for case in pool]
+
+
+def _asked_and_answered(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    asked = [str(message["content"]) for message in messages[:-1] if message["role"] not in ("system", "tools")]
+    return "\n".join(asked), str(messages[-1]["content"])
 
 
 def _as_read(options: PrepareOptions, reading: Reading) -> PrepareOptions:
@@ -107,7 +120,7 @@ def _record(
     actor: str,
 ) -> Dataset:
     profile = checked.profile
-    cases = _heldout_cases(prepared.path, profile.data.heldout_cap)
+    cases = heldout_cases(prepared.path, profile.data.heldout_cap)
     with database.write() as tx:
         # somebody else may have locked the profile since it was checked
         check_lock(profile.name, profiles.lock(tx, profile.name, checked.lock, actor=actor), checked.lock)
@@ -127,7 +140,8 @@ def _record(
     return known
 
 
-def _heldout_cases(folder: Path, cap: int) -> list[HeldoutCase]:
+def heldout_cases(folder: Path, cap: int) -> list[HeldoutCase]:
+    """What a dataset brings to the profile's pool."""
     from tunesmith.data.dataset import iter_examples
 
     desirable = (example for example in iter_examples(folder, Split.HELDOUT) if example.is_desirable)

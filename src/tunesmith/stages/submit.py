@@ -23,7 +23,7 @@ from tunesmith.modeling.base_files import base_digest, is_whole_model
 from tunesmith.programs.fingerprint import code_fingerprint
 from tunesmith.stages.outlook import PLANNED, memory_of_spec, num_characters
 from tunesmith.stages.prepare import Progress, prepare_dataset
-from tunesmith.store import adapters, campaigns, datasets, profiles, queue, runs, tasks
+from tunesmith.store import adapters, campaigns, datasets, erasures, members, profiles, queue, runs, tasks
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.datasets import Dataset
 from tunesmith.targets.registry import make_target, target_kinds
@@ -32,6 +32,7 @@ from tunesmith.trainers.command import sealed
 from tunesmith.trainers.registry import find_trainer
 
 DRY_RUN = "dry-run"
+_ASSEMBLED = "assembled from experiences"
 METHOD_OF_KIND = {Kind.SUPERVISED: Method.SFT, Kind.PREFERENCE: Method.ORPO, Kind.LABELLED: Method.KTO}
 """The method that `auto` stands for."""
 
@@ -41,8 +42,8 @@ class Submission:
     """What a person or a trigger asks for."""
 
     profile: str
-    data: str | Sequence[Path]
-    """A dataset id, or JSONL files to prepare first."""
+    data: str | Sequence[Path] | None = None
+    """A dataset id, or JSONL files to prepare first; None: assemble a dataset from the profile's experiences."""
     overrides: Sequence[str] | Mapping[str, Any] = ()
     priority: Priority = Priority.NORMAL
     start: Literal["live", "base"] = "live"
@@ -105,7 +106,7 @@ def submit(
     environ: Mapping[str, str] | None = None,
     on_progress: Progress | None = None,
 ) -> Submitted:
-    """Check everything, prepare the data if it is a file, write the spec, queue the run. Acknowledged means durable."""
+    """Check everything, prepare or assemble the data, write the spec, queue the run. Acknowledged means durable."""
     checked, trainer, campaign_id = check(
         database,
         workspace,
@@ -114,7 +115,43 @@ def submit(
         dry_run=submission.dry_run,
         environ=environ,
     )
-    dataset = _dataset(database, workspace, checked, submission, actor, on_progress)
+    if submission.data is None:
+        return _submit_assembled(database, workspace, submission, (checked, trainer, campaign_id), actor)
+    dataset = _dataset(database, workspace, checked, submission.data, actor, on_progress)
+    return _submit_on(database, workspace, submission, (checked, trainer, campaign_id), dataset, actor)
+
+
+Wanted = tuple[CheckedProfile, TrainerInfo, str | None]
+"""What `check` has found: the profile, its trainer, its campaign."""
+
+
+def _submit_assembled(
+    database: Database, workspace: Workspace, submission: Submission, wanted: Wanted, actor: str
+) -> Submitted:
+    """Assemble a dataset and submit on it. A key that made a run before returns it, and assembles nothing."""
+    from tunesmith.stages.assemble import assemble
+
+    checked = wanted[0]
+    if submission.idempotency_key is not None:
+        with database.read() as tx:
+            body_hash = _body_hash(submission, checked.resolved.fingerprint, _ASSEMBLED)
+            known = runs.by_key(tx, submission.idempotency_key, body_hash)
+        if known is not None:
+            guess = estimate(database, workspace, known.spec)
+            return Submitted(known.id, known.dataset_id, guess, False, None, None)
+    dataset = assemble(database, workspace, checked, actor=actor).dataset
+    try:
+        return _submit_on(database, workspace, submission, wanted, dataset, actor)
+    except BaseException:  # nobody knows of the dataset: let its experiences be chosen again at once
+        with database.write() as tx:
+            members.let_go(tx, dataset.id, actor=actor, reason="no run could be submitted on its dataset")
+        raise
+
+
+def _submit_on(
+    database: Database, workspace: Workspace, submission: Submission, wanted: Wanted, dataset: Dataset, actor: str
+) -> Submitted:
+    checked, trainer, campaign_id = wanted
     base = BaseModelRef(
         path=str(checked.base_folder),
         revision=checked.profile.base.revision,
@@ -144,21 +181,18 @@ def _dataset(
     database: Database,
     workspace: Workspace,
     checked: CheckedProfile,
-    submission: Submission,
+    data: str | Sequence[Path],
     actor: str,
     on_progress: Progress | None,
 ) -> Dataset:
-    if not isinstance(submission.data, str):
-        prepared, _ = prepare_dataset(
-            database, workspace, checked, submission.data, actor=actor, on_progress=on_progress
-        )
+    profile = checked.profile.name
+    if not isinstance(data, str):
+        prepared, _ = prepare_dataset(database, workspace, checked, data, actor=actor, on_progress=on_progress)
         return prepared
     with database.read() as tx:
-        dataset = datasets.find(tx, submission.data)
-    if dataset.profile != submission.profile:
-        raise Refused(
-            f"dataset {dataset.id} belongs to profile {dataset.profile}; prepare its files for {submission.profile}"
-        )
+        dataset = datasets.find(tx, data)
+    if dataset.profile != profile:
+        raise Refused(f"dataset {dataset.id} belongs to profile {dataset.profile}; prepare its files for {profile}")
     try:
         verify_folder(workspace.data_dir / dataset.path)
     except OSError as error:
@@ -257,7 +291,8 @@ def _live(database: Database, workspace: Workspace, profile: str) -> AdapterRef 
 
 def _queue(database: Database, spec: RunSpec, submission: Submission, actor: str) -> tuple[str, bool]:
     """Insert run and task in one transaction; a key that was used returns the run it made."""
-    body_hash = _body_hash(spec, submission)
+    data = _ASSEMBLED if submission.data is None else spec.dataset.fingerprint
+    body_hash = _body_hash(submission, spec.fingerprints.config, data)
     for last_try in (False, True):
         try:
             with database.write() as tx:
@@ -274,6 +309,8 @@ def _queue_once(tx: Tx, spec: RunSpec, submission: Submission, body_hash: str, a
         known = runs.by_key(tx, submission.idempotency_key, body_hash)
         if known is not None:
             return known.id, False
+    erasures.refuse_while_pending(tx, spec.dataset.id, spec.dataset.fingerprint)
+    members.hold_for_run(tx, spec.dataset.id, actor=actor)
     runs.add(
         tx,
         spec,
@@ -289,12 +326,12 @@ def _queue_once(tx: Tx, spec: RunSpec, submission: Submission, body_hash: str, a
     return spec.run_id, True
 
 
-def _body_hash(spec: RunSpec, submission: Submission) -> str:
+def _body_hash(submission: Submission, config: str, data: str) -> str:
     """What makes two submissions the same wish."""
     body = {
-        "profile": spec.profile,
-        "dataset": spec.dataset.fingerprint,
-        "config": spec.fingerprints.config,
+        "profile": submission.profile,
+        "dataset": data,
+        "config": config,
         "priority": submission.priority,
         "start": submission.start,
         "dry_run": submission.dry_run,

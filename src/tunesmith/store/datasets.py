@@ -91,6 +91,11 @@ def listing(tx: Tx, profile: str | None = None, limit: int = 100) -> list[Datase
     return [_dataset(row) for row in tx.all(query)]
 
 
+def is_known_path(tx: Tx, path: str) -> bool:
+    """Whether a folder, relative to the workspace's data folder, is that of a dataset."""
+    return tx.first(sa.select(datasets.c.id).where(datasets.c.path == path)) is not None
+
+
 def add_cases(tx: Tx, profile: str, dataset_id: str, cases: Sequence[HeldoutCase]) -> None:
     """Keep the held-out cases of a new dataset; `pool` decides which of them judge what."""
     common = {"profile": profile, "dataset_id": dataset_id, "added_at": tx.now}
