@@ -63,7 +63,7 @@ class BlockParser:
 
     def __init__(self, rules: ParseRules) -> None:
         self._rules = rules
-        self._screener = BlockScreener(rules.screens)
+        self._screener = BlockScreener(rules.screens, rules.cases)
         self._judge = RowJudge(rules.heldout_share, rules.validation_share)
         longest_first = sorted(rules.control_tokens, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None

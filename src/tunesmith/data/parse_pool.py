@@ -42,6 +42,8 @@ class ParseRules:
     windows: str = "whole"
     where: tuple[str, ...] = ()
     screens: tuple[str, ...] = ()
+    cases: str = ""
+    """The file of the cases that no row may overlap; none: there are no cases."""
 
 
 class ParsePool:

@@ -52,9 +52,18 @@ def keys_of(batch: Any) -> list[int]:
     return keys
 
 
+def kept_rows(batch: Any, keep: bytes) -> Any:
+    """The rows of a parsed batch where `keep` is 1."""
+    return batch if 0 not in keep else batch.filter(_is_kept(keep))
+
+
+def _is_kept(keep: bytes) -> Any:
+    return pc.equal(numbers(pa.int8(), keep), pa.scalar(1, pa.int8()))
+
+
 def part(batch: Any, keep: bytes) -> Iterator[tuple[Split, Any]]:
     """Part a parsed batch into its splits; a row is kept where `keep` is 1."""
-    kept = pc.equal(numbers(pa.int8(), keep), pa.scalar(1, pa.int8()))
+    kept = _is_kept(keep)
     for place, split in enumerate(Split):
         mask = pc.and_(kept, pc.equal(batch.column("split"), pa.scalar(place, pa.int8())))
         rows = batch.filter(mask)

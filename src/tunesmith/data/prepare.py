@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from tunesmith.data.dedupe import SeenHashes
 from tunesmith.data.filters import read_conditions
 from tunesmith.data.parse_pool import ParsePool, ParseRules
 from tunesmith.data.readers import Block, LineReader, size_of
+from tunesmith.data.screens.overlap import HeldCase, write_cases
 from tunesmith.data.sources import open_source
 from tunesmith.data.staging import staging_for
 from tunesmith.data.tally import Tally
@@ -52,22 +54,28 @@ def prepare(
     out_dir: Path,
     options: PrepareOptions,
     *,
+    cases: Sequence[HeldCase] = (),
     on_progress: Progress | None = None,
     num_processes: int | None = None,
 ) -> PreparedDataset:
     """Publish the dataset of these files, in this order, as the folder `out_dir`.
 
-    Again with the same content is fine; a folder that holds something else is never replaced. How many processes
-    parse is decided by the size of the files unless told; the result is the same to the byte.
+    Again with the same content is fine; a folder that holds something else is never replaced. A row that overlaps one
+    of the `cases`, which the model is judged on, is kept aside. How many processes parse is decided by the size of the
+    files unless told; the result is the same to the byte.
     """
     if not sources:
         raise UsageError("no source given; name at least one file")
     read_conditions(options.where)  # refuses what is no condition before anything is read
     total = sum(size_of(path) for path in sources)  # refuses what is not a regular file before anything is read
     files: list[SourceFile] = []
-    rules = _rules_of(options)
     num_processes = num_processes or (1 if total < _LARGE else min(_num_cpus(), _MAX_PROCESSES))
-    with staging_for(out_dir) as staged, _Intake(staged, options) as intake, _parsing(rules, num_processes) as parse:
+    with (
+        staging_for(out_dir) as staged,
+        _readable(cases) as cases_file,
+        _Intake(staged, options) as intake,
+        _parsing(_rules_of(options, cases_file), num_processes) as parse,
+    ):
         done = 0
         for path in sources:
             with open_source(path, len(files), options) as reader:
@@ -90,7 +98,19 @@ def prepare(
     return PreparedDataset(out_dir, report.fingerprint, report.counts, report)
 
 
-def _rules_of(options: PrepareOptions) -> ParseRules:
+@contextmanager
+def _readable(cases: Sequence[HeldCase]) -> Iterator[str]:
+    """The cases as a file for every process that parses; no name where there are none."""
+    if not cases:
+        yield ""
+        return
+    with tempfile.TemporaryDirectory(prefix="tunesmith-") as folder:  # for its owner only
+        path = Path(folder) / "cases.json"
+        write_cases(path, cases)
+        yield str(path)
+
+
+def _rules_of(options: PrepareOptions, cases_file: str) -> ParseRules:
     return ParseRules(
         options.heldout_share,
         options.validation_share,
@@ -100,6 +120,7 @@ def _rules_of(options: PrepareOptions) -> ParseRules:
         options.windows,
         options.where,
         options.screens,
+        cases_file,
     )
 
 
@@ -143,9 +164,12 @@ class _Intake:
 
     def __init__(self, staged: Path, options: PrepareOptions) -> None:
         from tunesmith.data.quarantine import FILE_NAME, Quarantine
+        from tunesmith.data.second_look import SecondLook
         from tunesmith.data.split_files import SplitWriter  # pyarrow takes longer to import than `--help` may take
 
         self.num_rows = 0
+        self._staged = staged
+        self._second_look = SecondLook(options)
         self._options = options
         self._tally = Tally()
         self._seen = SeenHashes()
@@ -167,7 +191,7 @@ class _Intake:
 
     def take(self, parsed: ParsedBlock, source: int, name: str) -> None:
         """Take the next lines of a source."""
-        from tunesmith.data.parting import keys_of, part
+        from tunesmith.data.parting import kept_rows, keys_of, part
 
         self.num_rows += parsed.num_rows
         self._num_blank += parsed.num_blank
@@ -181,6 +205,8 @@ class _Intake:
         keep = bytes(map(self._seen.add, keys_of(batch)))
         self._num_duplicates += keep.count(0)
         keep = self._quarantine.sift(batch, keep, parsed.screened, source, name)
+        if not self._second_look.is_off:
+            self._second_look.note(kept_rows(batch, keep), parsed.screened.openings, source)
         for split, rows in part(batch, keep):
             self._writers[split].write(rows)
         if self._seen.num > self._options.max_examples:
@@ -228,9 +254,10 @@ class _Intake:
     def finish(self, files: Sequence[SourceFile]) -> DatasetReport:
         """Write what is left; the report, or a refusal."""
         self._tally.refuse_too_many(self.num_rows, self._options.max_bad_share, files)
-        self._quarantine.close()
         for writer in self._writers.values():
             writer.finish()
+        self._look_again(files)
+        self._quarantine.close()
         digests = {split: writer.digest for split, writer in self._writers.items()}
         counts = {split: digest.num for split, digest in digests.items()}
         if self._kind is None:
@@ -262,6 +289,13 @@ class _Intake:
             lengths=_buckets(sum((writer.lengths for writer in self._writers.values()), Counter())),
             mean_score=round(sum(writer.total_score for writer in self._writers.values()) / num_examples, 4),
         )
+
+    def _look_again(self, files: Sequence[SourceFile]) -> None:
+        """Keep aside what only shows beside all other rows."""
+        from tunesmith.data.second_look import without
+
+        if not self._second_look.is_off and (suspects := self._second_look.suspects(self._staged)):
+            self._writers = without(self._staged, suspects, self._quarantine, files)
 
     def _warnings(self, counts: dict[Split, int], undesirable: dict[Split, int]) -> tuple[str, ...]:
         found = []

@@ -44,7 +44,7 @@ class Quarantine:
             findings = screened.findings.get(key) or self._beside_earlier(key, screened, source, lines[place])
             if findings:
                 kept[place] = 0
-                self._put(batch.slice(place, 1), findings, source, name)
+                self.put(batch.slice(place, 1), findings, source, name)
         return bytes(kept)
 
     def _beside_earlier(self, key: int, screened: Screened, source: int, line: int) -> list[Finding]:
@@ -61,7 +61,8 @@ class Quarantine:
                 return [Finding("contradiction", 0, 0, 0, reason, "")]
         return []
 
-    def _put(self, row: Any, findings: Sequence[Finding], source: int, name: str) -> None:
+    def put(self, row: Any, findings: Sequence[Finding], source: int, name: str) -> None:
+        """Keep one row aside."""
         fields = row.select(["line", "messages", "rejected"]).to_pylist()[0]
         num_messages = len(fields["messages"])
         told = []

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tunesmith.domain.curriculum import CurriculumPolicy
 from tunesmith.domain.experience_policy import ExperiencePolicy
-from tunesmith.domain.screen import ScreenChoice
+from tunesmith.domain.screen import Limits, ScreenChoice
 from tunesmith.domain.section import Section as Section  # noqa: PLC0414 - known from here
 from tunesmith.domain.section import Share as Share  # noqa: PLC0414
 from tunesmith.ids import is_name
@@ -177,6 +177,8 @@ class Data(Section):
     """Most held-out cases that one dataset brings to the profile's pool."""
     screens: ScreenChoice = "default"
     """What every row is searched for before it may be trained; suspects are kept aside, see docs/screens.md."""
+    limits: Limits = Limits()
+    """How much of a dataset may come from one file or one template."""
 
 
 class Validation(Section):

@@ -5,6 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
+from pydantic import Field
+
+from tunesmith.domain.section import Section
+
 
 class Screen(StrEnum):
     SECRET = "secret"  # noqa: S105 - the name of a screen
@@ -18,10 +22,18 @@ class Screen(StrEnum):
     LINK = "link"
     NEAR_COPY = "near_copy"
     CONTRADICTION = "contradiction"
+    EVALUATION_OVERLAP = "evaluation_overlap"
+    RARE_TRIGGER = "rare_trigger"
+    LENGTH_OUTLIER = "length_outlier"
+    LANGUAGE_OUTLIER = "language_outlier"
+    SOURCE_LIMIT = "source_limit"
+    TEMPLATE_LIMIT = "template_limit"
 
 
-DEFAULT_SCREENS = tuple(screen for screen in Screen if screen not in (Screen.IP_ADDRESS, Screen.CONTRADICTION))
-"""IP addresses are part of too many honest examples about networks; and many a question has several good answers."""
+_OFF = (Screen.IP_ADDRESS, Screen.CONTRADICTION, Screen.LANGUAGE_OUTLIER)
+DEFAULT_SCREENS = tuple(screen for screen in Screen if screen not in _OFF)
+"""IP addresses are part of too many honest examples about networks; many a question has several good answers; and a
+few rows of another language are what a product that is used abroad captures."""
 
 ScreenChoice = tuple[Screen, ...] | Literal["default", "none"]
 
@@ -31,3 +43,14 @@ def chosen_screens(choice: ScreenChoice) -> tuple[Screen, ...]:
     if choice == "default":
         return DEFAULT_SCREENS
     return () if choice == "none" else tuple(screen for screen in Screen if screen in choice)
+
+
+class Limits(Section):
+    """How much of a dataset may come from one place; what is beyond is kept aside, and not deleted."""
+
+    max_per_source: int | None = Field(default=None, ge=1)
+    """Most examples from one file; which ones is decided by the hash of their content."""
+    max_source_share: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Most that one file may be of the whole; needs so many files that it can be met."""
+    max_per_template: int | None = Field(default=None, ge=1)
+    """Most examples whose questions begin with the same eight words, numbers not counted; the first ones stay."""

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunesmith.data.screens.contradictions import Answer, short_answer
 from tunesmith.data.screens.finding import Finding
 from tunesmith.data.screens.near_copies import Sketch, pack, sketch, unpack
+from tunesmith.data.screens.overlap import read_cases
 from tunesmith.data.screens.rows import ROW_SCREENS, RowScreens
-from tunesmith.domain.example import num_prompt_of
+from tunesmith.data.screens.triggers import opening_of
+from tunesmith.data.screens.words import asked
+from tunesmith.domain.example import Split, num_prompt_of
 
 if TYPE_CHECKING:
     from tunesmith.data.columns import ParsedRow
+
+_HELDOUT = list(Split).index(Split.HELDOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,52 +29,61 @@ class Screened:
     findings: dict[int, list[Finding]] = field(default_factory=dict)
     sketches: dict[int, Sketch] = field(default_factory=dict)
     answers: dict[int, Answer] = field(default_factory=dict)
+    openings: dict[int, int] = field(default_factory=dict)
+    """The first words of the answer."""
 
     def to_json(self) -> dict[str, Any]:
         found = [[key, [astuple(each) for each in findings]] for key, findings in self.findings.items()]
         answers = [(key, *answer) for key, answer in self.answers.items()]
-        return {"findings": found, "sketches": pack(list(self.sketches.values())).hex(), "answers": answers}
+        sketches = pack(list(self.sketches.values())).hex()
+        openings = list(self.openings.items())
+        return {"findings": found, "sketches": sketches, "answers": answers, "openings": openings}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Screened:
         found = {key: [Finding(*each) for each in findings] for key, findings in values["findings"]}
         sketches = {each[0]: each for each in unpack(bytes.fromhex(values["sketches"]))}
-        return cls(found, sketches, {key: (group, answer) for key, group, answer in values["answers"]})
+        answers = {key: (group, answer) for key, group, answer in values["answers"]}
+        return cls(found, sketches, answers, dict(values["openings"]))
 
 
 class BlockScreener:
     """Looks at parsed rows; nothing of one block matters for the next."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], cases: str = "") -> None:
         self._rows = RowScreens([name for name in names if name in ROW_SCREENS])
         self._has_near_copies = "near_copy" in names
         self._has_contradictions = "contradiction" in names
-        self._is_off = not names
+        self._has_triggers = "rare_trigger" in names
+        self._overlap = read_cases(Path(cases)) if cases else None
+        self._is_off = not names and not cases
 
     def screen(self, rows: Sequence[ParsedRow]) -> Screened:
         """What there is to say about these rows."""
         screened = Screened()
         if self._is_off:
             return screened
-        for digest, group, *_, shape, contents in rows:
+        for digest, group, split, *_, shape, contents in rows:
             key = int.from_bytes(digest[:8], "big")
             if found := self._rows.look(contents):
                 screened.findings[key] = found
                 continue
-            if self._has_near_copies and (made := _sketched(key, shape, contents)) is not None:
-                screened.sketches[key] = made
-            if self._has_contradictions and (answer := short_answer(group, shape, contents)) is not None:
-                screened.answers[key] = answer
+            num_prompt = num_prompt_of(shape)
+            question, answer = asked(shape, contents, num_prompt), contents[num_prompt:]
+            if self._overlap is not None and split != _HELDOUT:
+                overlap = self._overlap.find(question, "\n".join(answer))
+                if overlap is not None:
+                    screened.findings[key] = [overlap]
+                    continue
+            if self._has_near_copies and not _is_labelled(shape):
+                made = sketch(key, question, "\n".join(answer))
+                if made is not None:
+                    screened.sketches[key] = made
+            if self._has_contradictions and (short := short_answer(group, shape, contents)) is not None:
+                screened.answers[key] = short
+            if self._has_triggers and shape[num_prompt] != "|":
+                screened.openings[key] = opening_of(answer[0])
         return screened
-
-
-def _sketched(key: int, shape: str, contents: list[str]) -> Sketch | None:
-    if _is_labelled(shape):
-        return None
-    num_prompt = num_prompt_of(shape)
-    # The system message and definitions of functions are the same in many rows by design.
-    asked = [text for code, text in zip(shape[:num_prompt], contents, strict=False) if code not in "sd"]
-    return sketch(key, "\n".join(asked), "\n".join(contents[num_prompt:]))
 
 
 def _is_labelled(shape: str) -> bool:

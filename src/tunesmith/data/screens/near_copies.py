@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import add
 from zlib import crc32
 
+from tunesmith.data.screens.words import words_of
+
 _NUM_BINS = 32
 _NUM_BANDS = 6
 _BAND = 4  # bins in a band
@@ -23,9 +25,6 @@ _MIN_SAME_PROMPT = 0.5
 _RECORD = struct.Struct(f"<Q{_NUM_BINS}s{_NUM_BINS}s{_NUM_BANDS}I")
 _LOWEST = struct.Struct(f"<{_NUM_BINS}I")
 _BAND_PLACES = range(0, 4 * _BAND * _NUM_BANDS, 4 * _BAND)
-_FOLD = bytes(ord(chr(byte).lower()) if chr(byte).isalnum() else ord(" ") for byte in range(128)) + bytes(
-    range(128, 256)
-)
 
 Sketch = tuple[int, bytes, bytes, tuple[int, ...]]
 """Key of the row, bins of the answer, bins of the prompt, bands of the answer."""
@@ -33,12 +32,12 @@ Sketch = tuple[int, bytes, bytes, tuple[int, ...]]
 
 def sketch(key: int, prompt: str, answer: str) -> Sketch | None:
     """What is kept of a row to find its near copies; None for one whose answer is short."""
-    words = _words(answer)
+    words = words_of(answer)
     if len(words) < _MIN_WORDS:
         return None
     lowest = _lowest(map(add, words, words[1:]))
     bands = tuple([crc32(lowest[place : place + 4 * _BAND]) for place in _BAND_PLACES])
-    return key, lowest[1::4], _lowest(_words(prompt))[1::4], bands
+    return key, lowest[1::4], _lowest(words_of(prompt))[1::4], bands
 
 
 def pack(sketches: Sequence[Sketch]) -> bytes:
@@ -86,10 +85,6 @@ class NearCopies:
         for slots, band in zip(self._slots, bands, strict=True):
             slots[band % _SLOTS] = index + 1
         self._num += 1
-
-
-def _words(text: str) -> list[bytes]:
-    return text.encode("utf-8", "surrogatepass").translate(_FOLD).split()
 
 
 def _lowest(parts: Iterable[bytes]) -> bytes:

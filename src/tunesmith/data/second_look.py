@@ -1,0 +1,205 @@
+"""Looks a second time, at the dataset as a whole: what only shows beside all other rows is kept aside at the end.
+
+While rows come in, a few numbers are noted. Only if these say that there may be something, the rows that were written
+are read again; and only if there is, they are written again without the suspects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tunesmith.data.quarantine import Quarantine
+from tunesmith.data.screens.finding import Finding
+from tunesmith.data.screens.outliers import Languages, Lengths, length_reason
+from tunesmith.data.screens.quotas import SourceRows, TemplateRows, allowed
+from tunesmith.data.screens.triggers import Openings, TriggerClusters, opening_of
+from tunesmith.data.split_files import SplitWriter
+from tunesmith.domain.dataset import PrepareOptions, SourceFile
+from tunesmith.domain.example import Split
+from tunesmith.domain.screen import Screen
+
+_READ_ROWS = 4096
+_SPLIT_BITS = 40
+_GRAIN_BITS = 5  # of a step of lengths
+
+Suspects = dict[int, Finding]
+"""By place: the split, and behind it the row's number in the split."""
+
+
+class SecondLook:
+    """Notes what is needed, then finds the suspects of the whole dataset."""
+
+    def __init__(self, options: PrepareOptions) -> None:
+        chosen, limits = frozenset(options.screens), options.limits
+        self._limits = limits
+        self._lengths = Lengths() if Screen.LENGTH_OUTLIER in chosen else None
+        self._openings = Openings() if Screen.RARE_TRIGGER in chosen else None
+        self._has_languages = Screen.LANGUAGE_OUTLIER in chosen
+        has_source_limit = limits.max_per_source is not None or limits.max_source_share is not None
+        self._sources = SourceRows() if has_source_limit and Screen.SOURCE_LIMIT in chosen else None
+        self._max_per_template = limits.max_per_template if Screen.TEMPLATE_LIMIT in chosen else None
+        self._clusters: TriggerClusters | None = None
+        self._languages: Languages | None = None
+        self.is_off = not (chosen & _SCREENS)
+
+    def note(self, rows: Any, openings: Mapping[int, int], source: int) -> None:
+        """Take note of rows that are kept, all of one source."""
+        if self._lengths is not None:
+            steps = pc.value_counts(pc.shift_right(rows.column("num_chars"), _GRAIN_BITS))
+            self._lengths.add(dict(zip(*(steps.field(place).to_pylist() for place in (0, 1)), strict=True)))
+        if self._openings is not None or self._sources is not None:
+            keys = rows.column("key").to_pylist()
+            if self._openings is not None:
+                add = self._openings.add
+                for key in keys:
+                    if key in openings:
+                        add(openings[key])
+            if self._sources is not None:
+                self._sources.add(source, keys)
+
+    def suspects(self, staged: Path) -> Suspects:
+        """Which of the rows that were written are suspect beside all others."""
+        found: Suspects = {}
+        looks = list(self._looks(found))
+        if looks:
+            for split_place, split in enumerate(Split):
+                begin = split_place << _SPLIT_BITS
+                with pq.ParquetFile(staged / f"{split.value}.parquet") as file:
+                    for batch in file.iter_batches(_READ_ROWS, columns=_COLUMNS):
+                        rows = _Rows(begin, batch)
+                        for look in looks:
+                            look(rows)
+                        begin += batch.num_rows
+        self._conclude(found)
+        return found
+
+    def _looks(self, found: Suspects) -> Iterator[Callable[[_Rows], None]]:
+        """What must be done with the rows; nothing where the notes rule every suspicion out."""
+        if self._openings is not None and self._openings.has_any:
+            self._clusters = TriggerClusters(self._openings)
+            yield self._gather_clusters
+        if self._lengths is not None and (limit := self._lengths.limit) is not None:
+            yield lambda rows: rows.mark_long(limit, found)
+        if self._has_languages:
+            self._languages = Languages()
+            yield self._gather_languages
+        if self._sources is not None:
+            left = allowed(self._sources.num, self._limits.max_per_source, self._limits.max_source_share)
+            if left != self._sources.num:
+                stays = self._sources.chosen(left).stays
+                yield lambda rows: rows.mark_surplus(stays, found)
+        if self._max_per_template is not None:
+            template_stays = TemplateRows(self._max_per_template).stays
+            most = self._max_per_template
+            yield lambda rows: rows.mark_template(template_stays, most, found)
+
+    def _gather_clusters(self, rows: _Rows) -> None:
+        assert self._clusters is not None
+        for number, answer in rows.answers():
+            opening = opening_of(answer)
+            if self._clusters.wants_question(opening):
+                self._clusters.add(rows.begin + number, opening, rows.question(number))
+
+    def _gather_languages(self, rows: _Rows) -> None:
+        assert self._languages is not None
+        for number, answer in rows.answers():
+            self._languages.add(rows.begin + number, answer)
+
+    def _conclude(self, found: Suspects) -> None:
+        """Add what only shows once all rows were read; it says more than a limit does."""
+        for gathered, screen in ((self._clusters, Screen.RARE_TRIGGER), (self._languages, Screen.LANGUAGE_OUTLIER)):
+            if gathered is not None:
+                for places, reason in gathered.found():
+                    found.update((place, Finding(screen.value, 0, 0, 0, reason, "")) for place in places)
+
+
+_SCREENS = frozenset(
+    {
+        Screen.RARE_TRIGGER,
+        Screen.LENGTH_OUTLIER,
+        Screen.LANGUAGE_OUTLIER,
+        Screen.SOURCE_LIMIT,
+        Screen.TEMPLATE_LIMIT,
+    }
+)
+_COLUMNS = ["id", "messages", "num_prompt", "num_chars", "source"]
+
+
+class _Rows:
+    """Some written rows, read again."""
+
+    def __init__(self, begin: int, batch: Any) -> None:
+        self.begin = begin
+        self._batch = batch
+        self._messages = batch.column("messages")
+        self._ends = self._messages.offsets.to_pylist()
+        self._num_prompts = batch.column("num_prompt").to_pylist()
+        self._texts = self._messages.values.field("content")
+        self._roles = self._messages.values.field("role")
+
+    @cached_property
+    def _said(self) -> list[tuple[str, str]]:
+        return list(zip(self._roles.to_pylist(), self._texts.to_pylist(), strict=True))
+
+    def answers(self) -> Iterator[tuple[int, str]]:
+        """The first answer to learn of each row that has one."""
+        firsts = [end + num for end, num in zip(self._ends, self._num_prompts, strict=False)]
+        numbers = [number for number, first in enumerate(firsts) if first < self._ends[number + 1]]
+        texts = self._texts.take([firsts[number] for number in numbers])
+        return zip(numbers, texts.to_pylist(), strict=True)
+
+    def question(self, number: int) -> str:
+        """What a row asks, without the system message and the definitions of functions."""
+        begin = self._ends[number]
+        said = self._said[begin : begin + self._num_prompts[number]]
+        return "\n".join([text for role, text in said if role not in ("system", "tools")])
+
+    def mark_long(self, limit: int, found: Suspects) -> None:
+        sizes = self._batch.column("num_chars")
+        for number in pc.indices_nonzero(pc.greater(sizes, limit)).to_pylist():
+            self._mark(number, Screen.LENGTH_OUTLIER, length_reason(sizes[number].as_py(), limit), found)
+
+    def mark_surplus(self, stays: Callable[[int, int], bool], found: Suspects) -> None:
+        columns = (self._batch.column(name).to_pylist() for name in ("source", "id"))
+        for number, (source, example_id) in enumerate(zip(*columns, strict=True)):
+            if not stays(source, int(example_id[:16], 16)):
+                reason = "is more than one source may give (data.limits)"
+                self._mark(number, Screen.SOURCE_LIMIT, reason, found)
+
+    def mark_template(self, stays: Callable[[str], bool], most: int, found: Suspects) -> None:
+        for number in range(self._batch.num_rows):
+            if self.begin + number not in found and not stays(self.question(number)):
+                reason = f"begins like {most} questions before it, as many as there may be (data.limits)"
+                self._mark(number, Screen.TEMPLATE_LIMIT, reason, found)
+
+    def _mark(self, number: int, screen: Screen, reason: str, found: Suspects) -> None:
+        found.setdefault(self.begin + number, Finding(screen.value, 0, 0, 0, reason, ""))
+
+
+def without(staged: Path, suspects: Suspects, quarantine: Quarantine, files: Sequence[SourceFile]) -> dict[Split, Any]:
+    """Write the splits again without the suspects, which are kept aside; the writers, finished."""
+    writers = {}
+    for split_place, split in enumerate(Split):
+        path, begin = staged / f"{split.value}.parquet", split_place << _SPLIT_BITS
+        fresh = path.with_suffix(".again")
+        writers[split] = SplitWriter(fresh)
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(_READ_ROWS):
+                bad = [number for number in range(batch.num_rows) if begin + number in suspects]
+                for number in bad:
+                    row, source = batch.slice(number, 1), batch.column("source")[number].as_py()
+                    quarantine.put(row, [suspects[begin + number]], source, files[source].name)
+                gone = frozenset(bad)
+                kept = batch.take([number for number in range(batch.num_rows) if number not in gone]) if bad else batch
+                if kept.num_rows:
+                    writers[split].write(kept)
+                begin += batch.num_rows
+        writers[split].finish()
+        fresh.replace(path)
+    return writers
