@@ -21,8 +21,10 @@ from tunesmith.cli import (
     curriculum,
     dataset,
     experience,
+    forget,
     inbox,
     init,
+    kept_aside,
     output,
     plan,
     profile,
@@ -51,6 +53,9 @@ app.add_typer(profile.verbs, name="profile")
 app.add_typer(campaign.verbs, name="campaign")
 app.add_typer(config.verbs, name="config")
 experience.verbs.command(epilog=review.EXAMPLE)(review.review)
+experience.verbs.command(epilog=forget.EXAMPLE)(forget.forget)
+dataset.verbs.command()(kept_aside.quarantine)
+dataset.verbs.command(epilog=kept_aside.EXAMPLE)(kept_aside.release)
 app.add_typer(experience.verbs, name="experience")
 app.add_typer(experience.feedback_verbs, name="feedback")
 app.add_typer(curriculum.verbs, name="curriculum")

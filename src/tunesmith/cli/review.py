@@ -22,7 +22,7 @@ def review(
     ctx: typer.Context,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROFILE | EXPERIENCE…]", help="A profile, or ids of experiences.", show_default=False),
+        typer.Argument(metavar="PROFILE|EXPERIENCE", help="A profile, or ids of experiences.", show_default=False),
     ] = None,
     accept: Annotated[bool, typer.Option("--accept", help="Overrule what is suspected.")] = False,
     reject: Annotated[bool, typer.Option("--reject", help="Keep it out for good.")] = False,

@@ -18,6 +18,7 @@ from tunesmith.store import contained, erasures, experiences
 from tunesmith.store.contained import HoldingAdapter, HoldingDataset
 from tunesmith.store.database import Tx
 
+ON_REQUEST = "forgotten on request"
 _COLUMNS = {"session": "session", "source": "source", "key": "natural_key"}
 
 
@@ -53,7 +54,7 @@ class Forgetting:
         self,
         experience_ids: Sequence[str] = (),
         *,
-        reason: str,
+        reason: str = ON_REQUEST,
         profile: str | None = None,
         stop_runs: bool = False,
         **by: str,

@@ -11,7 +11,6 @@ from typing import Any
 
 from tunesmith.domain.example import Example, Message, codes_of, num_prompt_of, to_json, unpack
 from tunesmith.domain.excerpts import escaped
-from tunesmith.domain.screen import DEFAULT_SCREENS
 from tunesmith.errors import Conflict, DataError, NotFound, UsageError, show
 from tunesmith.files import write_atomic
 from tunesmith.stages.review import safe_text
@@ -43,7 +42,7 @@ class Released:
     path: Path
     num_rows: int
     screens: tuple[str, ...]
-    """The screens to prepare it with: all that are usual but those that stopped these rows."""
+    """The screens to prepare it with: those of the dataset but for the ones that stopped these rows."""
 
 
 def num_rows(folder: Path) -> int:
@@ -78,7 +77,7 @@ def rows(folder: Path, limit: int) -> list[KeptRow]:
     return found
 
 
-def release(folder: Path, numbers: Sequence[int], target: Path) -> Released:
+def release(folder: Path, numbers: Sequence[int], target: Path, screens: Sequence[str]) -> Released:
     """Write these rows, all of them or none, as a file that can be prepared; nothing is taken from the dataset."""
     from tunesmith.data.export import openai_row
 
@@ -97,8 +96,7 @@ def release(folder: Path, numbers: Sequence[int], target: Path) -> Released:
         os.chmod(target, 0o600)  # it may hold what a screen took for a secret
     except OSError as error:
         raise DataError(f"cannot write {show(str(target), 200)}: {error.strerror}; choose another place") from None
-    left = tuple(screen.value for screen in DEFAULT_SCREENS if screen.value not in stopped_by)
-    return Released(target, len(written), left)
+    return Released(target, len(written), tuple(name for name in screens if name not in stopped_by))
 
 
 def decide(tx: Tx, dataset_id: str, *, actor: str, reason: str, released: Sequence[int] = ()) -> None:

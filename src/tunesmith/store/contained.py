@@ -40,6 +40,7 @@ class HoldingAdapter:
     contains: bool
     """Whether it learnt from them; otherwise it was only judged on them."""
     how: str
+    what_to_do: str
 
 
 def matching(tx: Tx, profile: str, column: str, value: str) -> list[str]:
@@ -91,8 +92,9 @@ def adapters_with(tx: Tx, held: Sequence[HoldingDataset]) -> list[HoldingAdapter
             how, contains = f"only judged on it, in dataset {dataset.id}", False
         else:
             continue
-        name = version_name(row["profile"], row["version"])
-        found[row["id"]] = HoldingAdapter(row["id"], name, AdapterState(row["state"]).value, contains, how)
+        name, state = version_name(row["profile"], row["version"]), AdapterState(row["state"])
+        advice = _advice(name, state, contains)
+        found[row["id"]] = HoldingAdapter(row["id"], name, state.value, contains, how, advice)
     return list(found.values())
 
 
@@ -105,3 +107,12 @@ def num_going_on(tx: Tx, found: Sequence[Experience]) -> int:
         rows = matching(tx, profile, "session", str(session))
         others += sum(1 for each in rows if each not in ids)
     return others
+
+
+def _advice(name: str, state: AdapterState, contains: bool) -> str:
+    if not contains:
+        return "nothing: it learnt nothing from it"
+    if state is AdapterState.REVOKED:
+        return "nothing: it is revoked"
+    first = "train one without it: `run submit … --start base`, then " if state is AdapterState.LIVE else ""
+    return f"{first}`adapter revoke {name}`"

@@ -1,0 +1,57 @@
+"""The part of `client.datasets` about rows that were kept aside, and about what was taken out afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tunesmith.client.session import Session
+from tunesmith.domain.dataset import DatasetReport
+from tunesmith.errors import UsageError
+from tunesmith.files import read_manifest
+from tunesmith.stages import kept_aside
+from tunesmith.stages.kept_aside import KeptRow, Released
+from tunesmith.stages.review import check_reason
+from tunesmith.store import datasets, erasures
+from tunesmith.store.datasets import Dataset
+from tunesmith.store.erasures import Erasure
+
+
+class KeptRows:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def quarantine(self, dataset_id: str, *, limit: int = 20) -> list[KeptRow]:
+        """The first rows that were kept aside, with why; every text in them is safe to show."""
+        if limit < 1:
+            raise UsageError(f"limit is {limit}; show at least one row")
+        return kept_aside.rows(self._session.workspace.data_dir / self._find(dataset_id).path, limit)
+
+    def leave_aside(self, dataset_id: str, *, reason: str) -> Dataset:
+        """A person has looked and leaves the rows where they are; they wait for nobody any more."""
+        dataset, said = self._find(dataset_id), check_reason(reason)
+        with self._session.database.write() as tx:
+            kept_aside.decide(tx, dataset.id, actor=self._session.actor, reason=said)
+        return dataset
+
+    def release(self, dataset_id: str, numbers: Sequence[int], target: str | Path, *, reason: str) -> Released:
+        """Write rows that were kept aside to a file that can be prepared; who released them and why is kept."""
+        dataset, said = self._find(dataset_id), check_reason(reason)
+        if not numbers:
+            raise UsageError("name the rows to release by their numbers, which `dataset quarantine` shows")
+        folder = self._session.workspace.data_dir / dataset.path
+        screens = DatasetReport.model_validate(read_manifest(folder).meta).options.screens
+        released = kept_aside.release(folder, numbers, Path(target), [screen.value for screen in screens])
+        with self._session.database.write() as tx:
+            kept_aside.decide(tx, dataset.id, actor=self._session.actor, reason=said, released=numbers)
+        return released
+
+    def erasures(self, dataset_id: str) -> list[Erasure]:
+        """Which forgotten experiences were taken out, or wait to be, the oldest first."""
+        dataset = self._find(dataset_id)
+        with self._session.database.read() as tx:
+            return erasures.of_dataset(tx, dataset.id)
+
+    def _find(self, dataset_id: str) -> Dataset:
+        with self._session.database.read() as tx:
+            return datasets.find(tx, dataset_id)
