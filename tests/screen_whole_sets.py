@@ -6,13 +6,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Any
 
 WholeRow = tuple[str, str, str]
 """Class, question, answer."""
 
 _SYLLABLES = "ba be bi bo bu da de di do du fa fe fi fo ka ke ki ko la le li lo ma me mi mo na ne no ra re ri ro sa se"
-_COMMON = "the a of to and in is it that for on with as this how what do can i my you we are was be have from by or not"
+_FUNCTION_WORDS = (
+    "the a of to and in is it that for on with as this how what do can i my you we are was be have from by or not"
+)
+_COMMON = _FUNCTION_WORDS.split()
 _ASKS = ("What is", "How do I", "Can you explain", "Why does", "Please describe", "Tell me about", "I wonder about")
 
 
@@ -25,12 +29,12 @@ class World:
         words = {"".join(self.rng.choices(syllables, k=self.rng.randint(2, 4))) for _ in range(5000)}
         self._words = sorted(words)
         self.rng.shuffle(self._words)
-        self._weights = [1 / (place + 20) for place in range(len(self._words))]
+        self._sums = list(accumulate(1 / (place + 20) for place in range(len(self._words))))
 
     def text(self, low: int, high: int) -> str:
         num = self.rng.randint(low, high)
-        rare = self.rng.choices(self._words, self._weights, k=num)
-        return " ".join(self.rng.choice(_COMMON.split()) if self.rng.random() < 0.45 else word for word in rare)
+        rare = self.rng.choices(self._words, cum_weights=self._sums, k=num)
+        return " ".join(self.rng.choice(_COMMON) if self.rng.random() < 0.45 else word for word in rare)
 
     def question(self) -> str:
         return f"{self.rng.choice(_ASKS)} {self.text(8, 24)}?"
