@@ -1,4 +1,4 @@
-"""`tunesmith curriculum`: run, show."""
+"""`tunesmith curriculum`: run, show, again."""
 
 from __future__ import annotations
 
@@ -67,6 +67,21 @@ def show(ctx: typer.Context, profile: Profile, json: Json = False) -> None:
         print_json(found)
         return
     _describe(found)
+
+
+@verbs.command(epilog="Example: tunesmith curriculum again xp-4t9kq2m7 --reason 'the teacher is a better one now'")
+def again(
+    ctx: typer.Context,
+    experience_id: Annotated[
+        str, typer.Argument(metavar="EXPERIENCE", help="Id of an experience, or its beginning.", show_default=False)
+    ],
+    reason: Annotated[str, typer.Option("--reason", help="Why; kept in the history.", show_default=False)],
+) -> None:
+    """Let teachers be asked again about an entry that was given up."""
+    with open_client(ctx) as client:
+        found = client.curriculum.again(experience_id, reason=reason)
+    say("its attempts start anew")
+    print_id(found)
 
 
 def _describe_cycle(cycle: CycleView, dry_run: bool) -> None:

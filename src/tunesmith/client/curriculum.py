@@ -18,8 +18,9 @@ from tunesmith.stages.curriculum import (
     most_cost,
     run_cycle,
 )
-from tunesmith.stages.curriculum_due import Outlook, outlook
+from tunesmith.stages.curriculum_due import Outlook, ask_again, outlook
 from tunesmith.stages.lesson import Lesson, make_lesson, policy_of
+from tunesmith.stages.review import check_reason
 from tunesmith.store import cycles, experiences, spends
 from tunesmith.store.cycles import CycleRecord
 
@@ -115,6 +116,14 @@ class Curriculum:
         with database.read() as tx:
             found = outlook(tx, profile, policy)
         return _view(profile, policy, found, self._problem(profile))
+
+    def again(self, experience_id: str, *, reason: str) -> str:
+        """Let teachers be asked again about an entry that was given up, or that waits for its next attempt; its id."""
+        said = check_reason(reason)
+        with self._session.database.write() as tx:
+            found = experiences.find(tx, experience_id)
+            ask_again(tx, found.id, actor=self._session.actor, reason=said)
+        return found.id
 
     def _problem(self, profile: str) -> str | None:
         session = self._session

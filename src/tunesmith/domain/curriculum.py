@@ -275,6 +275,7 @@ class Entry:
     num_counted: int = 0
     """Those since the last review that count: the teacher answered, or refused to."""
     last_attempt_at: datetime | None = None
+    """Since the last review."""
     is_suspect: bool = False
     """A screen found something in it, even if a person has overruled that: its text is sent to nobody."""
     served_by: str | None = None
@@ -313,7 +314,7 @@ def not_due(entry: Entry, policy: CurriculumPolicy, now: datetime) -> str | None
     return None
 
 
-GIVEN_UP = "given up: a person may review or correct it"
+GIVEN_UP = "given up: correct it by hand, or `curriculum again`"
 
 
 def worst(entries: Iterable[Entry], policy: CurriculumPolicy, now: datetime, num: int) -> list[Entry]:

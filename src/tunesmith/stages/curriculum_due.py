@@ -9,11 +9,12 @@ from itertools import islice
 from tunesmith import logs
 from tunesmith.config.workspace import Workspace
 from tunesmith.domain.curriculum import PURPOSE, CurriculumPolicy, Entry, Moment, not_due, waits_for, worst
+from tunesmith.domain.learning import ReviewDecision
 from tunesmith.domain.run import Priority
 from tunesmith.domain.task import TaskKind
-from tunesmith.errors import TunesmithError
+from tunesmith.errors import Refused, TunesmithError
 from tunesmith.stages.lesson import policy_of
-from tunesmith.store import corrections, cycles, reviews, spends, switches, tasks
+from tunesmith.store import corrections, cycles, experiences, reviews, spends, switches, tasks
 from tunesmith.store.cycles import CycleRecord
 from tunesmith.store.database import Database, Tx
 
@@ -49,6 +50,20 @@ def outlook(tx: Tx, profile: str, policy: CurriculumPolicy) -> Outlook:
         spent_month=moment.month,
         last=cycles.last(tx, profile),
     )
+
+
+def ask_again(tx: Tx, experience_id: str, *, actor: str, reason: str) -> None:
+    """A person wants teachers to be asked about it again: attempts and backoff start anew."""
+    experience = experiences.lock(tx, experience_id)
+    entry = corrections.entry(tx, experience.profile, experience_id)
+    if entry is None:
+        raise Refused(
+            f"no teacher is asked about experience {experience_id}: only what needs improvement, is not reserved or "
+            "learnt, waits for no review and has no correction; see `experience show`"
+        )
+    if not entry.num_attempts:
+        raise Refused(f"no teacher has tried experience {experience_id} yet; there is nothing to start anew")
+    reviews.add(tx, experience_id, ReviewDecision.ACCEPT, reviewer=actor, reason=reason)
 
 
 def open_due(database: Database, workspace: Workspace, *, actor: str) -> list[str]:

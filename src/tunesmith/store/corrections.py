@@ -152,7 +152,7 @@ def entries(tx: Tx, profile: str, only: str | None = None) -> Iterator[Entry]:
 
 
 def _tried(profile: str) -> sa.Subquery:
-    """By experience: how often teachers were asked, how often that counts since the last review, and when last."""
+    """By experience: how often teachers were asked; since the last review: how often that counts, and when last."""
     reviewed = (
         sa.select(reviews.c.experience_id, sa.func.max(reviews.c.created_at).label("at"))
         .group_by(reviews.c.experience_id)
@@ -166,7 +166,7 @@ def _tried(profile: str) -> sa.Subquery:
             sa.func.count().label("num"),
             sa.func.sum(sa.case((sa.and_(corrections.c.counts, is_recent), 1), else_=0)).label("counted"),
             sa.func.sum(sa.case((accepted, 1), else_=0)).label("accepted"),
-            sa.func.max(corrections.c.created_at).label("last_at"),
+            sa.func.max(sa.case((is_recent, corrections.c.created_at))).label("last_at"),
         )
         .outerjoin(reviewed, reviewed.c.experience_id == corrections.c.experience_id)
         .where(corrections.c.profile == profile)
