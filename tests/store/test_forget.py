@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import sqlalchemy as sa
 from builders import PROFILE, a_workspace
 from forgotten_builders import PARTED, SECRET, a_dataset_of, add, as_member, everything_on_disk, everything_stored
 from store_builders import ACTOR, a_run, an_adapter, force
+from tunesmith import lifecycle
 from tunesmith.client import Client
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.example import Split
@@ -21,8 +24,9 @@ from tunesmith.domain.task import TaskKind
 from tunesmith.errors import NotFound, Refused, UsageError
 from tunesmith.files import read_manifest
 from tunesmith.stages import forget
-from tunesmith.store import erasures, experiences, learning_tables, runs, tables, tasks
+from tunesmith.store import erasures, events, experiences, learning_tables, members, runs, tables, tasks
 from tunesmith.store.database import Database
+from tunesmith.store.runs import Run
 
 
 def _client(folder: Path, store_url: str) -> Client:
@@ -171,8 +175,6 @@ def test_rows_kept_aside_go_with_their_excerpts(tmp_path: Path, store_url: str, 
         dataset, _ = a_dataset_of(client, 40, suspects=[f"{SECRET} one@somebody.org?", "two@somebody.org?"])
         known = add(client, f"{SECRET} one@somebody.org?", "It is so.")
         with database.write() as tx:
-            from tunesmith.store import events
-
             reason = f"not in dataset {dataset}: suspect by screen email"
             events.record(tx, "experience", known, "left_out", actor=ACTOR, reason=reason)
         assert client.datasets.show(dataset)[1].num_quarantined == 2
@@ -300,8 +302,8 @@ def test_copies_of_cases_and_samples_in_the_folders_of_attempts_go_too(
         cases = [{"id": held.group, "messages": [held.messages[0]["content"]]}, {"id": "other", "messages": []}]
         (folder / "cases.jsonl").write_text("".join(json.dumps(case) + "\n" for case in cases))
         sample = {"prompt": shown.messages[0]["content"], "expected": "x", "answer": "y"}
-        events = [{"seq": 1, "type": "log"}, {"seq": 2, "type": "validation", "samples": [sample], "values": {}}]
-        (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        told = [{"seq": 1, "type": "log"}, {"seq": 2, "type": "validation", "samples": [sample], "values": {}}]
+        (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in told))
         ids = [
             as_member(client, database, dataset, held, Split.HELDOUT),
             as_member(client, database, dataset, shown, Split.VALIDATION),
@@ -309,7 +311,7 @@ def test_copies_of_cases_and_samples_in_the_folders_of_attempts_go_too(
         client.experiences.forget(ids, reason="asked")
         assert [json.loads(line)["id"] for line in (folder / "cases.jsonl").read_text().splitlines()] == ["other"]
         left = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-        assert left == [events[0], {**events[1], "samples": []}]
+        assert left == [told[0], {**told[1], "samples": []}]
 
 
 def test_damaged_dataset_is_not_made_to_look_whole_and_waits_in_the_inbox(
@@ -323,8 +325,6 @@ def test_damaged_dataset_is_not_made_to_look_whole_and_waits_in_the_inbox(
         (outcome,) = client.experiences.forget([known], reason="asked").outcomes
         assert outcome.state == "failed"
         assert [item.kind for item in client.system.inbox()] == ["erasure"]
-        import shutil
-
         shutil.rmtree(folder)  # as the inbox says
         done = forget.finish(database, client.workspace, actor=ACTOR)
         assert [each.state for each in done] == ["done"]
@@ -343,3 +343,72 @@ def test_all_examples_of_a_dataset_can_be_forgotten(tmp_path: Path, store_url: s
         assert (shown.counts, report.lengths) == ({"train": 0, "validation": 0, "heldout": 0}, ())
         client.datasets.verify(dataset)
         assert read_manifest(client.workspace.data_dir / shown.path).meta["mean_score"] == 0.0
+
+
+def _many(client: Client, num: int) -> list[str]:
+    return [add(client, f"Where does order {n} go, and when?", f"Order {n} goes to place {n * 7}.") for n in range(num)]
+
+
+def test_what_was_assembled_is_taken_out_and_never_chosen_again(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        ids = _many(client, 80)
+        reviewed = add(client, f"Mail {SECRET}@somebody.org about order 90, please", "Order 90 is mailed.")
+        client.experiences.review([reviewed], "accept", reason="they agreed")
+        dataset, report = client.datasets.assemble(PROFILE, min_new=10)
+        with database.read() as tx:
+            held = {member.experience_id: member for member in members.of_dataset(tx, dataset.id)}
+        assert reviewed in held  # accepted means trained: the same screen does not stop it again
+        assert report.num_quarantined == 0
+        trained = next(each for each in ids if each in held and held[each].split is Split.TRAIN)
+        told = client.experiences.forget([trained, reviewed], reason="asked")
+        assert [each.state for each in told.outcomes] == ["done"]
+        client.datasets.verify(dataset.id)
+        left = everything_on_disk(client.workspace.datasets_dir)
+        assert SECRET.encode() not in left
+        assert trained.encode() not in left
+        assert sum(client.datasets.show(dataset.id)[0].counts.values()) == sum(dataset.counts.values()) - 2
+        with database.write() as tx:
+            members.let_go(tx, dataset.id, actor=ACTOR, reason="test")
+        again, _ = client.datasets.assemble(PROFILE, min_new=10)
+        with database.read() as tx:
+            assert {trained, reviewed}.isdisjoint(each.experience_id for each in members.of_dataset(tx, again.id))
+
+
+def test_many_that_forget_the_same_at_once_forget_it_once(tmp_path: Path, store_url: str, database: Database) -> None:
+    with _client(tmp_path, store_url) as client:
+        ids = _many(client, 30)
+        client.datasets.assemble(PROFILE, min_new=5)
+        with ThreadPoolExecutor(4) as pool:
+            told = list(pool.map(lambda n: client.experiences.forget(ids[n : n + 20], reason="asked"), (0, 5, 10, 0)))
+        assert sum(each.num_new for each in told) == 30
+        client.system.worker().sweep()
+        assert client.system.inbox() == []
+        assert client.experiences.stats()[0].states == {"forgotten": 30}
+
+
+def test_forgetting_while_runs_end_loses_nothing_and_never_waits_in_a_circle(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        ids = _many(client, 60)
+        dataset, _ = client.datasets.assemble(PROFILE, min_new=5)
+        with database.write() as tx:
+            pending = [a_run(tx, RunState.EVALUATING, dataset_id=dataset.id) for _ in range(6)]
+
+        def end(run: Run) -> None:
+            with database.write() as tx:
+                lifecycle.finish(tx, run, RunState.COMPLETED, actor=ACTOR, reason="test")
+
+        with ThreadPoolExecutor(8) as pool:
+            ended = pool.map(end, pending)
+            gone = pool.map(lambda each: client.experiences.forget([each], reason="asked").num_new, ids[:24])
+            assert (len(list(ended)), sum(gone)) == (6, 24)
+        client.system.worker().sweep()
+        assert client.system.inbox() == []
+        with database.read() as tx:
+            states = [experiences.get(tx, each).state.value for each in ids]
+        assert states[:24] == ["forgotten"] * 24
+        assert "reserved" not in states[24:]
+        client.datasets.verify(dataset.id)

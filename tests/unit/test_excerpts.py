@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.domain.classification import REJECTED, Feedback, Thresholds, assess
+from tunesmith.domain.classification import REJECTED, Feedback, Thresholds, assess, screens_of
 from tunesmith.domain.excerpts import escaped, excerpt, masked
 from tunesmith.domain.experience import ExperienceClass as Class
 from tunesmith.domain.learning import ReviewDecision
 from tunesmith.domain.verifiers import Finding
-from tunesmith.stages.review import safe_text, screens_of
+from tunesmith.stages.review import safe_text
 
 CLEAN = {"length": Finding(1.0)}
 SUSPECT = ("secret: a key (AK…)",)
@@ -93,4 +93,4 @@ def test_finder_that_finds_for_ever_ends() -> None:
 
 
 def test_screens_are_named_once_each() -> None:
-    assert screens_of(["secret: a (b: c)", "link: d", "secret: e"]) == ["secret", "link"]
+    assert screens_of(["secret: a (b: c)", "link: d", "secret: e"]) == ("secret", "link")

@@ -9,9 +9,10 @@ from datetime import datetime
 
 from tunesmith.client.session import Session
 from tunesmith.domain.adapter import AdapterState
+from tunesmith.domain.classification import screens_of
 from tunesmith.domain.run import RunState
 from tunesmith.stages import forget, kept_aside
-from tunesmith.stages.review import REJECTED_RUNS, screens_of
+from tunesmith.stages.review import REJECTED_RUNS
 from tunesmith.store import adapters, datasets, deployments, erasures, experiences, queue, reviews, runs
 from tunesmith.store.adapters import Adapter
 from tunesmith.store.database import Tx

@@ -178,7 +178,7 @@ class _Intake:
         self._num_duplicates = 0
         self._passed_over: Counter[str] = Counter()
         self._ignored: Counter[str] = Counter()
-        self._quarantine = Quarantine(staged / FILE_NAME)
+        self._quarantine = Quarantine(staged / FILE_NAME, options.overruled)
         self._writers = {split: SplitWriter(staged / f"{split.value}.parquet") for split in Split}
 
     def __enter__(self) -> _Intake:

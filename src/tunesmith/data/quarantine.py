@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,10 +22,11 @@ _KEPT_PER_SCREEN = 20
 class Quarantine:
     """Sifts rows; remembers the first few suspects of each screen only, whatever a file holds."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, overruled: Mapping[int, Collection[str]] | None = None) -> None:
         self.num = 0
         """Rows kept aside."""
         self._path = path
+        self._overruled = overruled or {}
         self._sink: IO[str] | None = None
         self._near: NearCopies | None = None
         self._contradictions: Contradictions | None = None
@@ -41,11 +42,18 @@ class Quarantine:
         for place, key in enumerate(keys_of(batch)):
             if not kept[place]:
                 continue
-            findings = screened.findings.get(key) or self._beside_earlier(key, screened, source, lines[place])
+            findings = self._in_row(key, screened, source, lines[place])
+            findings = findings or self._beside_earlier(key, screened, source, lines[place])
             if findings:
                 kept[place] = 0
                 self.put(batch.slice(place, 1), findings, source, name)
         return bytes(kept)
+
+    def _in_row(self, key: int, screened: Screened, source: int, line: int) -> Sequence[Finding]:
+        """What is suspect about a row itself, but for what a person has overruled."""
+        findings = screened.findings.get(key, ())
+        overruled = self._overruled.get(line, ()) if source == 0 else ()
+        return [finding for finding in findings if finding.screen not in overruled] if overruled else findings
 
     def _beside_earlier(self, key: int, screened: Screened, source: int, line: int) -> list[Finding]:
         """What is suspect about a row because of an earlier one."""

@@ -159,6 +159,8 @@ class PrepareOptions(Section):
     """FIELD=VALUE or FIELD!=VALUE: only objects that meet all of them are read."""
     first_examples: int | None = Field(default=None, ge=1)
     """Stop once there are so many."""
+    overruled: dict[int, tuple[Screen, ...]] = Field(default_factory=dict)
+    """By line of the first source: screens whose findings in it a person has overruled."""
 
     @model_validator(mode="after")
     def _room_to_train(self) -> PrepareOptions:

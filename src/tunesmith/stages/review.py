@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from tunesmith.data.screens.rows import RowScreens
-from tunesmith.domain.classification import Assessment, Thresholds
+from tunesmith.domain.classification import Assessment, Thresholds, screens_of
 from tunesmith.domain.excerpts import escaped, excerpt, masked
 from tunesmith.domain.experience import ExperienceState, Interaction
 from tunesmith.domain.learning import ReviewDecision
@@ -147,15 +147,10 @@ def ids_with(database: Database, profile: str | None, reason: str, decision: Rev
                 continue
             in_review = set(reviews.ids_in_review(tx, name))
             for experience_id, suspicions in suspects:
-                alone = screens_of(suspicions) == [reason] and experience_id not in in_review
+                alone = screens_of(suspicions) == (reason,) and experience_id not in in_review
                 if alone or (decision is ReviewDecision.REJECT and reason in screens_of(suspicions)):
                     found.append(experience_id)
     return found
-
-
-def screens_of(suspicions: Iterable[str]) -> list[str]:
-    """The names of the screens that suspect something, each once."""
-    return list(dict.fromkeys(suspicion.partition(":")[0] for suspicion in suspicions))
 
 
 def decide_all(

@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tunesmith.domain.classification import screens_of
 from tunesmith.domain.experience import ExperienceClass, ExperienceState
 from tunesmith.domain.learning import CorrectionState, ReviewDecision
 from tunesmith.store.database import Tx
@@ -32,6 +33,8 @@ class StoredCandidate:
     template: str | None
     task_type: str | None
     captured_at: datetime
+    overruled: tuple[str, ...]
+    """Screens that suspect something, and that a reviewer has overruled."""
     correction: str | None
     """The answer it should have had: the last word of a person, else the one accepted from a teacher."""
     corrected_by: str | None
@@ -105,6 +108,8 @@ _QUERY = sa.select(
     ),
     assessments.c.class_name,
     assessments.c.reasons,
+    assessments.c.review,
+    assessments.c.suspicions,
 ).join(assessments, assessments.c.experience_id == experiences.c.id)
 
 
@@ -134,10 +139,11 @@ def _with_corrections(rows: Sequence[sa.RowMapping], corrected: dict[str, tuple[
     for row in rows:
         correction, corrected_by = corrected.get(row["id"], (None, None))
         values: dict[str, Any] = {
-            **row,
+            **{name: value for name, value in row.items() if name not in ("review", "suspicions")},
             "state": ExperienceState(row["state"]),
             "class_name": ExperienceClass(row["class_name"]),
             "reasons": tuple(row["reasons"]),
+            "overruled": screens_of(row["suspicions"]) if row["review"] == ReviewDecision.ACCEPT else (),
         }
         found.append(StoredCandidate(**values, correction=correction, corrected_by=corrected_by))
     return found

@@ -42,7 +42,11 @@ def _create_reviews() -> None:
     )
     in_review = sa.text("in_review")
     op.create_index(
-        "ix_experiences_in_review", "experiences", ["profile", "seq"], sqlite_where=in_review, postgresql_where=in_review
+        "ix_experiences_in_review",
+        "experiences",
+        ["profile", "seq"],
+        sqlite_where=in_review,
+        postgresql_where=in_review,
     )
 
 
