@@ -8,6 +8,9 @@ import re
 from collections.abc import Iterator
 
 from tunesmith.data.screens.finding import Hit, visible
+from tunesmith.data.screens.injection_families import FAMILIES
+from tunesmith.data.screens.injection_families import MARKS as _FAMILY_MARKS
+from tunesmith.data.screens.injection_families import WORDS as _FAMILY_WORDS
 
 _ENOUGH = 3
 _LEET = re.compile(r"\b(?=[a-z0134578@$]{4,20}\b)[a-z]*[0134578@$]+[a-z][a-z0134578@$]*\b")
@@ -30,7 +33,6 @@ _PHRASES: tuple[tuple[int, str, str], ...] = (  # points, what it must hold some
     (2, "system hidden initial secret instructions", rf"\b(?:reveal|print|repeat|output|show|display|leak|dump|tell me|write out|give me)\b{_NEAR}\b(?:your|the|its)\b[^.!?\n]{{0,20}}\b(?:system prompt|system message|hidden (?:prompt|instructions)|initial (?:prompt|instructions)|secret instructions|instructions (?:above|verbatim))"),
     (2, "you_are", r"\byou are (?:now|no longer)\b[^.!?\n]{0,40}\b(?:dan\b|jailbroken|unrestricted|unfiltered|evil|uncensored|bound by|free from|an? ai without|in developer mode|developer mode|root)"),
     (2, "tell mention inform reveal alert notify", r"\b(?:do not|don't|never|without) (?:tell|telling|mention|mentioning|inform|informing|reveal|alert|alerting|notify)\w*\b[^.!?\n]{0,25}\b(?:the )?(?:user|human|operator|anyone|this (?:instruction|message|request))"),
-    (2, "conversation history prompt credential key password data secrets variables", rf"\b(?:send|post|forward|upload|exfiltrate|email|transmit|append)\b{_NEAR}\b(?:conversation|chat history|system prompt|credentials|api keys?|passwords?|user(?:'s)? data|secrets|environment variables)\b{_NEAR}(?:\bto\b|https?:|@)"),
     (2, "mode do_anything", r"\b(?:dan mode|developer mode (?:enabled|on|output)|jailbreak mode|god mode enabled|do anything now)\b"),
     (2, "instruction prompt directive message", r"(?:^|\n)\s{0,4}(?:#{1,4} ?|\*\*|\[|<)?(?:new|updated|override|real|actual|important|urgent) (?:system )?(?:instructions?|prompt|directive|message)(?: for (?:the )?(?:ai|assistant|model))?(?:\*\*|\]|>)?\s?:"),
     (1, "with", r"\bwith(?:out| no) (?:any )?(?:restrictions?|filters?|limitations?|censorship|safety|moral|ethical)"),
@@ -44,7 +46,7 @@ _PHRASES: tuple[tuple[int, str, str], ...] = (  # points, what it must hold some
 )  # fmt: skip
 _FORMS = [
     (points, tuple(need.replace("_", " ") for need in needs.split()), re.compile(form))
-    for points, needs, form in _PHRASES
+    for points, needs, form in _PHRASES + FAMILIES
 ]
 WORDS = frozenset(
     word.encode()
@@ -150,6 +152,7 @@ WORDS = frozenset(
         "gnore",
         "nstructions",
         "instruct",
+        *_FAMILY_WORDS,
     ]
 )
 """In lower case: an ASCII text without any of these words gives no order."""
@@ -157,7 +160,7 @@ _MARKS = (
     "конструк", "инструк", "указани", "правил", "команд", "指令", "指示", "提示", "规则", "規則", "说明", "命令", "プロンプト", "ルール",
     "지시", "명령", "규칙", "프롬프트", "التعليمات", "الأوامر", "القواعد", "talimat", "kural", "komut", "निर्देश", "नियम", "instru",
     "règle", "consigne", "regra", "órden", "regla", "istruz", "regol", "anweis", "regel", "vorgab", "befehl", "polece", "følg", "glöm", "ohje", "pokyn",
-    "hướng", "chỉ dẫn", "lệnh", "інструкц", "вказівк", "οδηγί", "הוראות", "คำสั่ง",
+    "hướng", "chỉ dẫn", "lệnh", "інструкц", "вказівк", "οδηγί", "הוראות", "คำสั่ง", *_FAMILY_MARKS,
 )  # fmt: skip
 
 
