@@ -125,7 +125,7 @@ def new_job(options: argparse.Namespace, is_cuda: bool, arm: str, method: str, s
     seconds = options.seconds if options.seconds is not None else (10.0 if is_cuda and not options.quick else 0.0)
     return Job(
         arm, method, size, steps, seconds,
-        warm_up=2 if is_cuda else 1,
+        warm_up=4 if is_cuda else 1,
         tokens_per_step=options.tokens_per_step or SIZES[size].tokens_per_step,
         pack_tokens=options.pack_tokens or SIZES[size].pack_tokens,
         checkpointed_layers=options.checkpointed_layers,

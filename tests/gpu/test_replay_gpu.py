@@ -47,7 +47,8 @@ def a_row(seed: int, *, is_shared: bool) -> Any:
         return Branch(ids, (True,) * len(ids))
 
     items = [
-        Item(f"e{number}", tokens(5, 90), (answer(), answer()) if is_shared else (answer(),)) for number in range(6)
+        Item(f"e{number}", tokens(5, 90), (answer(), answer()) if is_shared else (answer(),))
+        for number in range(4 + seed % 5)
     ]
     return packed(items)
 
@@ -65,7 +66,7 @@ def test_replayed_passes_equal_computed_ones_for_other_rows_and_moved_parameters
 
     recording, computing = a_model(), a_model()
     computing.recordings = None
-    for seed in range(8):
+    for seed in range(30):
         layout = a_row(seed, is_shared=is_shared)
         found, expected = asked(recording, layout), asked(computing, layout)
         torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-3)
@@ -74,11 +75,11 @@ def test_replayed_passes_equal_computed_ones_for_other_rows_and_moved_parameters
         assert float(found[1].norm() / expected[1].norm()) == pytest.approx(1, abs=1e-2)
         for one in (recording, computing):  # what is replayed must see the parameters as they are now
             for number, (_, parameter) in enumerate(trained_parameters(one.model)):
-                parameter.data += 0.01 * torch.cos(torch.arange(parameter.numel(), device="cuda") + number).view_as(
+                parameter.data += 0.003 * torch.cos(torch.arange(parameter.numel(), device="cuda") + number).view_as(
                     parameter
                 )
     assert recording.recordings.problem is None
-    assert recording.recordings._num_made >= 1
+    assert recording.recordings.num_made >= 1
 
 
 def test_gradients_of_several_passes_of_a_step_add_up() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tunesmith.domain.profile import Recipe
 from tunesmith.modeling.adapters import new_adapter, trained_parameters
@@ -16,7 +18,7 @@ from tunesmith.modeling.fast.kernels import add_copies
 from tunesmith.modeling.fast.model import FastModel, why_not
 from tunesmith.modeling.packs import Branch, Item, packed, padded
 from tunesmith.modeling.scoring import evaluating, span_log_probs
-from tunesmith.modeling.segments import Segment, filled_up, fixed_form, spread_of
+from tunesmith.modeling.segments import Form, Segment, filled_up, form_of, spread_in, spread_of
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -25,6 +27,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen3": {"head_dim": 16},
 }
+
+
+PROMPTS = st.lists(st.tuples(st.integers(1, 900), st.lists(st.integers(1, 300), max_size=4)), min_size=1, max_size=30)
+"""Lengths of prompts, each with those of the answers to it."""
 
 
 def an_adapted(name: str = "qwen3", targets: Any = "all-linear", rank: int = 4) -> Any:
@@ -191,19 +197,48 @@ def test_rows_filled_up_to_a_common_form_keep_every_segment_with_its_keys(is_sha
     for extra in range(0, 120, 40):
         plain = [Segment(300 + extra), Segment(41), Segment(7)]
         segments = [*plain, Segment(20, prompt=0), Segment(30, prompt=0)] if is_shared else plain
-        filled = filled_up(segments)
-        form, found = fixed_form(filled)
-        forms.add(form)
-        expected = spread_of(filled)
-        assert sum(segment.length for segment in filled) == form.num_tokens == int(found.query_starts[-1])
-        assert (len(found.query_starts), len(found.key_places)) == (form.num_segments + 1, form.num_keys)
-        num = len(expected.query_starts)
-        assert found.query_starts[:num].equal(expected.query_starts)
-        assert found.key_starts[:num].equal(expected.key_starts)
-        assert (found.query_starts[num - 1 :] == form.num_tokens).all()
-        assert (found.key_starts[num - 1 :] == len(expected.key_places)).all()
-        assert found.key_places[: len(expected.key_places)].equal(expected.key_places)
-        assert found.copies.equal(expected.copies)
-        assert found.is_plain is not is_shared
-        assert found.longest_key >= expected.longest_key
-    assert len(forms) == 1
+        forms.add(form_of(segments))
+        check_filled_up(segments, form_of(segments))
+    assert len(forms) <= 2
+
+
+@given(PROMPTS, PROMPTS)
+def test_whatever_a_form_covers_can_be_filled_up_to_it(
+    one: list[tuple[int, list[int]]], other: list[tuple[int, list[int]]]
+) -> None:
+    first, second = segments_of(one), segments_of(other)
+    check_filled_up(first, form_of(first))
+    if form_of(second).covers(form_of(first), 1.5):
+        check_filled_up(first, form_of(second))
+
+
+def segments_of(prompts: list[tuple[int, list[int]]]) -> list[Segment]:
+    made: list[Segment] = []
+    for length, answers in prompts:
+        number = len(made)
+        made.append(Segment(length))
+        made += [Segment(answer, prompt=number) for answer in answers]
+    return made
+
+
+def check_filled_up(segments: list[Segment], form: Form) -> None:
+    filled = filled_up(segments, form)
+    assert list(filled[: len(segments)]) == segments
+    found, expected = spread_in(filled, form), spread_of(filled)
+    num, num_keys = len(expected.query_starts), len(expected.key_places)
+    assert sum(segment.length for segment in filled) == form.num_tokens == int(found.query_starts[-1])
+    assert (len(found.query_starts), len(found.key_places)) == (
+        form.num_segments + 1,
+        form.num_tokens + form.num_shared,
+    )
+    assert found.query_starts[:num].equal(expected.query_starts)
+    assert found.key_starts[:num].equal(expected.key_starts)
+    assert (found.query_starts[num - 1 :] == form.num_tokens).all()
+    assert (found.key_starts[num - 1 :] == num_keys).all()
+    assert found.key_places[:num_keys].equal(expected.key_places)
+    copies = found.copies
+    assert copies[: len(expected.copies)].equal(expected.copies)
+    assert (copies[len(expected.copies) :] == -1).all()
+    assert len(copies) == form.num_copies
+    assert found.is_plain == (form.num_copies == 1)
+    assert form.longest >= max(expected.longest_key, *(segment.length for segment in filled))

@@ -21,6 +21,9 @@ class Engine(Protocol):
     def start_step(self) -> None:
         """Gradients are zero again."""
 
+    def foresee(self, layout: Layout) -> None:
+        """This one will be asked for next: what can be prepared without the device may be prepared now."""
+
     def span_log_probs(self, layout: Layout) -> Any:
         """Of each span of the layout, the sum of the log-probabilities of its tokens; keeps the graph for training."""
 
@@ -33,6 +36,9 @@ class PlainEngine:
 
     def start_step(self) -> None:
         self.model.zero_grad(set_to_none=True)
+
+    def foresee(self, layout: Layout) -> None:
+        _ = layout.spread  # it is kept with the layout
 
     def span_log_probs(self, layout: Layout) -> Any:
         return span_log_probs(self.model, layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +32,8 @@ class Spread:
     key_starts: Any
     longest_query: int
     longest_key: int
+    num_copies: int = 1
+    """Rows that `copies` has at least."""
 
     @property
     def is_plain(self) -> bool:
@@ -43,7 +46,7 @@ class Spread:
         places = self.key_places.numpy()[: int(self.key_starts[-1])]
         order = numpy.argsort(places, kind="stable")
         counts = numpy.bincount(places, minlength=int(self.query_starts[-1]))
-        found = numpy.full((int(counts.max()), len(counts)), -1)
+        found = numpy.full((max(self.num_copies, int(counts.max())), len(counts)), -1)
         found[numpy.arange(len(places)) - starts(counts)[places[order]], places[order]] = order
         return torch.from_numpy(found)
 
@@ -68,46 +71,71 @@ def spread_of(segments: Sequence[Segment]) -> Spread:
 
 @dataclass(frozen=True)
 class Form:
-    """The sizes of a spread: rows of the same form can be computed by one recording of what a device has to do."""
+    """The sizes of a spread: rows of one form can be computed by one recording of what a device has to do."""
 
     num_tokens: int
     num_segments: int
-    num_keys: int
+    num_shared: int
+    """Keys beyond one for each token: those of prompts, once more for every answer."""
     num_copies: int
+    """How often a key is used at most; 1 where no prompt is shared."""
     longest: int
 
+    def covers(self, other: Form, most: float) -> bool:
+        """Whether rows of the other form can be filled up to this one without computing `most` times as much."""
+        is_wide_enough = (
+            self.num_segments >= other.num_segments
+            and self.longest >= other.longest
+            and self.num_shared >= other.num_shared
+            and self.num_copies >= other.num_copies
+        )
+        is_alike = (self.num_copies == 1) == (other.num_copies == 1)
+        return is_wide_enough and is_alike and other.num_tokens <= self.num_tokens <= most * other.num_tokens
 
-def filled_up(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """With one more segment, so that the row has one of few lengths."""
-    num_tokens = sum(segment.length for segment in segments)
-    missing = _rounded(num_tokens) - num_tokens
-    return (*segments, Segment(missing)) if missing else tuple(segments)
 
-
-def fixed_form(segments: Sequence[Segment]) -> tuple[Form, Spread]:
-    """A form that many rows have, and these segments spread in it: the starts are filled up with segments without
-    tokens, and the keys with some that nobody looks at."""
-    spread = spread_of(segments)
-    num_tokens, num_keys = int(spread.query_starts[-1]), len(spread.key_places)
-    form = Form(
+def form_of(segments: Sequence[Segment]) -> Form:
+    """A form that many rows have, and that these segments can be filled up to."""
+    prompts = Counter(segment.prompt for segment in segments if segment.prompt is not None)
+    num_shared = sum(segments[number].length * num for number, num in prompts.items())
+    longest = max(segment.length + (segments[segment.prompt].length if segment.prompt is not None else 0)
+                  for segment in segments)  # fmt: skip
+    num_tokens = _rounded(sum(segment.length for segment in segments))
+    return Form(
         num_tokens=num_tokens,
-        num_segments=_power_of_two(len(segments), least=32),
-        num_keys=num_keys if spread.is_plain else _rounded(num_keys),
-        num_copies=1 if spread.is_plain else len(spread.copies),
-        longest=_power_of_two(max(spread.longest_query, spread.longest_key), least=256),
+        num_segments=_power_of_two(len(segments) + 2, least=32),
+        num_shared=_rounded(num_shared) if prompts else 0,
+        num_copies=1 + max(prompts.values(), default=0),
+        longest=_power_of_two(max(longest, num_tokens // 16), least=256),
     )
-    return form, Spread(
-        query_starts=_lengthened(spread.query_starts, form.num_segments + 1, num_tokens),
-        key_places=_lengthened(spread.key_places, form.num_keys, 0),
+
+
+def filled_up(segments: Sequence[Segment], form: Form) -> tuple[Segment, ...]:
+    """With one or two more segments, so that the row is as long as the form says."""
+    missing = form.num_tokens - sum(segment.length for segment in segments)
+    first = min(missing, form.longest)
+    return (*segments, *(Segment(length) for length in (first, missing - first) if length))
+
+
+def spread_in(segments: Sequence[Segment], form: Form) -> Spread:
+    """A row that was filled up, spread in its form: the starts are filled up with segments without tokens, and the
+    keys with some that nobody looks at."""
+    spread = spread_of(segments)
+    num_keys, most_keys = len(spread.key_places), form.num_tokens + form.num_shared
+    assert len(segments) <= form.num_segments
+    assert num_keys <= most_keys, "a kernel would read what is not there"
+    return Spread(
+        query_starts=_lengthened(spread.query_starts, form.num_segments + 1, form.num_tokens),
+        key_places=_lengthened(spread.key_places, most_keys, 0),
         key_starts=_lengthened(spread.key_starts, form.num_segments + 1, num_keys),
         longest_query=form.longest,
         longest_key=form.longest,
+        num_copies=form.num_copies,
     )
 
 
 def _rounded(num: int) -> int:
-    """Up to one of few sizes: 16 between a number and its double."""
-    step = max(256, _power_of_two(num, least=1) // 32)
+    """Up to one of few sizes: at most 64 between a number and its double."""
+    step = max(256, _power_of_two(num, least=1) // 128)
     return -(-num // step) * step
 
 

@@ -12,15 +12,16 @@ from torch.utils.checkpoint import checkpoint
 
 from tunesmith.domain.memory_forecast import FAST_FAMILIES
 from tunesmith.modeling.adapters import trained_parameters
-from tunesmith.modeling.attention import Apart, Placed, Rules
+from tunesmith.modeling.attention import Apart, Rules
 from tunesmith.modeling.fast.head import log_probs
 from tunesmith.modeling.fast.kernels import Heads, Norm, norm, norm_backward, run
 from tunesmith.modeling.fast.layer import Layer
-from tunesmith.modeling.fast.replay import Recordings, Row, is_small
+from tunesmith.modeling.fast.replay import Recordings, is_small
+from tunesmith.modeling.fast.rows import Prepared, prepared
 from tunesmith.modeling.fast.site import Site
 from tunesmith.modeling.packs import Layout
 from tunesmith.modeling.quantized import is_quantized
-from tunesmith.modeling.segments import Segment, filled_up, fixed_form, moved
+from tunesmith.modeling.segments import moved
 
 _PROJECTION = re.compile(
     r"\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.lora_[AB]\.default\.weight\Z"
@@ -67,6 +68,7 @@ class FastModel:
         self._num_parameters = sum(parameter.numel() for parameter in base.parameters())
         can_record = self._head.is_cuda and not checkpointed_layers and not any(map(is_quantized, base.modules()))
         self.recordings = Recordings(self._through) if can_record else None
+        self._foreseen: dict[int, tuple[Layout, Prepared]] = {}  # by id; the layout is held, so that no other gets it
 
     def start_step(self) -> None:
         """Gradients are zero, and are collected in one piece of memory from here on."""
@@ -74,29 +76,30 @@ class FastModel:
         for parameter, own in zip(self._parameters, self._own, strict=True):
             parameter.grad = own
 
+    def foresee(self, layout: Layout) -> None:
+        self._foreseen[id(layout)] = (layout, self._prepared(layout))
+
     def span_log_probs(self, layout: Layout) -> Any:
         """Of each span of the layout the sum of the log-probabilities of its tokens; differentiable if asked for."""
         device = self._head.device
-        segments, ids, positions, places = _row(layout)
-        places, tokens, spans = (moved(tensor, device) for tensor in (places, layout.wanted, layout.spans))
-        residual, delta = self._pass(segments, ids, positions)
+        foreseen = self._foreseen.pop(id(layout), None)
+        row = self._prepared(layout) if foreseen is None else foreseen[1]
+        residual, delta = self._pass(row)
+        places, tokens, spans = (moved(tensor, device) for tensor in (row.places, layout.wanted, layout.spans))
         found = log_probs(_Last.apply(residual, delta, places, self._norm), self._head, tokens)
         return torch.zeros(layout.num_spans, device=device).index_add(0, spans, found)
 
-    def _pass(self, segments: tuple[Segment, ...], ids: Any, positions: Any) -> tuple[Any, Any]:
-        """All layers: the residual stream, and what the last one adds to it. On CUDA the row is filled up."""
-        device = self._head.device
-        if device.type != "cuda":
-            return self._through(ids, *self._turns(positions), Apart(segments, device))
-        segments = filled_up(segments)
-        form, spread = fixed_form(segments)
-        ids, positions = (
-            moved(torch.nn.functional.pad(tensor, (0, form.num_tokens - len(tensor))), device)
-            for tensor in (ids, positions)
-        )
-        row = Row(ids, *self._turns(positions), segments, Placed.of(spread, device))
-        if self.recordings is not None and torch.is_grad_enabled() and is_small(form.num_tokens, self._num_parameters):
-            return self.recordings(form, row)
+    def _prepared(self, layout: Layout) -> Prepared:
+        if not self._head.is_cuda:
+            return prepared(layout, None)
+        return prepared(layout, self.recordings.choose if self.recordings is not None else lambda form: form)
+
+    def _pass(self, given: Prepared) -> tuple[Any, Any]:
+        """All layers: the residual stream, and what the last one adds to it."""
+        row = given.row(self._head.device, self._turns)
+        form, recordings = given.form, self.recordings if torch.is_grad_enabled() else None
+        if form is not None and recordings is not None and is_small(form.num_tokens, self._num_parameters):
+            return recordings(form, row)
         return self._through(row.ids, row.cos, row.sin, row.attend)
 
     def _turns(self, positions: Any) -> tuple[Any, Any]:
@@ -139,15 +142,6 @@ class _Last(torch.autograd.Function):
         grad = run(norm_backward, grads[0], None, rows, ctx.last)
         total = torch.zeros(ctx.shape, dtype=rows.dtype, device=rows.device).index_add_(0, places, grad)
         return total, total, None, None
-
-
-def _row(layout: Layout) -> tuple[tuple[Segment, ...], Any, Any, Any]:
-    """A layout as one row: its segments, tokens, positions, and the place of what predicts each wanted token."""
-    num_rows, width = layout.ids.shape
-    segments = layout.segments or (Segment(width),) * num_rows
-    columns = max(1, len(layout.columns))
-    places = layout.picks // columns * width + layout.columns[layout.picks % columns]
-    return segments, layout.ids.flatten(), layout.positions.flatten(), places
 
 
 def _layers(adapted: Any) -> list[Layer]:

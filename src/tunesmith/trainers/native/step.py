@@ -18,7 +18,7 @@ from tunesmith.clock import boot_seconds
 from tunesmith.domain.profile import Recipe
 from tunesmith.domain.task import ErrorClass
 from tunesmith.modeling.adapters import trained_parameters
-from tunesmith.modeling.packs import Item, Packer
+from tunesmith.modeling.packs import Item, Layout, Packer
 from tunesmith.modeling.scoring import Engine, answer_log_probs
 from tunesmith.programs.host import ProgramFailure
 from tunesmith.trainers.native.objectives import Objective, Weights, weigh
@@ -70,6 +70,7 @@ class StepMaker:
         self._engine, self._optimizer, self._recipe = engine, optimizer, recipe
         self._packer, self._objective, self._team = packer, objective, team
         self._parameters = [tensor for _, tensor in trained_parameters(engine.model)]
+        self._foreseen: tuple[list[str], list[tuple[list[Item], Layout]]] | None = None
 
     def make(self, step: int, num_steps: int, items: Sequence[Item], upcoming: Sequence[Item] = ()) -> MadeStep:
         """The step after `step` others, together with the team; the same loss and gradients however it is cut.
@@ -86,8 +87,7 @@ class StepMaker:
             self._team.sum_gradients(self._parameters)
             norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._recipe.clip)
             update = self._update(is_broken=~torch.isfinite(norm) | ~torch.isfinite(torch.as_tensor(totals["loss"])))
-        for item in upcoming:
-            _ = item.arrays
+        self._foresee(upcoming)
         figures = _read(totals | {"grad_norm": norm, "update_ratio": update})
         loss, num_tokens = figures.pop("loss"), sum(len(item) for item in items)
         broken, suspects = self._look(loss, figures["grad_norm"], passes, items)
@@ -106,17 +106,16 @@ class StepMaker:
     ) -> tuple[list[tuple[list[Item], Any]], dict[str, Any]]:
         """Gradients of this process's share of the step, pass by pass; loss and figures of the whole step."""
         self._engine.start_step()
-        groups = [[items[index] for index in group] for group in self._packer.groups(items)]
-        mine = self._team.share(groups)
+        with clock("data"):
+            mine = self._share_of(items)
         with clock("forward"):
-            own = [item for some in mine for item in some]
+            own = [item for some, _ in mine for item in some]
             aside = self._team.total(self._objective.aside(own, self._score))
-        self._engine.model.train()
+        if not self._engine.model.training:  # setting it walks over every module, which takes longer than a small pass
+            self._engine.model.train()
         totals: dict[str, Any] = {"loss": 0.0}
         passes = []
-        for some in mine:
-            with clock("data"):
-                layout = self._packer.layout(some)
+        for some, layout in mine:
             with clock("forward"):
                 spans = self._engine.span_log_probs(layout)
                 terms = self._objective.terms(some, spans, weights, aside)
@@ -126,6 +125,23 @@ class StepMaker:
             for name, figure in [("loss", terms.loss.detach()), *terms.figures.items()]:
                 totals[name] = totals.get(name, 0.0) + _wide(figure)
         return passes, self._team.totals(totals)
+
+    def _share_of(self, items: Sequence[Item]) -> list[tuple[list[Item], Layout]]:
+        """This process's passes of a step: which items, and how they are laid out."""
+        foreseen, self._foreseen = self._foreseen, None
+        if foreseen is not None and foreseen[0] == [item.id for item in items]:
+            return foreseen[1]
+        groups = [[items[index] for index in group] for group in self._packer.groups(items)]
+        return [(some, self._packer.layout(some)) for some in self._team.share(groups)]
+
+    def _foresee(self, items: Sequence[Item]) -> None:
+        """Prepare the next step while the device still works on this one."""
+        if not self._parameters[0].is_cuda:
+            return  # there is nobody else to work meanwhile
+        passes = self._share_of(items)
+        for _, layout in passes:
+            self._engine.foresee(layout)
+        self._foreseen = ([item.id for item in items], passes)
 
     def _look(
         self, loss: float, norm: float, passes: Sequence[tuple[Sequence[Item], Any]], items: Sequence[Item]
@@ -147,7 +163,7 @@ class StepMaker:
     def _update(self, is_broken: Any) -> Any:
         """Apply the gradients, unless something broke; how large the change is relative to the weights."""
         with torch.no_grad():
-            before = [tensor.detach().clone() for tensor in self._parameters]
+            before = torch._foreach_mul([tensor.detach() for tensor in self._parameters], 1.0)  # copies, in one go
             # the fused optimizer reads it on the device and does nothing if it is 1
             self._optimizer.found_inf = is_broken.to(self._parameters[0].device, torch.float32)
             self._optimizer.step()
