@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from tunesmith.domain.example import Split
 from tunesmith.domain.experience import ExperienceClass
 from tunesmith.domain.learning import MemberRole
-from tunesmith.domain.mix import TEMPLATE_IS_FULL, WAITS, Candidate, Mix, MixKind, Selection, role_of, select
+from tunesmith.domain.mix import FULL, WAITS, Candidate, Mix, MixKind, Selection, role_of, select
 
 GOLD, CORRECTED, REPLAY = MemberRole.GOLD, MemberRole.CORRECTED, MemberRole.REPLAY
 NUM_HELDOUT = 1000
@@ -80,28 +80,43 @@ def test_what_is_poor_and_not_corrected_never_is_in() -> None:
     assert select(poor, Mix(), "sft", NUM_HELDOUT).left_out == {"quarantined": 100}
 
 
-def test_held_out_and_validation_come_along_and_replay_of_them_does_not() -> None:
-    new = [
-        *_some(60, "gold"),
-        *_some(30, "gold", 100, split=Split.HELDOUT),
-        *_some(9, "gold", 200, split=Split.VALIDATION),
-    ]
-    old = _some(40, "replay", 300, split=Split.HELDOUT)
-    selection = select([*new, *old], Mix(), "sft", 10)
+def _beside(selection: Selection, split: Split) -> list[str]:
+    return sorted(pick.id for pick in selection.picks if pick.split is split)
+
+
+def test_held_out_and_validation_come_along_up_to_the_cap_old_and_new() -> None:
+    held = _some(30, "gold", 100, split=Split.HELDOUT)
+    new = [*_some(60, "gold"), *held, *_some(9, "gold", 200, split=Split.VALIDATION)]
+    selection = select(new, Mix(), "sft", 10)
     assert Counter(pick.split for pick in selection.picks) == {Split.TRAIN: 60, Split.HELDOUT: 10, Split.VALIDATION: 9}
     assert selection.num_new == 60
-    assert selection.left_out == {WAITS: 20, "held out or validated on before": 40}
-    kept = sorted(int(pick.id.removeprefix("gold-")) for pick in selection.picks if pick.split is Split.HELDOUT)
-    assert kept == list(range(100, 130, 3))  # old and new
+    assert selection.left_out == {WAITS: 20}
+    assert _beside(selection, Split.HELDOUT) == [f"gold-{n}" for n in range(100, 130, 3)]
 
 
-def test_one_template_has_its_share_only_where_there_are_two() -> None:
-    one = _some(300, "gold", template="a")
-    assert _roles(select(one, Mix(), "sft", 0))[0] == 140
-    two = [*one, *_some(20, "gold", 900, template="b"), *_some(20, "gold", 1900)]
-    selection = select(two, Mix(max_template_share=0.25), "sft", 0)
+def test_held_out_are_taken_in_proportion_so_that_later_rounds_have_some_too() -> None:
+    able = [*_some(1400, "gold"), *_some(1000, "gold", 2000, split=Split.HELDOUT)]
+    assert len(_beside(select(able, Mix(), "sft", 1000), Split.HELDOUT)) == 100  # 140 of 1400 are trained
+    assert len(_beside(select(able, Mix(min_beside=300), "sft", 1000), Split.HELDOUT)) == 300
+
+
+def test_held_out_before_come_along_again_only_where_new_ones_are_too_few() -> None:
+    old = _some(40, "replay", 300, split=Split.HELDOUT)
+    able = [*_some(60, "gold"), *_some(5, "gold", 100, split=Split.HELDOUT), *old]
+    selection = select(able, Mix(min_beside=8), "sft", 1000)
+    assert Counter(pick.role for pick in selection.picks if pick.split is Split.HELDOUT) == {GOLD: 5, REPLAY: 3}
+    assert selection.left_out == {"its prompt is held out, and was in before": 37}
+
+
+@pytest.mark.parametrize("what", ["template", "source"])
+def test_one_template_or_source_has_its_share_only_where_there_are_two(what: str) -> None:
+    policy = Mix.model_validate({f"max_{what}_share": 0.25})
+    one = _some(300, "gold", **{what: "a"})
+    assert _roles(select(one, policy, "sft", 0))[0] == 140
+    two = [*one, *_some(20, "gold", 900, **{what: "b"}), *_some(20, "gold", 1900)]
+    selection = select(two, policy, "sft", 0)
     assert _roles(selection)[0] == 50 + 20 + 20
-    assert selection.left_out[TEMPLATE_IS_FULL] == 250
+    assert selection.left_out[FULL[what]] == 250
 
 
 def test_corrected_come_first_then_the_newest() -> None:
@@ -168,11 +183,13 @@ def test_any_candidates_keep_every_rule(
     trained = [pick for pick in selection.picks if pick.split is Split.TRAIN]
     assert len(trained) <= policy.max_examples
     assert sum(pick.role is REPLAY for pick in trained) <= policy.replay_places
+    for split in (Split.HELDOUT, Split.VALIDATION):
+        beside = [pick for pick in selection.picks if pick.split is split]
+        assert REPLAY not in {pick.role for pick in beside} or len(beside) <= policy.min_beside
     for pick in selection.picks:
         candidate = by_id[pick.id]
         assert (pick.split, pick.role) == (candidate.split, role_of(candidate, policy, kind))
         assert (pick.role is REPLAY) == candidate.is_consumed
-        assert pick.role is not REPLAY or pick.split is Split.TRAIN
         assert kind == "sft" or candidate.has_correction
     able = [c for c in candidates if c.split is Split.TRAIN and isinstance(role_of(c, policy, kind), MemberRole)]
     named = Counter(by_id[pick.id].template for pick in trained if by_id[pick.id].template is not None)

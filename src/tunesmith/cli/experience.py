@@ -226,6 +226,10 @@ def _describe(detail: ExperienceDetail) -> None:
     show_fields([(str(m["role"]), m.get("content") or "(a call)") for m in detail.messages[-_SHOWN_TURNS:]])
     show_fields([("reference", detail.reference)])
     _describe_judgements(detail)
+    if detail.datasets:
+        heading("Datasets it was in")
+        inside = [(member.dataset_id, member.split, member.role, member.reason) for member in detail.datasets]
+        show_table([Column("DATASET"), Column("SPLIT"), Column("ROLE"), Column("WHY", "fold")], inside, indent=2)
     heading("History")
     rows = [(age(e.at), e.action, e.actor, e.reason) for e in detail.events]
     show_table([Column("AGE"), Column("ACTION"), Column("ACTOR"), Column("REASON", "fold")], rows, indent=2)

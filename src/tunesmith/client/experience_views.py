@@ -12,6 +12,7 @@ from tunesmith.domain.experience import Interaction
 from tunesmith.domain.verifiers import Finding
 from tunesmith.store.experiences import Experience
 from tunesmith.store.feedback import StoredFeedback
+from tunesmith.store.members import Member
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class ExperienceDetail:
     in_review: bool
     feedback: tuple[StoredFeedback, ...]
     events: tuple[EventView, ...]
+    datasets: tuple[Member, ...]
+    """Every dataset that was assembled with it, the oldest first; `dataset_id` is the one that has it now."""
 
 
 @dataclass(frozen=True)

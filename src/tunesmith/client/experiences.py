@@ -29,7 +29,7 @@ from tunesmith.stages import capture, rate
 from tunesmith.stages.capture import Capture, Rules
 from tunesmith.stages.experience_rules import rules_of, thresholds_of
 from tunesmith.stages.import_experiences import ImportOptions, Progress, import_files
-from tunesmith.store import assessments, events, experiences, feedback
+from tunesmith.store import assessments, events, experiences, feedback, members
 
 _CONTEXT = frozenset(field.name for field in fields(Context))
 _MAX_LISTED = 10_000
@@ -130,6 +130,7 @@ class Experiences(Reviewing, Forgetting):
             assessment = assessments.get(tx, found.id)
             said = feedback.of_experience(tx, found.id)
             history = events.of_entity(tx, "experience", found.id)
+            inside = members.of_experience(tx, found.id)
         return ExperienceDetail(
             experience=view_of(found, assessment),
             messages=found.messages,
@@ -146,6 +147,7 @@ class Experiences(Reviewing, Forgetting):
                 EventView(event.at, event.action, event.actor, event.old_state, event.new_state, event.reason)
                 for event in history
             ),
+            datasets=tuple(inside),
         )
 
     def _rules(self, profile: str) -> Rules:

@@ -5,8 +5,10 @@ Shortage rules, in this order:
 1. Corrected ones that are missing are replaced by gold ones, and gold ones that are missing by corrected ones.
 2. Where both are missing, there are fewer examples in all: replay never fills a place of new data, and shrinks with it.
 3. Replay that is missing stays missing: what was never learnt waits for its turn instead of being burnt at once.
-4. Of one template no more than its share is trained, once there are two templates to choose from.
-5. What the hash of its prompt holds out, or gives to validation, comes along beside the places: it is never trained.
+4. Of one template, and of one source, no more than its share is trained, once there are two to choose from.
+5. What the hash of its prompt holds out, or gives to validation, is never trained. It comes along beside the places, as
+   large a part of it as of what can be trained, and at least `min_beside`. Where there are fewer, what was held out or
+   validated on before comes along again.
 
 The same candidates, policy and seed give the same choice, whatever order they come in.
 """
@@ -14,6 +16,7 @@ The same candidates, policy and seed give the same choice, whatever order they c
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +32,7 @@ from tunesmith.domain.section import Section, Share
 MixKind = Literal["sft", "preference"]
 """sft: answers to learn. preference: pairs of a correction and the answer it corrects."""
 WAITS = "no place left in this round"
-TEMPLATE_IS_FULL = "its template has its share already"
+FULL = {"template": "a template that has its share already", "source": "a source that has its share already"}
 
 
 class Mix(Section):
@@ -47,6 +50,10 @@ class Mix(Section):
     """Most examples to train on; held-out and validation ones come along beside them."""
     max_template_share: float = Field(default=0.5, gt=0.0, le=1.0)
     """Most of these that one template may have, where there are several."""
+    max_source_share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Most of these that one source (an application, a file) may have, where there are several."""
+    min_beside: int = Field(default=50, ge=0, le=100_000)
+    """Fewest held-out, and fewest validation, examples to bring along, where there are so many."""
     seed: int = Field(default=1, ge=0, lt=2**32)
     """Which of many are taken."""
     task_types: tuple[str, ...] = ()
@@ -90,6 +97,7 @@ class Candidate:
     split: Split
     """Where the hash of its prompt puts it."""
     template: str | None = None
+    source: str | None = None
     task_type: str | None = None
 
 
@@ -146,7 +154,7 @@ def role_of(candidate: Candidate, policy: Mix, kind: MixKind) -> MemberRole | st
     if not is_gold and not candidate.has_correction:
         return f"{candidate.class_name} and not corrected"
     if candidate.is_consumed:
-        return MemberRole.REPLAY if candidate.split is Split.TRAIN else "held out or validated on before"
+        return MemberRole.REPLAY
     return MemberRole.GOLD if is_gold and kind == "sft" else MemberRole.CORRECTED
 
 
@@ -165,9 +173,13 @@ def select(candidates: Iterable[Candidate], policy: Mix, kind: MixKind, max_held
     left_out.update(trained.left_out)
     for split, most in ((Split.VALIDATION, policy.max_examples), (Split.HELDOUT, max_heldout)):
         beside = sorted((pair for pair in able if pair[0].split is split), key=lambda pair: pair[0].seq)
-        spread = _spread(beside, most)
-        picks += [(candidate, role, _BESIDE[split]) for candidate, role in spread]
-        left_out[WAITS] += len(beside) - len(spread)
+        new = [pair for pair in beside if pair[1] is not MemberRole.REPLAY]
+        old = [pair for pair in beside if pair[1] is MemberRole.REPLAY]
+        taken = _spread(new, min(most, max(policy.min_beside, math.ceil(len(new) * trained.share_taken))))
+        again = _spread(old, max(0, min(most, policy.min_beside) - len(taken)))
+        picks += [(candidate, role, _BESIDE[split]) for candidate, role in (*taken, *again)]
+        left_out[WAITS] += len(new) - len(taken)
+        left_out[f"{_BESIDE[split]}, and was in before"] += len(old) - len(again)
     order = {MemberRole.CORRECTED: 0, MemberRole.GOLD: 1, MemberRole.REPLAY: 2}
     picks.sort(key=lambda pick: (order[pick[1]], -pick[0].seq, pick[0].id))
     return Selection(
@@ -177,10 +189,7 @@ def select(candidates: Iterable[Candidate], policy: Mix, kind: MixKind, max_held
     )
 
 
-_BESIDE = {
-    Split.VALIDATION: "new, and its prompt is for validation",
-    Split.HELDOUT: "new, and its prompt is held out",
-}
+_BESIDE = {Split.VALIDATION: "its prompt is for validation", Split.HELDOUT: "its prompt is held out"}
 _Picked = tuple[Candidate, MemberRole, str]
 
 
@@ -190,12 +199,18 @@ class _Places:
     def __init__(self, policy: Mix, able: Sequence[tuple[Candidate, MemberRole]]) -> None:
         self._policy = policy
         self._queues = {role: _drawn([c for c, r in able if r is role], policy.seed) for role in MemberRole}
-        self._templates: Counter[str] = Counter()
-        num_templates = len({candidate.template for candidate, _ in able} - {None})
-        share = policy.max_template_share if num_templates > 1 else 1.0
-        self._most = max(1, int(policy.max_examples * share))
+        self._taken: Counter[tuple[str, str]] = Counter()
+        shares = {"template": policy.max_template_share, "source": policy.max_source_share}
+        self._most = {
+            what: max(1, int(policy.max_examples * share))
+            for what, share in shares.items()
+            if len({getattr(candidate, what) for candidate, _ in able} - {None}) > 1
+        }
+        self._num_able = sum(role is not MemberRole.REPLAY for _, role in able)
         self.left_out: Counter[str] = Counter()
         self.shortages: list[str] = []
+        self.share_taken = 0.0
+        """Of the new ones that can be trained."""
 
     def fill(self) -> list[_Picked]:
         policy, gold, corrected = self._policy, MemberRole.GOLD, MemberRole.CORRECTED
@@ -213,6 +228,7 @@ class _Places:
             self._short("gold", missing, f"corrected ones took {len(instead)} of their places")
         if (missing := policy.new_places - len(picked)) > 0:
             self._short("new", missing, "fewer in all, and replay shrinks with them")
+        self.share_taken = len(picked) / max(1, self._num_able)
         places = policy.replay_places * len(picked) // policy.new_places
         replayed = self._take(MemberRole.REPLAY, places, "learnt before, and repeated so that it is not forgotten")
         if len(replayed) < places:
@@ -225,16 +241,19 @@ class _Places:
         self.shortages.append(f"{num} {what} missing: {then}")
 
     def _take(self, role: MemberRole, num: int, reason: str) -> list[_Picked]:
-        """The next of a role, without those whose template has its share already."""
+        """The next of a role, without those whose template or source has its share already."""
         queue = self._queues[role]
         picked: list[_Picked] = []
         while queue and len(picked) < num:
             candidate = queue.pop()
-            if candidate.template is not None:
-                if self._templates[candidate.template] >= self._most:
-                    self.left_out[TEMPLATE_IS_FULL] += 1
-                    continue
-                self._templates[candidate.template] += 1
+            owners = [
+                (what, str(getattr(candidate, what))) for what in self._most if getattr(candidate, what) is not None
+            ]
+            full = next((what for what, name in owners if self._taken[what, name] >= self._most[what]), None)
+            if full is not None:
+                self.left_out[FULL[full]] += 1
+                continue
+            self._taken.update(owners)
             picked.append((candidate, role, reason))
         return picked
 
@@ -248,7 +267,7 @@ def _drawn(candidates: Sequence[Candidate], seed: int) -> list[Candidate]:
     return sorted(candidates, key=lot)
 
 
-def _spread(ordered: Sequence[tuple[Candidate, MemberRole]], most: int) -> Sequence[tuple[Candidate, MemberRole]]:
+def _spread(ordered: list[tuple[Candidate, MemberRole]], most: int) -> list[tuple[Candidate, MemberRole]]:
     """At most so many, evenly over the order they came in, so that old and new both stay represented."""
     if len(ordered) <= most:
         return ordered

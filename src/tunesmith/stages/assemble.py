@@ -22,11 +22,12 @@ from tunesmith.domain.experience import ExperienceState
 from tunesmith.domain.learning import MemberRole
 from tunesmith.domain.mix import WAITS, Candidate, Mix, MixKind, MixReport, Pick, Selection, select
 from tunesmith.domain.profile import Method
+from tunesmith.domain.screen import Screen
 from tunesmith.errors import Refused
 from tunesmith.files import publish_folder
 from tunesmith.ids import new_id
 from tunesmith.stages.assembly_lines import Splitter, line_of, provenance, told_of
-from tunesmith.stages.prepare import heldout_cases, options_of
+from tunesmith.stages.prepare import heldout_cases, judging_cases, options_of
 from tunesmith.stages.unrecorded import remove_unrecorded, unrecorded
 from tunesmith.store import candidates, datasets, events, members, profiles
 from tunesmith.store.candidates import StoredCandidate
@@ -39,7 +40,7 @@ MEMBERS_FILE = "members.jsonl"
 WantedKind = Literal["auto", "sft", "preference"]
 _SOURCE = "experiences.jsonl"
 _PAGE = 2000
-_TRIES = 3  # somebody else may take what was chosen
+_TRIES = 5  # somebody else may take what was chosen
 _ROUNDS = 3  # preparing may refuse what was chosen, and others take its place
 
 
@@ -74,12 +75,19 @@ def preview(database: Database, checked: CheckedProfile, *, kind: WantedKind = "
     """What would be chosen now, before preparing looks at it; changes nothing."""
     profile = checked.profile
     mixed = kind_of(kind, profile.recipe.method)
-    options = options_of(checked).model_copy(update={"windows": "last"})
-    splitter = Splitter(options, mixed, _ever_held_out(database, profile.name))
+    splitter = Splitter(_options(checked), mixed, _ever_held_out(database, profile.name))
     found, left_out = _read_candidates(database, profile.name, splitter)
     policy = profile.experience.mix
     selection = select(found, policy, mixed, profile.data.heldout_cap)
     return _report(policy, mixed, selection, {pick.id: pick for pick in selection.picks}, left_out)
+
+
+def _options(checked: CheckedProfile) -> PrepareOptions:
+    """As for files, but for three things: of a conversation only the last answer is learnt, the mix has its own limits,
+    and bad rows are told one by one: they are no reason against the others."""
+    options = options_of(checked)
+    limits = options.limits.model_copy(update={"max_per_source": None, "max_source_share": None})
+    return options.model_copy(update={"windows": "last", "max_bad_share": 1.0, "limits": limits})
 
 
 class _Assembly:
@@ -95,8 +103,7 @@ class _Assembly:
         self.profile = checked.profile.name
         self.policy: Mix = checked.profile.experience.mix
         self.kind = kind_of(kind, checked.profile.recipe.method)
-        # a bad row is told and left out by itself: one is no reason against the others
-        self.options: PrepareOptions = options_of(checked).model_copy(update={"windows": "last", "max_bad_share": 1.0})
+        self.options = _options(checked)
         self.dataset_id = new_id("ds")
         self.refused: dict[str, str] = {}
         """What preparing left out, and why."""
@@ -128,6 +135,7 @@ class _Assembly:
         """Choose and prepare; where preparing refuses some of them, others take their places."""
         from tunesmith.data.prepare import prepare
 
+        cases = judging_cases(self.database, self.checked)
         for number in range(_ROUNDS):
             able = [candidate for candidate in found if candidate.id not in self.refused]
             selection = select(able, self.policy, self.kind, self.checked.profile.data.heldout_cap)
@@ -141,13 +149,22 @@ class _Assembly:
             with source.open("wb") as sink:
                 sink.writelines(line_of(stored[pick.id], self.kind) + b"\n" for pick in selection.picks)
             folder = staged / f"round-{number}" / "dataset"  # a level deeper: the lock on `staged` is ours
-            prepared = prepare([source], folder, self.options)
+            prepared = prepare([source], folder, self._options_for(selection, stored), cases=cases)
             kept = {pick.id for pick, _ in self._kept(selection, prepared)}
             lost = _why_refused(selection, prepared, kept)
             self.refused.update(lost)
             if not lost or WAITS not in selection.left_out:
                 break
         return selection, prepared, stored
+
+    def _options_for(self, selection: Selection, stored: Mapping[str, StoredCandidate]) -> PrepareOptions:
+        """What a reviewer has overruled stays overruled: the screens see the same text once more."""
+        overruled = {
+            line: tuple(map(Screen, stored[pick.id].overruled))
+            for line, pick in enumerate(selection.picks, start=1)
+            if stored[pick.id].overruled
+        }
+        return self.options.model_copy(update={"overruled": overruled})
 
     def _kept(self, selection: Selection, prepared: PreparedDataset) -> Iterator[tuple[Pick, Example]]:
         """What preparing kept, by the line it was written to."""
@@ -262,6 +279,7 @@ def _read_candidates(database: Database, profile: str, splitter: Splitter) -> tu
                     is_consumed=each.state is ExperienceState.CONSUMED,
                     split=split,
                     template=each.template,
+                    source=each.source,
                     task_type=each.task_type,
                 )
             )

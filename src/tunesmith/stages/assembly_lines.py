@@ -24,7 +24,7 @@ def line_of(candidate: StoredCandidate, kind: MixKind) -> bytes:
     messages, tools = _without_tools(candidate.messages)
     prompt, answer = messages[:-1], messages[-1]
     correction = {"role": "assistant", "content": candidate.correction}
-    if kind == "preference":
+    if kind == "preference" and candidate.correction is not None:
         return orjson.dumps({**tools, "prompt": prompt, "chosen": [correction], "rejected": [answer]})
     is_gold = candidate.class_name is ExperienceClass.GOLD or candidate.correction is None
     return orjson.dumps({**tools, "messages": [*prompt, answer if is_gold else correction]})

@@ -1,0 +1,442 @@
+"""Assembly on both databases: what is chosen, what it reserves, how that ends, and what is never trained."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from builders import PROFILE, a_workspace
+from store_builders import ACTOR, a_run, force
+from tunesmith import lifecycle
+from tunesmith.client import Client
+from tunesmith.data.dataset import iter_examples
+from tunesmith.domain.example import Example, Split
+from tunesmith.domain.experience import ExperienceState
+from tunesmith.domain.learning import CorrectionState
+from tunesmith.domain.run import RUN, DataEffect, RunState, effect_of_end
+from tunesmith.errors import Refused, UsageError
+from tunesmith.ids import new_id
+from tunesmith.store import candidates, datasets, experiences, learning_tables, members, tables
+from tunesmith.store.database import Database
+
+SMALL = {"min_new": 5, "max_examples": 40}
+SHARES = {"heldout_share": 0.3, "screens": "none"}
+
+
+def _client(folder: Path, store_url: str, *, data: dict[str, Any] | None = None, **mix: Any) -> Client:
+    profile = {"experience": {"mix": {**SMALL, **mix}}, "data": {**SHARES, **(data or {})}}
+    return a_workspace(folder, profile=profile, settings={"store": {"url": store_url}})
+
+
+def _talk(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def _gold(client: Client, num: int, first: int = 0, **about: Any) -> list[str]:
+    """Clean answers that nobody has said anything about."""
+    talks = [_talk(f"Tell me about the town {n}", f"The town {n} is old.") for n in range(first, first + num)]
+    return [client.experiences.add(PROFILE, talk, **about).id for talk in talks]
+
+
+def _corrected(client: Client, num: int, first: int = 0) -> list[str]:
+    ids = []
+    for n in range(first, first + num):
+        added = client.experiences.add(PROFILE, _talk(f"Where is the river {n}", f"wrong {n}"))
+        client.feedback.add(added.id, "down", rater="ann", correction=f"The river {n} is in the north.")
+        ids.append(added.id)
+    return ids
+
+
+def _examples(client: Client, dataset_id: str) -> list[tuple[Split, Example]]:
+    folder = client.workspace.data_dir / client.datasets.show(dataset_id)[0].path
+    return [(split, example) for split in Split for example in iter_examples(folder, split)]
+
+
+def _states(database: Database) -> Counter[str]:
+    with database.read() as tx:
+        return Counter(tx.conn.execute(sa.select(tables.experiences.c.state)).scalars())
+
+
+def _end(database: Database, dataset_id: str, end: RunState) -> str:
+    """A run on the dataset, queued as `run submit` does it, that ends like this."""
+    before = next(state for state in RUN.unfinished if end in RUN.table[state])
+    with database.write() as tx:
+        members.hold_for_run(tx, dataset_id, actor=ACTOR)
+        run = a_run(tx, before, dataset_id=dataset_id)
+    with database.write() as tx:
+        lifecycle.finish(tx, run, end, actor=ACTOR, reason="as the test wants")
+    return run.id
+
+
+# --- the failures of earlier systems ---
+
+
+def test_failure_1_assembly_marks_nothing_as_used_and_failed_runs_burn_nothing(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        _gold(client, 40)
+        seen = []
+        for _ in range(5):
+            dataset, _ = client.datasets.assemble(PROFILE)
+            assert set(_states(database)) == {"reserved"}
+            _end(database, dataset.id, RunState.FAILED)
+            assert set(_states(database)) == {"collected"}
+            seen.append(dataset.fingerprint)
+        assert len(set(seen)) == 1  # what the first one had, all later ones have
+        _end(database, client.datasets.assemble(PROFILE)[0].id, RunState.COMPLETED)
+        assert set(_states(database)) == {"consumed"}
+
+
+def test_failure_2_corrections_of_people_and_teachers_reach_the_batch(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        _gold(client, 10)
+        said = _corrected(client, 20)
+        taught = _taught(client, database, 20)
+        dataset, report = client.datasets.assemble(PROFILE, max_examples=100)
+        answers = {example.chosen[-1]["content"] for _, example in _examples(client, dataset.id)}
+        assert answers >= {f"The river {n} is in the north." for n in range(20)}
+        assert answers >= {f"The lake {n} is deep." for n in range(20)}
+        assert not any("wrong" in answer for answer in answers)
+        assert report.mix is not None
+        assert report.mix.roles["corrected"] > 0
+        with database.read() as tx:
+            roles = {member.experience_id: member.role for member in members.of_dataset(tx, dataset.id)}
+        assert {roles[each] for each in said + taught} == {"corrected"}
+
+
+def _taught(client: Client, database: Database, num: int) -> list[str]:
+    """Poor answers that a teacher has corrected; one attempt was refused before."""
+    ids = []
+    for n in range(num):
+        added = client.experiences.add(PROFILE, _talk(f"How is the lake {n}", f"wrong {n}"))
+        client.feedback.add(added.id, "down", rater="ann")
+        ids.append(added.id)
+        for number, state, answer in ((1, "refused", "wrong too"), (2, "accepted", f"The lake {n} is deep.")):
+            with database.write() as tx:
+                tx.run(
+                    learning_tables.corrections.insert().values(
+                        id=new_id("co"), experience_id=added.id, profile=PROFILE, number=number, teacher="big",
+                        state=CorrectionState(state), reason="", answer=answer, findings={}, created_at=tx.now,
+                        counts=True,
+                    )
+                )  # fmt: skip
+    return ids
+
+
+def test_last_word_of_a_person_counts_before_a_teacher(tmp_path: Path, store_url: str, database: Database) -> None:
+    with _client(tmp_path, store_url) as client:
+        (first, *_) = _taught(client, database, 3)
+        client.feedback.add(first, correction="The lake is salt.", rater="bob")
+        client.feedback.add(first, correction="The lake is dry.", rater="ann")
+        with database.read() as tx:
+            found = candidates.by_ids(tx, [first])[first]
+        assert (found.correction, found.corrected_by) == ("The lake is dry.", "ann")
+
+
+def test_failure_3_clean_answer_without_feedback_is_gold_and_in(tmp_path: Path, store_url: str) -> None:
+    with _client(tmp_path, store_url) as client:
+        ids = _gold(client, 20)
+        dataset, _ = client.datasets.assemble(PROFILE)
+        for each in ids:
+            shown = client.experiences.show(each)
+            assert (shown.experience.class_name, shown.experience.feedback.mean) == ("gold", None)
+            assert shown.dataset_id == dataset.id
+
+
+def test_failure_6_no_prompt_that_was_held_out_is_ever_trained(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    """Rounds with overlapping prompts, other answers, conversations that go on, and pairs among them."""
+    with _client(tmp_path, store_url, min_new=1, data={"validation_share": 0.1}) as client:
+        held: dict[str, int] = {}
+        for number in range(6):
+            for n in range(12 * number, 12 * number + 24):  # the half of them was there before
+                begin = _talk(f"Tell me about the town {n}", f"It is old, {number}.")
+                long = [*begin, *_talk(f"And its river, {number}?", "It is wide.")]
+                for talk in (begin, long):
+                    added = client.experiences.add(PROFILE, talk, session=f"{number}-{n}")
+                    if n % 3 == 0:
+                        client.feedback.add(added.id, 0.5, rater="ann", correction=f"Better, {number}.")
+            kind: Any = "preference" if number == 3 else "sft"
+            dataset, _ = client.datasets.assemble(PROFILE, kind=kind, max_examples=60)
+            found = _examples(client, dataset.id)
+            trained = {_opening(example) for split, example in found if split is not Split.HELDOUT}
+            assert not trained & held.keys(), f"round {number}"
+            held.update({_opening(example): number for split, example in found if split is Split.HELDOUT})
+            assert not trained & held.keys(), f"round {number}"
+            _end(database, dataset.id, RunState.COMPLETED if number % 2 else RunState.REJECTED)
+        assert len(set(held.values())) > 2
+        with database.read() as tx:
+            judged_on = {case.messages[0]["content"].casefold() for case in datasets.pool(tx, PROFILE, "", 1000)}
+        assert judged_on
+        assert judged_on <= held.keys()
+
+
+def _opening(example: Example) -> str:
+    return example.prompt[0]["content"].casefold()
+
+
+# --- what is chosen ---
+
+
+def test_pairs_are_made_of_correction_and_answer_and_gold_waits(tmp_path: Path, store_url: str) -> None:
+    with _client(tmp_path, store_url) as client:
+        gold = _gold(client, 5)
+        _corrected(client, 20)
+        dataset, report = client.datasets.assemble(PROFILE, kind="preference")
+        pairs = _examples(client, dataset.id)
+        assert (dataset.kind, len(pairs)) == ("preference", 20)
+        for _, pair in pairs:
+            assert pair.chosen[-1]["content"].startswith("The river")
+            assert pair.rejected is not None
+            assert pair.rejected[-1]["content"].startswith("wrong")
+        assert report.mix is not None
+        assert report.mix.left_out == {"without a correction to make a pair of": 5}
+        assert client.experiences.show(gold[0]).experience.state == "collected"
+
+
+@pytest.mark.parametrize(("method", "kind"), [("sft", "supervised"), ("orpo", "preference"), ("kto", "preference")])
+def test_auto_makes_what_the_method_learns_from(tmp_path: Path, store_url: str, method: str, kind: str) -> None:
+    with _client(tmp_path, store_url) as client:
+        _corrected(client, 16)
+        assert client.datasets.assemble(PROFILE, overrides=[f"recipe.method={method}"])[0].kind == kind
+
+
+def test_nothing_suspect_uncorrected_reviewed_or_complained_about_is_in(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        good = _gold(client, 20)
+        bad = _gold(client, 5, 100)
+        client.feedback.add(bad[0], "down", rater="ann")
+        client.experiences.add(PROFILE, _talk("So?", "So."), next_turn="No, that is wrong.")
+        with database.write() as tx:
+            force(tx, tables.experiences, bad[1], in_review=True)
+            table = tables.assessments
+            tx.run(table.update().where(table.c.experience_id == bad[2]).values(class_name="quarantined"))
+            tx.run(table.update().where(table.c.experience_id == bad[3]).values(review="reject"))
+            experiences.move(tx, bad[4], ExperienceState.FORGOTTEN, actor=ACTOR, reason="asked to")
+        dataset, report = client.datasets.assemble(PROFILE)
+        with database.read() as tx:
+            assert {member.experience_id for member in members.of_dataset(tx, dataset.id)} == set(good)
+        assert report.mix is not None
+        assert report.mix.left_out == {
+            "ambiguous and not corrected": 2,
+            "waiting for a review": 1,
+            "quarantined": 1,
+            "rejected by a reviewer": 1,
+            "forgotten": 1,
+        }
+
+
+def test_second_round_replays_what_was_learnt_and_does_not_reserve_it(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        first = _gold(client, 40)
+        one, _ = client.datasets.assemble(PROFILE)
+        _end(database, one.id, RunState.DEPLOYED)
+        new = _gold(client, 30, 100)
+        two, report = client.datasets.assemble(PROFILE)
+        assert report.mix is not None
+        assert report.mix.roles["replay"] > 0
+        with database.read() as tx:
+            found = members.of_dataset(tx, two.id)
+            replayed = {member.experience_id for member in found if not member.is_new}
+            assert replayed < set(first)
+            assert {experiences.get(tx, each).dataset_id for each in replayed} == {one.id}
+            assert {member.experience_id for member in found if member.is_new} == set(new)
+        _end(database, two.id, RunState.REJECTED)
+        with database.read() as tx:
+            assert {experiences.get(tx, each).state for each in replayed} == {ExperienceState.CONSUMED}
+            assert {experiences.get(tx, each).num_rejections for each in replayed} == {0}
+            assert {experiences.get(tx, each).num_rejections for each in new} == {1}
+        shown = client.experiences.show(next(iter(replayed)))
+        assert [(each.dataset_id, each.role) for each in shown.datasets] == [(one.id, "gold"), (two.id, "replay")]
+
+
+def test_too_few_new_ones_are_refused_with_numbers_and_leave_nothing(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url, min_new=25) as client:
+        _gold(client, 20)
+        with pytest.raises(Refused, match=r"only \d+ new experiences of support .* wants 25 .*--min-new"):
+            client.datasets.assemble(PROFILE)
+        assert (client.datasets.list(), set(_states(database))) == ([], {"collected"})
+        assert list(client.workspace.datasets_dir.glob("*")) == []
+        preview = client.datasets.preview_assembly(PROFILE)
+        assert 5 <= preview.num_new < 20
+        assert set(_states(database)) == {"collected"}
+        with pytest.raises(UsageError, match="no kind 'pairs'"):
+            client.datasets.assemble(PROFILE, kind="pairs")  # type: ignore[arg-type]
+
+
+def test_task_type_size_and_seed_are_honoured_and_told(tmp_path: Path, store_url: str) -> None:
+    with _client(tmp_path, store_url) as client:
+        orders, others = _gold(client, 40, task_type="order"), _gold(client, 20, 100, task_type="greeting")
+        wishes: Any = {"task_types": ["order"], "max_examples": 12, "min_new": 3}
+        one, report = client.datasets.assemble(PROFILE, seed=1, **wishes)
+        assert report.mix is not None
+        assert (report.mix.policy.task_types, report.mix.num_new) == (("order",), 8)
+        assert report.mix.left_out["of another task type"] == 20
+        assert all(client.experiences.show(each).dataset_id is None for each in others)
+        told = client.workspace.data_dir / one.path / "members.jsonl"
+        lines = [json.loads(line) for line in told.read_text().splitlines()]
+        assert {line["experience"] for line in lines} <= set(orders)
+        assert {line["example"] for line in lines} == {example.id for _, example in _examples(client, one.id)}
+        assert all(line["reason"] and line["task_type"] == "order" for line in lines)
+        assert client.datasets.verify(one.id).id == one.id
+        with told.open("a") as sink:
+            sink.write("{}\n")
+        with pytest.raises(Exception, match=r"members.jsonl is not what the manifest says"):
+            client.datasets.verify(one.id)
+
+
+def test_what_preparing_refuses_goes_back_with_a_reason_and_others_take_its_place(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url, data={"screens": ["secret"]}, max_examples=10, min_new=5) as client:
+        twins = [client.experiences.add(PROFILE, _talk("Hello?", "Hi."), session=name).id for name in "ab"]
+        leaked = _corrected(client, 4)
+        for each in leaked:
+            secret = "The key is ghp_" + "q7Zk2Lw9Xc4Vb1Nm8Rt5Yp3Ds6Fg0HjKaUe2"
+            client.feedback.add(each, correction=secret, rater="ann")
+        _gold(client, 60)
+        dataset, report = client.datasets.assemble(PROFILE, overrides=["experience.mix.replay=0"])
+        assert report.mix is not None
+        assert report.mix.num_new == 10
+        with database.read() as tx:
+            inside = {member.experience_id for member in members.of_dataset(tx, dataset.id)}
+        assert not inside & set(leaked)
+        assert len(inside & set(twins)) < 2
+        chosen = [each for each in leaked if "left_out" in {e.action for e in client.experiences.show(each).events}]
+        assert chosen
+        for each in chosen:
+            shown = client.experiences.show(each)
+            assert shown.experience.state == "collected"
+            (event,) = [event for event in shown.events if event.action == "left_out"]
+            assert event.reason == f"not in dataset {dataset.id}: suspect by screen secret"
+
+
+# --- how a reservation ends ---
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("end", sorted(RUN.finished))
+def test_every_end_of_a_run_does_to_the_reservation_what_the_table_says(
+    tmp_path: Path, store_url: str, database: Database, end: RunState, last: bool
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        _gold(client, 16)
+        dataset, _ = client.datasets.assemble(PROFILE)
+        if not last:
+            with database.write() as tx:
+                members.hold_for_run(tx, dataset.id, actor=ACTOR)
+                a_run(tx, RunState.QUEUED, dataset_id=dataset.id)
+        _end(database, dataset.id, end)
+    effect = effect_of_end(end).data
+    expected = "consumed" if effect is DataEffect.CONSUME else "collected" if last else "reserved"
+    with database.read() as tx:
+        found = [experiences.get(tx, member.experience_id) for member in members.of_dataset(tx, dataset.id)]
+    assert {each.state for each in found} == {expected}
+    assert {each.dataset_id for each in found} == {None if expected == "collected" else dataset.id}
+    assert {each.num_rejections for each in found} == {1 if effect is DataEffect.RELEASE_AND_COUNT else 0}
+
+
+def test_two_rejections_send_the_batch_to_review_and_no_run_takes_it_again(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        _gold(client, 16)
+        dataset, _ = client.datasets.assemble(PROFILE)
+        for _ in range(2):
+            _end(database, dataset.id, RunState.REJECTED)
+        with pytest.raises(Refused, match="waits for a review"):
+            client.runs.submit(PROFILE, dataset.id)
+        with pytest.raises(Refused, match=r"only 0 new .* 16 waiting for a review"):
+            client.datasets.assemble(PROFILE)
+
+
+def test_reservation_without_a_run_ends_after_a_day_and_one_with_a_run_does_not(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        _gold(client, 16)
+        unused, _ = client.datasets.assemble(PROFILE)
+        _gold(client, 16, 100)
+        used, _ = client.datasets.assemble(PROFILE)
+        run = client.runs.submit(PROFILE, used.id)
+        with database.write() as tx:
+            assert members.release_unused(tx, actor=ACTOR) == []
+            until = datasets.get(tx, unused.id).reserved_until
+            assert until is not None
+            assert timedelta(hours=23) < until - tx.now <= timedelta(hours=24)
+            assert datasets.get(tx, used.id).reserved_until is None
+            for each in (unused.id, used.id):
+                force(tx, tables.datasets, each, reserved_until=tx.now - timedelta(seconds=1))
+        client.system.worker().sweep()
+        assert _states(database) == {"collected": 16, "reserved": 16}
+        client.runs.cancel(run.id)
+        assert _states(database) == {"collected": 32}
+
+
+def test_run_on_a_released_dataset_reserves_it_again_unless_others_have_it(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        _gold(client, 16)
+        one, _ = client.datasets.assemble(PROFILE)
+        client.runs.cancel(client.runs.submit(PROFILE, one.id).id)
+        assert set(_states(database)) == {"collected"}
+        again = client.runs.submit(PROFILE, one.id)
+        assert set(_states(database)) == {"reserved"}
+        client.runs.cancel(again.id)
+        two, _ = client.datasets.assemble(PROFILE)
+        with pytest.raises(Refused, match=f"are in {two.id} by now"):
+            client.runs.retry(again.id)
+        with database.read() as tx:
+            assert {experiences.get(tx, m.experience_id).dataset_id for m in members.of_dataset(tx, two.id)} == {two.id}
+
+
+def test_run_without_data_assembles_once_per_key(tmp_path: Path, store_url: str, database: Database) -> None:
+    with _client(tmp_path, store_url) as client:
+        _gold(client, 16)
+        first = client.runs.submit(PROFILE, idempotency_key="k")
+        again = client.runs.submit(PROFILE, idempotency_key="k")
+        assert (again.id, again.dataset_id, again.is_new) == (first.id, first.dataset_id, False)
+        assert _states(database) == {"reserved": 16}
+
+
+def test_assemblers_at_once_never_share_an_experience(tmp_path: Path, store_url: str, database: Database) -> None:
+    with _client(tmp_path, store_url, replay=0.0, max_examples=8, min_beside=2) as client:
+        _gold(client, 60)
+        num = 4
+        begin = threading.Barrier(num)
+
+        def assemble(number: int) -> str | None:
+            begin.wait()
+            try:
+                return client.datasets.assemble(PROFILE)[0].id
+            except Refused:
+                return None
+
+        with ThreadPoolExecutor(num) as pool:
+            made = [each for each in pool.map(assemble, range(num)) if each is not None]
+        assert len(made) >= 2
+        with database.read() as tx:
+            found = [member for each in made for member in members.of_dataset(tx, each)]
+            assert len({member.experience_id for member in found}) == len(found)
+            for member in found:
+                assert experiences.get(tx, member.experience_id).dataset_id == member.dataset_id
+        assert _states(database)["reserved"] == len(found)
