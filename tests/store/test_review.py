@@ -166,6 +166,8 @@ def test_listing_and_inbox_stay_quick_with_many_suspects(
             _many_suspects(tx, num)
         began = time.monotonic()
         assert len(client.experiences.in_review(PROFILE, limit=20)) == 20
+        (item,) = client.system.inbox()
+        assert (item.kind, item.num, len(item.newest)) == ("suspects", min(num + 1, 10_000), 3)
         assert time.monotonic() - began < 1.0
 
 
