@@ -1,6 +1,6 @@
 """JSONL → validated, hashed, scored, split, deduplicated Parquet: tunesmith beside Hugging Face `datasets`, same job.
 
-    python benchmarks/data.py [--quick] [--rows N] [--alone]
+    python benchmarks/data.py [--quick] [--rows N] [--rounds N] [--pair | --alone]
 
 Each arm runs in a process of its own, in turns, so that what else the machine does hits all of them; a ratio is taken
 within a round, to the quicker of the peer's arms, and the median of the rounds counts. Memory is that of the arm's
@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rows, one round")
     parser.add_argument("--rows", type=int, help="rows of the file")
     parser.add_argument("--rounds", type=int, help="how often each arm runs")
+    parser.add_argument("--pair", action="store_true", help="only the two arms that the ratio needs")
     parser.add_argument("--alone", action="store_true", help="without datasets, and without the arms of one process")
     parser.add_argument("--arm", help=argparse.SUPPRESS)
     parser.add_argument("--source", type=Path, help=argparse.SUPPRESS)
@@ -61,8 +62,10 @@ def main() -> None:
     has_peer = importlib.util.find_spec("datasets") is not None and not options.alone
     describe(num_rows, rounds, has_peer)
     arms = [*OURS, *(PEERS if has_peer else {})]
-    if options.alone:
+    if options.alone or options.pair:
         arms = [arm for arm in arms if arm not in ONCE]
+    if options.pair:
+        arms = [arm for arm in arms if arm in ("tunesmith", "datasets")]
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "rows.jsonl"
         write_rows(source, num_rows)
@@ -93,7 +96,7 @@ def tell(measured: dict[str, list[dict[str, float]]], has_peer: bool) -> None:
     if has_peer:
         each = sorted(
             ours["rows_per_s"]
-            / max(measured[arm][number]["rows_per_s"] for arm in PEERS if number < len(measured[arm]))
+            / max(measured[arm][number]["rows_per_s"] for arm in PEERS if number < len(measured.get(arm, ())))
             for number, ours in enumerate(measured["tunesmith"])
         )
         ratios["datasets"] = round(statistics.median(each), 2)

@@ -27,13 +27,19 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
+import screen_fourth_look
 import screen_hard_rows
 import screen_second_look
+import screen_third_look
+import screen_whole_sets
 from screen_corpus import BAD, Row, bad_rows, prose
 from screen_good_rows import GOOD, good_rows
+from tunesmith.data.prepare import prepare
 from tunesmith.data.screens.near_copies import NearCopies, sketch
+from tunesmith.data.screens.overlap import EvaluationOverlap
 from tunesmith.data.screens.rows import ROW_SCREENS, RowScreens
-from tunesmith.domain.screen import DEFAULT_SCREENS
+from tunesmith.domain.dataset import PrepareOptions
+from tunesmith.domain.screen import DEFAULT_SCREENS, Screen
 
 SEED = 20
 NUM_BAD, NUM_GOOD = 60, 900  # of each class
@@ -54,6 +60,8 @@ def main() -> None:
     figures |= show_stopped(screens)
     figures |= show_looks(screens)
     figures |= near_copies()
+    figures |= whole_sets()
+    figures |= overlaps()
     num_rows, rounds = (4_000, 1) if options.quick else (20_000, 3)
     rows = {"prose": prose_rows(num_rows), "risky-looking": risky_rows(num_rows)}
     ratios = {}
@@ -106,10 +114,15 @@ def show_stopped(screens: RowScreens) -> dict[str, float]:
 
 
 def show_looks(screens: RowScreens) -> dict[str, float]:
-    """Rows written by hand: hard ones that changed the screens, and a second look that changed nothing."""
+    """Rows written by hand: hard ones that changed the screens, and looks that changed less and less."""
     figures: dict[str, float] = {}
     print("| written by hand | bad rows | kept aside | good rows | stopped wrongly |\n|---|---|---|---|---|")
-    for name, rows in (("hard rows", screen_hard_rows), ("second look, never tuned to", screen_second_look)):
+    for name, rows in (
+        ("hard rows, which changed the screens", screen_hard_rows),
+        ("second look, whose injections were then read", screen_second_look),
+        ("third look, injections written before their families", screen_third_look),
+        ("fourth look, injections written after, nothing changed", screen_fourth_look),
+    ):
         found = sum(bool(screens.look([text])) for _, text in rows.BAD)
         stopped = sum(bool(screens.look([text])) for text in rows.GOOD)
         print(f"| {name} | {len(rows.BAD)} | {found} | {len(rows.GOOD)} | {stopped} |")
@@ -145,6 +158,58 @@ def near_copies(num: int = 5000) -> dict[str, float]:
 def _is_near(near: NearCopies, number: int, words: list[str]) -> bool:
     made = sketch(number, f"Tell me about {number}", " ".join(words))
     return made is not None and near.earlier(0, number + 1, made) is not None
+
+
+def whole_sets() -> dict[str, float]:
+    """Datasets of some thousand rows with clusters of three sizes among honest rows that look alike, prepared."""
+    num, found = Counter[str](), Counter[str]()
+    for number, size in enumerate((50, 100, 250)):
+        rows = screen_whole_sets.whole_rows(SEED + number, size)
+        kept = _kept_aside([screen_whole_sets.a_line(question, answer) for _, question, answer in rows])
+        num.update(name for name, *_ in rows)
+        found.update(rows[line - 1][0] for line in kept)
+    print("| rows of whole datasets | rows | kept aside |\n|---|---|---|")
+    for name in num:
+        print(f"| {name} | {num[name]} | {found[name] / num[name]:.1%} |")
+    print()
+    bad = [name for name in num if name not in screen_whole_sets.GOOD]
+    good = list(screen_whole_sets.GOOD)
+    return {
+        "clusters and lengths recall": sum(found[name] for name in bad) / sum(num[name] for name in bad),
+        "clusters and lengths false_positives": sum(found[name] for name in good) / sum(num[name] for name in good),
+    }
+
+
+def _kept_aside(rows: list[dict[str, str]]) -> list[int]:
+    options = PrepareOptions(screens=(Screen.RARE_TRIGGER, Screen.LENGTH_OUTLIER))
+    with tempfile.TemporaryDirectory() as folder:
+        source, out = Path(folder) / "rows.jsonl", Path(folder) / "dataset"
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        prepare([source], out, options)
+        lines = (out / "quarantine.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["line"] for line in lines]
+
+
+def overlaps(num: int = 250) -> dict[str, float]:
+    """Near copies of held-out cases, and rows that only share a template or a phrase with one."""
+    cases, copies, fine = screen_whole_sets.overlaps(SEED, num)
+    overlap = EvaluationOverlap(cases)
+    shares = {}
+    print("| beside held-out cases | rows | kept aside |\n|---|---|---|")
+    for rows in (copies, fine):
+        total, found = Counter[str](), Counter[str]()
+        for name, question, answer in rows:
+            total[name] += 1
+            found[name] += overlap.find(question, answer) is not None
+        for name in total:
+            print(f"| {name} | {total[name]} | {found[name] / total[name]:.1%} |")
+        shares[rows is copies] = found.total() / total.total()
+    begin = time.process_time()
+    for _, question, answer in copies + fine:
+        overlap.find(question, answer)
+    each = (time.process_time() - begin) / len(copies + fine)
+    print(f"\n{1 / each:>10,.0f} rows/s beside {len(cases)} cases\n")
+    return {"overlap recall": shares[True], "overlap false_positives": shares[False], "overlap rows_per_s": 1 / each}
 
 
 def prose_rows(num: int) -> list[Row]:
