@@ -151,6 +151,8 @@ def test_datasets_that_hold_it_are_rewritten_with_a_history(
         before = client.datasets.show(dataset)[0]
         example = next(each for each in examples[split])
         known = as_member(client, database, dataset, example, split)
+        with database.write() as tx:
+            old_run = a_run(tx, RunState.COMPLETED, dataset_id=dataset)
         told = client.experiences.forget([known], reason="asked")
         assert [(each.dataset_id, each.state) for each in told.outcomes] == [(dataset, "done")]
         assert told.datasets[0].splits == {split.value: 1}
@@ -167,7 +169,8 @@ def test_datasets_that_hold_it_are_rewritten_with_a_history(
         assert (erasure.old_fingerprint, erasure.new_fingerprint) == (before.fingerprint, after.fingerprint)
         assert len(list(client.workspace.datasets_dir.glob(f"{dataset}*"))) == 1
         run = client.runs.submit(PROFILE, dataset)  # trained on as before
-        assert client.runs.show(run.id).run.dataset_id == dataset
+        assert client.runs.show(run.id).num_erased == 0
+        assert client.runs.show(old_run.id).num_erased == 1  # the run of that time explains itself
 
 
 def test_rows_kept_aside_go_with_their_excerpts(tmp_path: Path, store_url: str, database: Database) -> None:

@@ -61,6 +61,7 @@ def _essentials(detail: RunDetail) -> list[tuple[str, Any]]:
         ("base", f"{base['path']} ({base['lock']['family']})"),
         ("start", "the bare base" if spec["start"] is None else f"adapter {spec['start']['id']}"),
         ("dataset", f"{run.dataset_id} · {data['num_train']} train, {data['num_validation']} validation"),
+        ("erased", f"{detail.num_erased} forgotten since, and taken out of the dataset" if detail.num_erased else None),
         ("recipe", f"{recipe['epochs']:g} epochs{lr} · {trained} · seed {recipe['seed']}"),
         ("campaign", run.campaign_id),
         ("parent", run.parent_id),

@@ -27,7 +27,7 @@ from tunesmith.domain.request import RequestKind
 from tunesmith.domain.run import RUN, Priority, RunState
 from tunesmith.domain.task import STOPPED_BY_ESTOP, TaskState
 from tunesmith.errors import TunesmithError, UsageError, nearest, show
-from tunesmith.store import adapters, evaluations, events, queue, requests, runs, switches, tasks, workers
+from tunesmith.store import adapters, erasures, evaluations, events, queue, requests, runs, switches, tasks, workers
 from tunesmith.store.database import Tx
 from tunesmith.store.runs import Run
 
@@ -121,6 +121,7 @@ class Runs:
                     EventView(e.at, e.action, e.actor, e.old_state, e.new_state, e.reason)
                     for e in events.of_entity(tx, "run", run.id)
                 ),
+                num_erased=erasures.num_since(tx, run.dataset_id, run.created_at),
             )
 
     def watch(self, run_id: str, *, interval_s: float = 0.5) -> Iterator[ProgressView]:

@@ -107,6 +107,8 @@ class RunDetail:
     evaluation: EvaluationView | None
     requests: tuple[dict[str, Any], ...]
     events: tuple[EventView, ...]
+    num_erased: int = 0
+    """Forgotten experiences that were taken out of its dataset since; its fingerprint is another one by now."""
 
 
 @dataclass(frozen=True)

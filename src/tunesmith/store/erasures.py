@@ -220,6 +220,12 @@ def of_dataset(tx: Tx, dataset_id: str) -> list[Erasure]:
     return [Erasure(**{name: row[name] for name in names}) for row in tx.all(query)]
 
 
+def num_since(tx: Tx, dataset_id: str, instant: datetime) -> int:
+    """How many experiences were taken out of a dataset since then."""
+    taken = (erasures.c.dataset_id == dataset_id, erasures.c.done_at >= instant)
+    return int(tx.conn.execute(sa.select(sa.func.count()).select_from(erasures).where(*taken)).scalar_one())
+
+
 def readers(tx: Tx, dataset_id: str, *, judges: bool) -> list[str]:
     """Unfinished runs that read the dataset, or, where cases of it are forgotten, that are just being judged."""
     reads = sa.and_(runs.c.dataset_id == dataset_id, runs.c.state.in_(_READING))
