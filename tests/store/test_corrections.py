@@ -97,19 +97,8 @@ def test_one_answer_is_accepted_at_most(database: Database) -> None:
     with pytest.raises(exc.IntegrityError), database.write() as tx:
         attempt(tx, experience_id, CorrectionState.ACCEPTED)
     with database.read() as tx:
-        assert corrections.accepted_of(tx, [experience_id, "xp-none"]) == {experience_id: "Order 17 is sent."}
-        assert corrections.accepted_of(tx, []) == {}
-
-
-def test_accepted_answers_of_many_are_found_among_more(database: Database) -> None:
-    with database.write() as tx:
-        all_ids = [poor(tx) for _ in range(20)]
-        for experience_id in all_ids[::2]:
-            attempt(tx, experience_id, CorrectionState.ACCEPTED)
-        for experience_id in all_ids[1::2]:
-            attempt(tx, experience_id, CorrectionState.REFUSED)
-        unknown = [f"xp-{number}" for number in range(1500)]
-        assert set(corrections.accepted_of(tx, [*unknown, *all_ids])) == set(all_ids[::2])
+        (stored,) = corrections.of_experience(tx, experience_id)
+        assert (stored.state, stored.answer) == ("accepted", "Order 17 is sent.")
 
 
 def test_attempt_that_is_stored_again_is_stored_once(database: Database) -> None:

@@ -71,6 +71,7 @@ def test_cycle_by_hand_from_what_is_due_to_what_was_learnt(tmp_path: Path, teach
     history = cli("experience", "show", ids[0], cwd=root).out
     assert "corrected" in history
     assert "teacher big: entity_preservation 1.00 instead of 0.00" in history
+    assert "answer: Certainly: Send order 10 to Rome, as you wish." in history
     assert "correction_refused" in cli("experience", "show", ids[2], cwd=root).out
     again = cli("curriculum", "run", PROFILE, "--now", "--json", cwd=root).json
     assert (again["id"], again["outcomes"], again["ended"]) == (None, [], "no entry is due")

@@ -266,6 +266,14 @@ def _describe_judgements(detail: ExperienceDetail) -> None:
         columns = [Column("RATER"), Column("RATING", align="right"), Column("CONFIDENCE", align="right"),
                    Column("AGE"), Column("SAID", "fold")]  # fmt: skip
         show_table(columns, said, indent=2)
+    if detail.corrections:
+        heading("Teachers")
+        taught = [
+            (c.teacher, c.state, age(c.created_at), f"{c.reason}\nanswer: {c.answer}" if c.answer else c.reason)
+            for c in detail.corrections
+        ]
+        columns = [Column("TEACHER", "fold"), Column("DECISION"), Column("AGE"), Column("WHY, AND WHAT", "fold")]
+        show_table(columns, taught, indent=2)
 
 
 def _said(feedback: Any) -> str:

@@ -10,6 +10,7 @@ from tunesmith.client.views import EventView
 from tunesmith.domain.classification import Assessment, Feedback
 from tunesmith.domain.experience import Interaction
 from tunesmith.domain.verifiers import Finding
+from tunesmith.store.corrections import StoredCorrection
 from tunesmith.store.experiences import Experience
 from tunesmith.store.feedback import StoredFeedback
 from tunesmith.store.members import Member
@@ -52,6 +53,8 @@ class ExperienceDetail:
     num_rejections: int
     in_review: bool
     feedback: tuple[StoredFeedback, ...]
+    corrections: tuple[StoredCorrection, ...]
+    """What teachers answered in its place, and what became of it."""
     events: tuple[EventView, ...]
     datasets: tuple[Member, ...]
     """Every dataset that was assembled with it, the oldest first; `dataset_id` is the one that has it now."""

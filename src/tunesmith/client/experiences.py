@@ -29,7 +29,7 @@ from tunesmith.stages import capture, rate
 from tunesmith.stages.capture import Capture, Rules
 from tunesmith.stages.experience_rules import rules_of, thresholds_of
 from tunesmith.stages.import_experiences import ImportOptions, Progress, import_files
-from tunesmith.store import assessments, events, experiences, feedback, members
+from tunesmith.store import assessments, corrections, events, experiences, feedback, members
 
 _CONTEXT = frozenset(field.name for field in fields(Context))
 _MAX_LISTED = 10_000
@@ -129,6 +129,7 @@ class Experiences(Reviewing, Forgetting):
             found = experiences.find(tx, experience_id)
             assessment = assessments.get(tx, found.id)
             said = feedback.of_experience(tx, found.id)
+            taught = corrections.of_experience(tx, found.id)
             history = events.of_entity(tx, "experience", found.id)
             inside = members.of_experience(tx, found.id)
         return ExperienceDetail(
@@ -143,6 +144,7 @@ class Experiences(Reviewing, Forgetting):
             num_rejections=found.num_rejections,
             in_review=found.in_review,
             feedback=tuple(said),
+            corrections=tuple(taught),
             events=tuple(
                 EventView(event.at, event.action, event.actor, event.old_state, event.new_state, event.reason)
                 for event in history

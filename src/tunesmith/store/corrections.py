@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -18,7 +18,6 @@ from tunesmith.store.database import Tx
 from tunesmith.store.learning_tables import corrections, reviews
 from tunesmith.store.tables import assessments, experiences, feedback
 
-_MOST_AT_ONCE = 500  # parameters of one query
 _ACTIONS = {
     CorrectionState.ACCEPTED: "corrected",
     CorrectionState.REFUSED: "correction_refused",
@@ -45,17 +44,6 @@ class StoredCorrection(Correction):
     experience_id: str
     number: int
     created_at: datetime
-
-
-def accepted_of(tx: Tx, ids: Sequence[str]) -> dict[str, str]:
-    """The accepted answer of a teacher, by experience, for those of them that have one."""
-    found: dict[str, str] = {}
-    for first in range(0, len(ids), _MOST_AT_ONCE):
-        some = corrections.c.experience_id.in_(ids[first : first + _MOST_AT_ONCE])
-        query = sa.select(corrections.c.experience_id, corrections.c.answer)
-        rows = tx.conn.execute(query.where(some, corrections.c.state == CorrectionState.ACCEPTED))
-        found.update((str(row[0]), str(row[1])) for row in rows)
-    return found
 
 
 def add(tx: Tx, experience_id: str, profile: str, said: Correction, *, actor: str, paid_by: str) -> None:
