@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -332,26 +333,25 @@ def test_what_preparing_refuses_goes_back_with_a_reason_and_others_take_its_plac
 # --- how a reservation ends ---
 
 
-@pytest.mark.parametrize("last", [True, False])
-@pytest.mark.parametrize("end", sorted(RUN.finished))
 def test_every_end_of_a_run_does_to_the_reservation_what_the_table_says(
-    tmp_path: Path, store_url: str, database: Database, end: RunState, last: bool
+    tmp_path: Path, store_url: str, database: Database
 ) -> None:
-    with _client(tmp_path, store_url) as client:
-        _gold(client, 16)
-        dataset, _ = client.datasets.assemble(PROFILE)
-        if not last:
-            with database.write() as tx:
-                members.hold_for_run(tx, dataset.id, actor=ACTOR)
-                a_run(tx, RunState.QUEUED, dataset_id=dataset.id)
-        _end(database, dataset.id, end)
-    effect = effect_of_end(end).data
-    expected = "consumed" if effect is DataEffect.CONSUME else "collected" if last else "reserved"
-    with database.read() as tx:
-        found = [experiences.get(tx, member.experience_id) for member in members.of_dataset(tx, dataset.id)]
-    assert {each.state for each in found} == {expected}
-    assert {each.dataset_id for each in found} == {None if expected == "collected" else dataset.id}
-    assert {each.num_rejections for each in found} == {1 if effect is DataEffect.RELEASE_AND_COUNT else 0}
+    with _client(tmp_path, store_url, min_new=2) as client:
+        for number, (end, last) in enumerate(product(sorted(RUN.finished), (True, False))):
+            _gold(client, 8, 100 * number, task_type=str(number))
+            dataset, _ = client.datasets.assemble(PROFILE, task_types=[str(number)])
+            if not last:
+                with database.write() as tx:
+                    members.hold_for_run(tx, dataset.id, actor=ACTOR)
+                    a_run(tx, RunState.QUEUED, dataset_id=dataset.id)
+            _end(database, dataset.id, end)
+            effect = effect_of_end(end).data
+            expected = "consumed" if effect is DataEffect.CONSUME else "collected" if last else "reserved"
+            with database.read() as tx:
+                found = [experiences.get(tx, member.experience_id) for member in members.of_dataset(tx, dataset.id)]
+            assert {each.state for each in found} == {expected}, (end, last)
+            assert {each.dataset_id for each in found} == {None if expected == "collected" else dataset.id}
+            assert {each.num_rejections for each in found} == {1 if effect is DataEffect.RELEASE_AND_COUNT else 0}
 
 
 def test_two_rejections_send_the_batch_to_review_and_no_run_takes_it_again(
