@@ -45,6 +45,7 @@ STAGES: dict[TaskKind, Callable[[StageContext], StageEnd]] = {
 }
 """What a worker can do. A kind without a stage is never claimed."""
 
+_FAILED_ERASURE_SWEEPS = 100
 _CYCLES_EVERY = 10  # sweeps between two looks whether a curriculum is due
 
 R = TypeVar("R")
@@ -61,7 +62,7 @@ class Worker:
         self.settings = settings
         self.kinds = frozenset(kinds) & frozenset(STAGES)
         self.stopping = threading.Event()
-        self._swept = self._looked = 0.0
+        self._swept = self._looked = self._erase_after = 0.0
         self._unsure = False
         self._pulse: Pulse | None = None
 
@@ -201,7 +202,15 @@ class Worker:
             log.warning("lease_expired", task=claim.task.id, run=claim.task.run_id, held_by=claim.attempt.worker_id)
             if claim.attempt.process is not None:
                 kill_stray(ProcessIdentity.from_json(claim.attempt.process), self.timing.grace_s)
-        forget.finish(self.database, self.workspace, actor=self.id)  # what no run reads any more
+        self._finish_erasures()
+
+    def _finish_erasures(self) -> None:
+        """Rewrite datasets without what was forgotten, once no run reads them; what failed is tried much later."""
+        if boot_seconds() < self._erase_after:
+            return
+        outcomes = forget.finish(self.database, self.workspace, actor=self.id)
+        if any(outcome.state == "failed" for outcome in outcomes):
+            self._erase_after = boot_seconds() + _FAILED_ERASURE_SWEEPS * self.timing.sweep_s
 
     def _open_cycles(self) -> None:
         """Let a curriculum begin whose time has come; seldom, because that reads every profile's file."""

@@ -68,10 +68,9 @@ class Forgetting:
             ids = self._chosen(tx, experience_ids, profile, by)
             touched = _look(tx, ids)
         new = forget.forget(session.database, ids, actor=session.actor, reason=said)
-        held = [dataset.id for dataset in touched.datasets]
         if stop_runs:
             self._cancel({run_id for dataset in touched.datasets for run_id in dataset.runs})
-        outcomes = forget.finish(session.database, session.workspace, actor=session.actor, dataset_ids=held, wait=True)
+        outcomes = forget.finish(session.database, session.workspace, actor=session.actor, wait=True)
         erasures.scrub(session.database)
         return ForgetView(
             **{**vars(touched), "outcomes": tuple(outcomes), "num_new": len(new)},

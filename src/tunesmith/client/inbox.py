@@ -131,7 +131,8 @@ def _erasures(tx: Tx) -> Iterator[InboxItem]:
     for pending in erasures.pending(tx):
         dataset = datasets.get(tx, pending.dataset_id)
         reading = forget.readers_of(tx, pending)
-        why, what_to_do = "a worker rewrites it at its next sweep", "start a worker, or forget it once more"
+        why = "a worker rewrites it at its next sweep"
+        what_to_do = f"start a worker; if it stays, `dataset verify {dataset.id}` says why: remove its folder then"
         if reading:
             why = f"{', '.join(reading[:_NAMED])} still {'reads' if len(reading) == 1 else 'read'} it"
             what_to_do = f"wait, or `experience forget {pending.experience_ids[0]} --stop-runs`"

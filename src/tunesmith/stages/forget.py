@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Literal
 from tunesmith import logs
 from tunesmith.config.workspace import Workspace
 from tunesmith.domain.example import Split
-from tunesmith.errors import DataError, Refused
+from tunesmith.errors import Refused, StoreError
 from tunesmith.files import fsync_folder, write_atomic
 from tunesmith.ids import new_token
 from tunesmith.stages.prepare import heldout_cases
@@ -57,7 +57,6 @@ def finish(
     workspace: Workspace,
     *,
     actor: str,
-    dataset_ids: Collection[str] | None = None,
     wait: bool = False,
     on_step: Step = lambda step: None,
 ) -> list[Outcome]:
@@ -67,7 +66,7 @@ def finish(
     does it; with `wait` we wait for the other.
     """
     with database.read() as tx:
-        todo = erasures.pending(tx, dataset_ids)
+        todo = erasures.pending(tx)
     if not todo:
         return []
     with _alone(workspace.datasets_dir, wait) as is_ours:
@@ -109,8 +108,10 @@ def _finish_one(database: Database, workspace: Workspace, todo: Pending, actor: 
         _clear_cases(workspace, ours, groups.get(Split.HELDOUT, set()))
         if Split.VALIDATION in groups:
             _clear_samples(workspace, [run_id for run_id, read in ours.items() if read == dataset.id])
-    except (DataError, OSError, Refused) as error:
-        log.warning("erasure_failed", dataset=dataset.id, reason=str(error))
+    except StoreError:
+        raise
+    except Exception as error:  # one dataset that cannot be rewritten keeps nobody from the others, or from its work
+        log.warning("erasure_failed", dataset=dataset.id, reason=f"{type(error).__name__}: {error}")
         return Outcome(dataset.id, "failed", f"{error}; its folder is {workspace.data_dir / dataset.path}")
     on_step("settle")
     with database.write() as tx:
@@ -155,9 +156,16 @@ def _clear_cases(workspace: Workspace, run_ids: Iterable[str], groups: set[str])
     """Evaluations were given the cases of the pool as a file each; their scores do not need it any more."""
     for path in _files_of(workspace, run_ids, "cases.jsonl") if groups else ():
         lines = path.read_text(encoding="utf-8").splitlines()
-        kept = [line for line in lines if json.loads(line).get("id") not in groups]
+        kept = [line for line in lines if _case_id(line) not in {None, *groups}]
         if len(kept) < len(lines):
             write_atomic(path, "".join(f"{line}\n" for line in kept))
+
+
+def _case_id(line: str) -> str | None:
+    try:
+        return str(json.loads(line)["id"])
+    except (ValueError, KeyError, TypeError):
+        return None  # no case, so nobody misses it
 
 
 def _clear_samples(workspace: Workspace, run_ids: Iterable[str]) -> None:

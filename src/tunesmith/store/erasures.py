@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -194,14 +194,12 @@ def refuse_while_pending(tx: Tx, dataset_id: str, fingerprint: str) -> None:
 _PENDING = sa.text("erasures.done_at IS NULL")  # as the partial index says it
 
 
-def pending(tx: Tx, dataset_ids: Iterable[str] | None = None) -> list[Pending]:
+def pending(tx: Tx) -> list[Pending]:
     """Datasets whose text must still be rewritten, the longest waiting first."""
     query = sa.select(erasures).where(_PENDING).order_by(erasures.c.seq)
-    wanted = None if dataset_ids is None else set(dataset_ids)
     found: dict[str, list[sa.RowMapping]] = {}
     for row in tx.all(query):
-        if wanted is None or row["dataset_id"] in wanted:
-            found.setdefault(row["dataset_id"], []).append(row)
+        found.setdefault(row["dataset_id"], []).append(row)
     return [
         Pending(
             dataset_id,
