@@ -247,3 +247,31 @@ def test_question_of_a_rude_person_never_reaches_a_teacher(tmp_path: Path, teach
         assert client.curriculum.run(PROFILE, now=True).outcomes == ()
         assert "sent to nobody" in next(iter(client.curriculum.show(PROFILE).others))
     assert teacher.calls == []
+
+
+@pytest.mark.parametrize("kind", ["sft", "preference"])
+def test_accepted_answers_become_targets_and_pairs_and_nothing_else_does(
+    tmp_path: Path, teacher: Teacher, kind: Any
+) -> None:
+    teacher.plays(lambda c: better(c) if int(c.question.split()[2]) % 2 else c.say("Nothing of that kind."))
+    mix = {"min_new": 5, "max_examples": 60}
+    settings = {"base_url": teacher.url, "model": "big", "price_in": 0.0, "price_out": 0.0}
+    profile = {
+        "experience": {**VERIFIERS["experience"], "mix": mix},
+        "data": {"screens": "none"},
+        "curriculum": {"teacher": settings, "max_entries": 100},
+    }
+    with a_workspace(tmp_path, profile=profile) as client:
+        add_entries(client, 40)
+        assert client.curriculum.run(PROFILE, now=True).counts["accepted"] == 20
+        dataset, _ = client.datasets.assemble(PROFILE, kind=kind)
+        client.datasets.export(dataset.id, tmp_path / "out.jsonl")
+        states = client.experiences.stats(PROFILE)[0].states
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len(lines) == 20
+    assert states == {"collected": 20, "reserved": 20}
+    for line in lines:
+        text = json.dumps(line)
+        assert "Certainly: Send order" in text
+        assert "Nothing of that kind" not in text
+        assert ("It is done." in text) == (kind == "preference"), "the student's answer is the worse of a pair, no more"
