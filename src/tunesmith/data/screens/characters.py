@@ -20,6 +20,7 @@ _LETTERS = "А-Яа-яЀ-џΑ-ω"
 _FOUND = re.compile(
     f"[{_INVISIBLE}{_BIDI}{_TAGS}\U000e0100-\U000e01ef{_WIDE}{_STYLED}]|[{_SELECTORS}]{{2}}|[A-Za-z_][{_LETTERS}]|[{_LETTERS}][A-Za-z_]"
 )
+_SUSPICIOUS = re.compile(f"[{_INVISIBLE}{_BIDI}{_TAGS}{_SELECTORS}{_WIDE}{_STYLED}{_LETTERS}ԁԛԝһ]")
 _DROPPED = re.compile(f"[{_INVISIBLE}{_BIDI}{_TAGS}{_SELECTORS}]")
 _SHAPED = re.compile(f"[{_WIDE}{_STYLED}]")
 _LOOKALIKES = str.maketrans(
@@ -36,6 +37,12 @@ _INSIDE_WORD = re.compile(
     r"(?<=[!-~])[\u00ad\u034f\u115f\u1160\u180e\u200b-\u200d\u2060-\u2064\u206a-\u206f\u3164\ufeff\uffa0]+(?=[!-~])"
 )
 _MANY = re.compile("[\u115f\u1160\u200b-\u200f\u2060-\u2064\u206a-\u206f\u3164\ufeff\uffa0]{4,}")
+
+
+def could_hide(beyond: str) -> bool:
+    """Whether the characters of a text beyond ASCII leave it possible that it hides something: dashes, quotation marks
+    and accents do not."""
+    return _SUSPICIOUS.search(beyond) is not None
 
 
 def may_hide(text: str) -> bool:

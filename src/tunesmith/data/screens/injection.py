@@ -164,9 +164,22 @@ _MARKS = (
 )  # fmt: skip
 
 
-def may_inject(lowered: str) -> bool:
-    """Whether a text that is not ASCII, in lower case, may hold such a phrase of another language."""
-    return any(mark in lowered for mark in _MARKS)
+_ASCII_MARKS = tuple(mark for mark in _MARKS if mark.isascii())
+_BY_LETTER: dict[str, list[str]] = {}
+for _mark in _MARKS:
+    if not _mark.isascii():
+        _BY_LETTER.setdefault(next(letter for letter in _mark if not letter.isascii()), []).append(_mark)
+
+
+def may_inject(text: str, beyond: str) -> bool:
+    """Whether a text may hold such a phrase of another language; `beyond` are its characters beyond ASCII."""
+    letters = {char for char in beyond.lower() if char.isalpha()}
+    if not letters:  # only signs, as in typeset English
+        return False
+    lowered = text.lower()
+    if any(mark in lowered for letter in letters for mark in _BY_LETTER.get(letter, ())):
+        return True
+    return any(mark in lowered for mark in _ASCII_MARKS)
 
 
 def injection(text: str) -> Iterator[Hit]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tunesmith.data.screens.blobs import blobs
-from tunesmith.data.screens.characters import hidden_characters, may_hide, undisguised
+from tunesmith.data.screens.characters import could_hide, hidden_characters, may_hide, undisguised
 from tunesmith.data.screens.control_tokens import control_tokens
 from tunesmith.data.screens.finding import Finding, Hit
 from tunesmith.data.screens.injection import WORDS as ORDER_WORDS
@@ -33,6 +33,7 @@ _HEX = bytes(ord("h") if chr(byte) in "0123456789abcdefABCDEF" else ord(" ") for
 _WORDS = bytes(ord(chr(byte).lower()) if chr(byte).isalpha() else ord(" ") for byte in range(128)) + bytes(
     range(128, 256)
 )
+_ASCII = bytes(range(128))
 _TURN = re.compile(rb"\n[ \t]{0,4}(?:[aA]ssistant|AI|[mM]odel|GPT|#{2,3} ?(?:[rR]esponse|[aA]ssistant|[oO]utput)) ?:")
 _LONG_RUN, _BLOB_RUN, _DIGIT_RUN, _HEX_RUN = b"x" * 16, b"x" * 56, b"0" * 7, b"h" * 60
 
@@ -130,9 +131,10 @@ def _possible(text: str, wanted: int) -> int:
     if gates & _DIGIT and not gates & _SECRET and any(mark in words for mark in ASSIGNED_MARKS):
         gates |= _SECRET
     if not text.isascii():
-        if not gates & _ORDER and may_inject(text.lower()):
+        beyond = data.translate(None, _ASCII).decode("utf-8", "surrogatepass")
+        if not gates & _ORDER and may_inject(text, beyond):
             gates |= _ORDER
-        if may_hide(text):
+        if could_hide(beyond) and may_hide(text):
             gates |= _HIDDEN
     return gates & wanted
 
