@@ -275,3 +275,31 @@ def test_accepted_answers_become_targets_and_pairs_and_nothing_else_does(
         assert "Certainly: Send order" in text
         assert "Nothing of that kind" not in text
         assert ("It is done." in text) == (kind == "preference"), "the student's answer is the worse of a pair, no more"
+
+
+def test_call_of_a_function_is_never_replaced_by_a_text(tmp_path: Path, teacher: Teacher) -> None:
+    teacher.plays(better)
+    teacher.server.calls.clear()
+    called = {"id": "c1", "type": "function", "function": {"name": "send", "arguments": {"order": 17}}}
+    messages = [
+        {"role": "user", "content": "Send order 17 to Rome"},
+        {"role": "assistant", "content": "", "tool_calls": [called]},
+    ]
+    with a_school(tmp_path, teacher.url, max_attempts=1) as client:
+        assert client.experiences.add(PROFILE, messages).class_name == "needs_improvement"
+        (outcome,) = client.curriculum.run(PROFILE, now=True).outcomes
+        assert (outcome.decision, outcome.cost, teacher.calls) == ("refused", 0, [])
+        assert client.curriculum.run(PROFILE, now=True).outcomes == (), "and it is given up"
+
+
+def test_disabled_profile_asks_nobody(tmp_path: Path, teacher: Teacher, capsys: pytest.CaptureFixture[str]) -> None:
+    teacher.server.calls.clear()
+    with a_school(tmp_path, teacher.url, enabled=True, min_entries=1, window="00:00-24:00") as client:
+        add_entries(client, 2)
+        root = client.workspace.root
+        path = root / "profiles" / f"{PROFILE}.yaml"
+        path.write_text(path.read_text() + "enabled: false\ndisabled_reason: it rests\n")
+        assert work_until_idle(client).code == 0
+    assert call(["curriculum", "run", PROFILE, "--now", "--workspace", str(root)]) == 1
+    assert "it rests" in capsys.readouterr().err
+    assert teacher.calls == []

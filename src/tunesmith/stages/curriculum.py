@@ -209,6 +209,11 @@ class _Asked:
 
     def settle(self) -> tuple[Outcome, bool, str]:
         """The outcome; whether the teacher is to blame for having none; and why the cycle must not go on, if so."""
+        if self.experience.messages[-1].get("tool_calls"):
+            correction = self._correction(
+                CorrectionState.REFUSED, "the student called a function: no text replaces that"
+            )
+            return self.hands.write(lambda tx: self._store(tx, None, 0, correction)), False, ""
         try:
             spend_id = self.hands.write(self._reserve)
         except Conflict as error:
@@ -253,10 +258,10 @@ class _Asked:
         state = CorrectionState.ACCEPTED if said.is_accepted else CorrectionState.REFUSED
         return self._correction(state, said.reason, reply.text, findings)
 
-    def _store(self, tx: Tx, spend_id: str, cost: int | None, said: Correction) -> Outcome:
-        """Settle the money and store the attempt, together; what was forgotten meanwhile gets no new text."""
+    def _store(self, tx: Tx, spend_id: str | None, cost: int | None, said: Correction) -> Outcome:
+        """Settle the money, if there was a call, and store the attempt; what was forgotten gets no new text."""
         experience = experiences.lock(tx, self.entry.id)  # first: whoever reserves for it takes the same order
-        paid = spends.settle(tx, spend_id, cost)
+        paid = 0 if spend_id is None else spends.settle(tx, spend_id, cost)
         if experience.state is ExperienceState.FORGOTTEN:
             return self._outcome("skipped", "it was forgotten meanwhile", paid)
         if corrections.entry(tx, self.lesson.profile, experience.id) is None:

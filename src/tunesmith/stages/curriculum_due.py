@@ -12,7 +12,7 @@ from tunesmith.domain.curriculum import PURPOSE, CurriculumPolicy, Entry, Moment
 from tunesmith.domain.learning import ReviewDecision
 from tunesmith.domain.run import Priority
 from tunesmith.domain.task import TaskKind
-from tunesmith.errors import Refused, TunesmithError
+from tunesmith.errors import NotFound, Refused, TunesmithError
 from tunesmith.stages.lesson import policy_of
 from tunesmith.store import corrections, cycles, experiences, reviews, spends, switches, tasks
 from tunesmith.store.cycles import CycleRecord
@@ -74,6 +74,8 @@ def open_due(database: Database, workspace: Workspace, *, actor: str) -> list[st
     for name in names:
         try:
             policy = policy_of(database, workspace, name, None)
+        except NotFound:
+            continue  # its file was removed, and its experiences stay
         except TunesmithError as error:
             log.warning("curriculum_unreadable", profile=name, reason=str(error))
             continue

@@ -47,8 +47,10 @@ class Lesson:
 def policy_of(
     database: Database, workspace: Workspace, profile: str, environ: Mapping[str, str] | None
 ) -> CurriculumPolicy:
-    """The curriculum of a profile with every layer."""
-    return _resolved(database, workspace, profile, environ).curriculum
+    """The curriculum of a profile with every layer; a disabled profile has none that begins by itself."""
+    resolved = _resolved(database, workspace, profile, environ)
+    policy = resolved.curriculum
+    return policy if resolved.enabled else policy.model_copy(update={"enabled": False})
 
 
 def make_lesson(
@@ -58,6 +60,8 @@ def make_lesson(
     resolved = _resolved(database, workspace, profile, environ)
     rules = rules_of(database, workspace, profile, actor=actor, environ=environ)
     policy = resolved.curriculum
+    if not resolved.enabled:
+        raise Refused(f"profile {profile} is disabled: {resolved.disabled_reason}; nothing is learnt for it")
     problem = unready(policy, rules.policy.wanted)
     if problem is not None:
         raise ConfigError(f"profile {profile}: {problem}")

@@ -13,6 +13,7 @@ from tunesmith.domain.curriculum import Entry
 from tunesmith.domain.experience import ExperienceClass, ExperienceState
 from tunesmith.domain.learning import CorrectionState, ReviewDecision
 from tunesmith.domain.verifiers import Finding
+from tunesmith.ids import next_id
 from tunesmith.store import events
 from tunesmith.store.database import Tx
 from tunesmith.store.learning_tables import corrections, reviews
@@ -46,13 +47,14 @@ class StoredCorrection(Correction):
     created_at: datetime
 
 
-def add(tx: Tx, experience_id: str, profile: str, said: Correction, *, actor: str, paid_by: str) -> None:
+def add(tx: Tx, experience_id: str, profile: str, said: Correction, *, actor: str, paid_by: str | None) -> None:
     """Store what came of an attempt, and tell it in the experience's history. Hold the experience's lock.
 
-    It is named after the spend that paid for it, so that a transaction that is tried again stores it once.
+    It is named after the spend that paid for it, so that a transaction that is tried again stores it once; None: nobody
+    was asked.
     """
     number = num_of(tx, experience_id) + 1
-    correction_id = f"cor-{paid_by.partition('-')[2]}"
+    correction_id = next_id("cor") if paid_by is None else f"cor-{paid_by.partition('-')[2]}"
     if tx.first(sa.select(corrections.c.id).where(corrections.c.id == correction_id)) is not None:
         return
     values: dict[str, Any] = {**vars(said), "findings": {name: vars(each) for name, each in said.findings.items()}}
