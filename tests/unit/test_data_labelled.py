@@ -13,7 +13,7 @@ from tunesmith.data.prepare import prepare
 from tunesmith.domain.dataset import PreparedDataset, PrepareOptions
 from tunesmith.domain.example import Example, Kind, Split
 from tunesmith.errors import DataError
-from tunesmith.stages.prepare import _heldout_cases
+from tunesmith.stages.prepare import heldout_cases
 
 
 def all_examples(dataset: PreparedDataset) -> list[Example]:
@@ -108,10 +108,10 @@ def test_only_desirable_answers_become_cases(tmp_path: Path) -> None:
     dataset = prepared(tmp_path, encoded(*map(a_label, range(80))))
     desirable = [example for example in read_split(dataset.path, Split.HELDOUT) if example.is_desirable]
     assert 2 < len(desirable) < dataset.counts[Split.HELDOUT]
-    cases = _heldout_cases(dataset.path, 1000)
+    cases = heldout_cases(dataset.path, 1000)
     assert [case.id for case in cases] == [example.group for example in desirable]
     assert all(case.messages[-1]["content"] != "I do not know." for case in cases)
-    assert len(_heldout_cases(dataset.path, 2)) == 2
+    assert len(heldout_cases(dataset.path, 2)) == 2
 
 
 def test_children_that_parse_make_the_same_labelled_dataset(tmp_path: Path) -> None:
