@@ -103,7 +103,7 @@ class Forgetting:
 
 
 def _look(tx: Tx, ids: list[str]) -> ForgetView:
-    found = [experiences.get(tx, each) for each in ids]
+    found = contained.brief(tx, ids)
     held = contained.datasets_with(tx, found)
     live = [each for each in found if each.state is not ExperienceState.FORGOTTEN]
     return ForgetView(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from tunesmith.errors import DataError
 from tunesmith.files import publish_folder, verify_folder
 
 QUARANTINE = "quarantine.jsonl"
+_ID = re.compile(rb"\bxp-[0-9a-z]+")
 Step = Callable[[str], None]
 """Called with the name of what is about to be done; a drill kills the process there."""
 
@@ -84,7 +86,7 @@ def _copy_lines(source: Path, target: Path, hashes: Collection[str], names: Coll
     """Copy what lies beside the examples, line by line, without what is forgotten; what was left out."""
     if not source.name.endswith(".jsonl"):
         raise DataError(f"{source}: not a file that erasing knows; remove the dataset's folder to be rid of its text")
-    wanted = [name.encode() for name in names]
+    wanted = frozenset(name.encode() for name in names)
     dropped: list[dict[str, Any]] = []
     mode = source.stat().st_mode & 0o777
     with (
@@ -93,7 +95,7 @@ def _copy_lines(source: Path, target: Path, hashes: Collection[str], names: Coll
     ):
         for line in lines:
             row = orjson.loads(line)
-            if any(name in line for name in wanted) or not _hashes_of(row).isdisjoint(hashes):
+            if not wanted.isdisjoint(_ID.findall(line)) or not _hashes_of(row).isdisjoint(hashes):
                 dropped.append({key: row[key] for key in ("source", "line", "findings") if key in row})
             else:
                 sink.write(line)

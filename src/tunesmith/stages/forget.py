@@ -90,14 +90,14 @@ def _alone(folder: Path, wait: bool) -> Iterator[bool]:
 
 def readers_of(tx: Tx, todo: Pending) -> list[str]:
     """The unfinished runs that a rewrite waits for."""
-    groups = erasures.groups_of(tx, todo.dataset_id, todo.experience_ids)
+    groups = erasures.groups_of(tx, todo)
     return erasures.readers(tx, todo.dataset_id, judges=Split.HELDOUT in groups)
 
 
 def _finish_one(database: Database, workspace: Workspace, todo: Pending, actor: str, on_step: Step) -> Outcome:
     with database.read() as tx:
         dataset = datasets.get(tx, todo.dataset_id)
-        groups = erasures.groups_of(tx, dataset.id, todo.experience_ids)
+        groups = erasures.groups_of(tx, todo)
         reading = readers_of(tx, todo)
         ours = erasures.runs_of_profile(tx, dataset.profile)
     if reading:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,13 +11,15 @@ import sqlalchemy as sa
 from tunesmith.domain.adapter import AdapterState, version_name
 from tunesmith.domain.erasure import tombstone_key
 from tunesmith.domain.example import Split
-from tunesmith.store import erasures, members
+from tunesmith.domain.experience import ExperienceState
+from tunesmith.store import erasures
 from tunesmith.store.database import Tx
-from tunesmith.store.experiences import Experience
+from tunesmith.store.learning_tables import members
 from tunesmith.store.tables import adapters, runs
 from tunesmith.store.tables import experiences as experiences_table
 
 _COLUMNS = {"session", "source", "natural_key"}
+_MOST_AT_ONCE = 500  # parameters of one statement
 
 
 @dataclass(frozen=True)
@@ -52,19 +55,46 @@ def matching(tx: Tx, profile: str, column: str, value: str) -> list[str]:
     return [row["id"] for row in tx.all(query)]
 
 
-def datasets_with(tx: Tx, found: Sequence[Experience]) -> list[HoldingDataset]:
+@dataclass(frozen=True)
+class Brief:
+    """Of an experience, what a preview needs."""
+
+    id: str
+    profile: str
+    state: ExperienceState
+    session: str | None
+    dataset_id: str | None
+
+
+def brief(tx: Tx, ids: Sequence[str]) -> list[Brief]:
+    """These experiences, forgotten ones too."""
+    table, found = experiences_table, []
+    columns = (table.c.id, table.c.profile, table.c.state, table.c.session, table.c.dataset_id)
+    for some in _parts(ids):
+        for row in tx.all(sa.select(*columns).where(table.c.id.in_(some))):
+            found.append(Brief(**{**row, "state": ExperienceState(row["state"])}))
+    return found
+
+
+def datasets_with(tx: Tx, found: Sequence[Brief]) -> list[HoldingDataset]:
     """Every dataset that holds text of these."""
-    splits: dict[str, dict[str, int]] = {}
-    for experience in found:
-        for dataset_id in erasures.holders(tx, experience):
-            splits.setdefault(dataset_id, {})
-        for member in members.of_experience(tx, experience.id):
-            counted = splits.setdefault(member.dataset_id, {})
-            counted[member.split.value] = counted.get(member.split.value, 0) + 1
+    splits: dict[str, Counter[str]] = {each.dataset_id: Counter() for each in found if each.dataset_id is not None}
+    for some in _parts([each.id for each in found]):
+        for dataset_id in erasures.left_out_of(tx, some):
+            splits.setdefault(dataset_id, Counter())
+        query = sa.select(members.c.dataset_id, members.c.split, sa.func.count()).where(
+            members.c.experience_id.in_(some)
+        )
+        for dataset_id, split, num in tx.conn.execute(query.group_by(members.c.dataset_id, members.c.split)):
+            splits.setdefault(dataset_id, Counter())[split] += num
     return [
-        HoldingDataset(each, held, tuple(erasures.readers(tx, each, judges=Split.HELDOUT.value in held)))
+        HoldingDataset(each, dict(held), tuple(erasures.readers(tx, each, judges=Split.HELDOUT.value in held)))
         for each, held in sorted(splits.items())
     ]
+
+
+def _parts(ids: Sequence[str]) -> list[Sequence[str]]:
+    return [ids[first : first + _MOST_AT_ONCE] for first in range(0, len(ids), _MOST_AT_ONCE)]
 
 
 def adapters_with(tx: Tx, held: Sequence[HoldingDataset]) -> list[HoldingAdapter]:
@@ -98,7 +128,7 @@ def adapters_with(tx: Tx, held: Sequence[HoldingDataset]) -> list[HoldingAdapter
     return list(found.values())
 
 
-def num_going_on(tx: Tx, found: Sequence[Experience]) -> int:
+def num_going_on(tx: Tx, found: Sequence[Brief]) -> int:
     """How many other experiences belong to the same sessions: later turns repeat what was said before them."""
     ids = {experience.id for experience in found}
     sessions = sorted({(each.profile, each.session) for each in found if each.session is not None})

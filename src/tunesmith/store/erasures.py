@@ -32,6 +32,7 @@ _KEPT_REASONS = ("moved", "sent_to_review")
 """Events whose reason is ours and names ids only; the reasons of others may repeat what was said."""
 _LEFT_OUT = re.compile(r"not in dataset (ds-[0-9a-z]+):")
 _CHECKPOINT_S = 1.0
+_NAMED = 100  # experiences in one event; the table of erasures has them all
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Pending:
     experience_ids: tuple[str, ...]
     hashes: frozenset[str]
     since: datetime
+    last: int
+    """The place of the newest of them in the order; what is asked for later waits for its own rewrite."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,17 @@ def holders(tx: Tx, experience: Experience) -> set[str]:
     found = {member.dataset_id for member in members.of_experience(tx, experience.id)}
     if experience.dataset_id is not None:
         found.add(experience.dataset_id)
-    for event in events.of_entity(tx, "experience", experience.id):
-        found |= set(_LEFT_OUT.findall(event.reason)) if event.action == "left_out" else set()
-    known = sa.select(datasets_table.c.id).where(datasets_table.c.id.in_(sorted(found)))
+    return found | left_out_of(tx, [experience.id])
+
+
+def left_out_of(tx: Tx, experience_ids: Sequence[str]) -> set[str]:
+    """The datasets that these were meant for, and whose preparation kept them aside or refused them."""
+    table = events_table
+    query = sa.select(table.c.reason).where(
+        table.c.entity == "experience", table.c.entity_id.in_(experience_ids), table.c.action == "left_out"
+    )
+    named = {name for reason in tx.conn.execute(query).scalars() for name in _LEFT_OUT.findall(reason)}
+    known = sa.select(datasets_table.c.id).where(datasets_table.c.id.in_(sorted(named)))
     return {row["id"] for row in tx.all(known)}
 
 
@@ -206,6 +217,7 @@ def pending(tx: Tx) -> list[Pending]:
             tuple(row["experience_id"] for row in rows),
             frozenset(each for row in rows for each in row["hashes"]),
             rows[0]["requested_at"],
+            rows[-1]["seq"],
         )
         for dataset_id, rows in found.items()
     ]
@@ -240,14 +252,21 @@ def runs_of_profile(tx: Tx, profile: str) -> dict[str, str]:
     return {row["id"]: row["dataset_id"] for row in tx.all(query)}
 
 
-def groups_of(tx: Tx, dataset_id: str, experience_ids: Sequence[str]) -> dict[Split, set[str]]:
-    """In which splits of a dataset these experiences are, and under which groups."""
+def groups_of(tx: Tx, todo: Pending) -> dict[Split, set[str]]:
+    """In which splits of its dataset these experiences are, and under which groups."""
+    table = members_table
+    forgotten = sa.select(erasures.c.experience_id).where(*_of(todo))
+    query = sa.select(table.c.split, table.c.group_id).where(
+        table.c.dataset_id == todo.dataset_id, table.c.experience_id.in_(forgotten)
+    )
     found: dict[Split, set[str]] = {}
-    for experience_id in experience_ids:
-        for member in members.of_experience(tx, experience_id):
-            if member.dataset_id == dataset_id:
-                found.setdefault(member.split, set()).add(member.group_id)
+    for split, group in tx.conn.execute(query.distinct()):
+        found.setdefault(Split(split), set()).add(group)
     return found
+
+
+def _of(todo: Pending) -> tuple[Any, ...]:
+    return erasures.c.dataset_id == todo.dataset_id, erasures.c.seq <= todo.last, _PENDING
 
 
 def point_to(tx: Tx, old: datasets.Dataset, path: str, fingerprint: str, counts: dict[str, int]) -> bool:
@@ -263,11 +282,10 @@ def point_to(tx: Tx, old: datasets.Dataset, path: str, fingerprint: str, counts:
 def settle(tx: Tx, done: Pending, *, actor: str, cases: Sequence[datasets.HeldoutCase]) -> None:
     """Nothing on disk holds these texts any more."""
     now = datasets.get(tx, done.dataset_id)
-    mine = (erasures.c.dataset_id == done.dataset_id, erasures.c.experience_id.in_(done.experience_ids), _PENDING)
-    old = tx.first(sa.select(erasures.c.old_fingerprint).where(*mine).order_by(erasures.c.seq))
+    old = tx.first(sa.select(erasures.c.old_fingerprint).where(*_of(done)).order_by(erasures.c.seq))
     if old is None:
         return  # somebody else has settled it
-    tx.run(erasures.update().where(*mine).values(done_at=tx.now, new_fingerprint=now.fingerprint))
+    tx.run(erasures.update().where(*_of(done)).values(done_at=tx.now, new_fingerprint=now.fingerprint))
     for case in cases:
         tx.add_once(
             heldout_cases, profile=now.profile, dataset_id=now.id, case_id=case.id, messages=case.messages,
@@ -276,7 +294,7 @@ def settle(tx: Tx, done: Pending, *, actor: str, cases: Sequence[datasets.Heldou
     detail: dict[str, Any] = {
         "old_fingerprint": old["old_fingerprint"],
         "new_fingerprint": now.fingerprint,
-        "experiences": list(done.experience_ids),
+        "experiences": list(done.experience_ids[:_NAMED]),
     }
     reason = f"{len(done.experience_ids)} forgotten experiences were taken out"
     events.record(tx, "dataset", now.id, "erased", actor=actor, reason=reason, detail=detail)
