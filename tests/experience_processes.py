@@ -30,3 +30,14 @@ def add_the_same(root: str, num: int, told: str) -> None:
             messages = [{"role": "user", "content": f"{number}?"}, {"role": "assistant", "content": f"{number}!"}]
             added = client.experiences.add("support", messages, key=f"key {number}")
             sink.write(f"{added.id} {int(added.is_new)}\n")
+
+
+def assemble_for_ever(root: str, acknowledged: str) -> None:
+    """Assemble datasets one after the other, each from what the last one has let go of; notes each id."""
+    client = Client(root)
+    with Path(acknowledged).open("a", buffering=1) as sink:
+        while True:
+            made, _ = client.datasets.assemble("support")
+            sink.write(f"{made.id}\n")
+            run = client.runs.submit("support", made.id)
+            client.runs.cancel(run.id)

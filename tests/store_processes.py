@@ -67,15 +67,15 @@ def create_store(url: str) -> None:
     open_store(url, create=True).close()
 
 
-def kill_amid(process: BaseProcess, acknowledged: Path, rng: random.Random) -> None:
-    """kill -9 once the process is under way, at a random moment."""
+def kill_amid(process: BaseProcess, acknowledged: Path, rng: random.Random, within_s: float = 0.02) -> None:
+    """kill -9 once the process is under way, at a random moment within so many seconds."""
     deadline = time.monotonic() + 30
     lines = acknowledged.read_bytes().count(b"\n") if acknowledged.exists() else 0
     while not acknowledged.exists() or acknowledged.read_bytes().count(b"\n") <= lines:
         assert process.is_alive(), process.exitcode
         assert time.monotonic() < deadline
         time.sleep(0.002)
-    time.sleep(rng.random() * 0.02)
+    time.sleep(rng.random() * within_s)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()

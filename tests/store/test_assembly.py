@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,9 @@ import pytest
 import sqlalchemy as sa
 
 from builders import PROFILE, a_workspace
+from experience_processes import assemble_for_ever
 from store_builders import ACTOR, a_run, force
+from store_processes import kill_amid, start
 from tunesmith import lifecycle
 from tunesmith.client import Client
 from tunesmith.data.dataset import iter_examples
@@ -25,6 +29,7 @@ from tunesmith.domain.learning import CorrectionState
 from tunesmith.domain.run import RUN, DataEffect, RunState, effect_of_end
 from tunesmith.errors import Refused, UsageError
 from tunesmith.ids import new_id
+from tunesmith.stages.unrecorded import remove_unrecorded
 from tunesmith.store import candidates, datasets, experiences, learning_tables, members, tables
 from tunesmith.store.database import Database
 
@@ -161,20 +166,22 @@ def test_failure_6_no_prompt_that_was_held_out_is_ever_trained(
     """Rounds with overlapping prompts, other answers, conversations that go on, and pairs among them."""
     with _client(tmp_path, store_url, min_new=1, data={"validation_share": 0.1}) as client:
         held: dict[str, int] = {}
-        for number in range(6):
-            for n in range(12 * number, 12 * number + 24):  # the half of them was there before
+        for number in range(5):
+            for n in range(8 * number, 8 * number + 16):  # the half of them was there before
                 begin = _talk(f"Tell me about the town {n}", f"It is old, {number}.")
                 long = [*begin, *_talk(f"And its river, {number}?", "It is wide.")]
                 for talk in (begin, long):
                     added = client.experiences.add(PROFILE, talk, session=f"{number}-{n}")
                     if n % 3 == 0:
                         client.feedback.add(added.id, 0.5, rater="ann", correction=f"Better, {number}.")
-            kind: Any = "preference" if number == 3 else "sft"
+            kind: Any = "preference" if number == 2 else "sft"
             dataset, _ = client.datasets.assemble(PROFILE, kind=kind, max_examples=60)
             found = _examples(client, dataset.id)
             trained = {_opening(example) for split, example in found if split is not Split.HELDOUT}
             assert not trained & held.keys(), f"round {number}"
-            held.update({_opening(example): number for split, example in found if split is Split.HELDOUT})
+            for split, example in found:
+                if split is Split.HELDOUT:
+                    held.setdefault(_opening(example), number)
             assert not trained & held.keys(), f"round {number}"
             _end(database, dataset.id, RunState.COMPLETED if number % 2 else RunState.REJECTED)
         assert len(set(held.values())) > 2
@@ -440,3 +447,44 @@ def test_assemblers_at_once_never_share_an_experience(tmp_path: Path, store_url:
             for member in found:
                 assert experiences.get(tx, member.experience_id).dataset_id == member.dataset_id
         assert _states(database)["reserved"] == len(found)
+
+
+@pytest.mark.parametrize("num", [2, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
+def test_killed_assembler_leaves_no_reservation_without_a_dataset_and_no_folder_for_ever(
+    tmp_path: Path, store_url: str, database: Database, num: int
+) -> None:
+    client = _client(tmp_path, store_url)
+    _gold(client, 30)
+    acknowledged, rng = tmp_path / "acknowledged", random.Random(7)
+    for _ in range(num):
+        process = start(assemble_for_ever, str(client.workspace.root), str(acknowledged))
+        kill_amid(process, acknowledged, rng, within_s=0.4)
+        process.join()
+        _check_reservations(client, database)
+        with database.write() as tx:  # the day after
+            reserved = sa.select(tables.experiences.c.dataset_id).where(tables.experiences.c.state == "reserved")
+            for dataset_id in set(tx.conn.execute(reserved).scalars()):
+                force(tx, tables.datasets, dataset_id, reserved_until=tx.now)
+        for run in client.runs.list(limit=100):
+            if run.finished_at is None:
+                client.runs.cancel(run.id)
+        with database.write() as tx:
+            members.release_unused(tx, actor=ACTOR)
+        assert set(_states(database)) == {"collected"}
+    client.close()
+
+
+def _check_reservations(client: Client, database: Database) -> None:
+    """Every reservation has its dataset, members and folder; a folder without a row goes with the next sweep."""
+    folder = client.workspace.datasets_dir
+    for mark in folder.glob(".*.unrecorded"):
+        os.utime(mark, (0, 0))
+    remove_unrecorded(database, client.workspace)
+    with database.read() as tx:
+        known = {dataset.id for dataset in datasets.listing(tx, limit=10_000)}
+        table = tables.experiences
+        for row in tx.all(sa.select(table).where(table.c.state == "reserved")):
+            assert row["dataset_id"] in {member.dataset_id for member in members.of_experience(tx, row["id"])}
+    assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == known
+    client.datasets.verify(client.datasets.list()[0].id)
+    assert list(folder.glob(".*.unrecorded")) == []

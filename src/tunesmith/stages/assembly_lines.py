@@ -74,7 +74,7 @@ class Splitter:
             return UNREADABLE
         num_prompt = num_prompt_of(shape)
         begin = next((place for place, code in enumerate(shape) if code in "cC"), num_prompt)
-        groups = {group_of(shape[:end], contents) for end in (num_group or num_prompt, begin)}
+        groups = {group_of(shape[:end], contents) for end in {num_group or num_prompt, begin}}
         shares = (self._options.heldout_share, self._options.validation_share)
         splits = {split_of(group, *shares) for group in groups}
         if len(splits) > 1:

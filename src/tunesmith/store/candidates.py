@@ -27,8 +27,6 @@ class StoredCandidate:
     state: ExperienceState
     class_name: ExperienceClass
     reasons: tuple[str, ...]
-    adapter_id: str | None
-    """The one that learnt from it last."""
     source: str | None
     template: str | None
     task_type: str | None
@@ -53,10 +51,10 @@ def page(tx: Tx, profile: str, after: int, limit: int) -> list[StoredCandidate]:
         assessments.c.class_name != ExperienceClass.QUARANTINED,
         sa.or_(assessments.c.review.is_(None), assessments.c.review != ReviewDecision.REJECT),
     )
-    rows = tx.all(_QUERY.where(*wanted).order_by(experiences.c.seq).limit(limit))
+    rows = _read(tx, _QUERY.where(*wanted).order_by(experiences.c.seq).limit(limit))
     if not rows:
         return []
-    here = (experiences.c.profile == profile, experiences.c.seq.between(rows[0]["seq"], rows[-1]["seq"]))
+    here = (experiences.c.profile == profile, experiences.c.seq.between(rows[0][0], rows[-1][0]))
     return _with_corrections(rows, _corrections(tx, *here))
 
 
@@ -65,7 +63,7 @@ def by_ids(tx: Tx, ids: Sequence[str]) -> dict[str, StoredCandidate]:
     found: list[StoredCandidate] = []
     for first in range(0, len(ids), _MOST_AT_ONCE):
         here = experiences.c.id.in_(ids[first : first + _MOST_AT_ONCE])
-        found += _with_corrections(tx.all(_QUERY.where(here)), _corrections(tx, here))
+        found += _with_corrections(_read(tx, _QUERY.where(here)), _corrections(tx, here))
     return {each.id: each for each in found}
 
 
@@ -94,23 +92,24 @@ def held_out_groups(tx: Tx, profile: str) -> set[str]:
     return set(tx.conn.execute(query).scalars())
 
 
+_WHEN = sa.func.coalesce(experiences.c.captured_at, experiences.c.created_at, type_=experiences.c.created_at.type)
 _QUERY = sa.select(
     experiences.c.seq,
     experiences.c.id,
     experiences.c.messages,
     experiences.c.state,
-    experiences.c.adapter_id,
+    assessments.c.class_name,
+    assessments.c.reasons,
     experiences.c.source,
     experiences.c.template,
     experiences.c.task_type,
-    sa.func.coalesce(experiences.c.captured_at, experiences.c.created_at, type_=experiences.c.created_at.type).label(
-        "captured_at"
-    ),
-    assessments.c.class_name,
-    assessments.c.reasons,
+    _WHEN,
     assessments.c.review,
     assessments.c.suspicions,
 ).join(assessments, assessments.c.experience_id == experiences.c.id)
+"""The columns in the order of `StoredCandidate`, and what a reviewer has overruled follows from the last two."""
+_STATES = {state.value: state for state in ExperienceState}
+_CLASSES = {name.value: name for name in ExperienceClass}
 
 
 def _corrections(tx: Tx, *here: Any) -> dict[str, tuple[str, str]]:
@@ -134,16 +133,21 @@ def _corrections(tx: Tx, *here: Any) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _with_corrections(rows: Sequence[sa.RowMapping], corrected: dict[str, tuple[str, str]]) -> list[StoredCandidate]:
+def _read(tx: Tx, query: sa.Select[Any]) -> Sequence[Any]:
+    """Plain rows: a profile may have millions, and each is looked at."""
+    return tx.conn.execute(query).all()
+
+
+def _with_corrections(rows: Sequence[Any], corrected: dict[str, tuple[str, str]]) -> list[StoredCandidate]:
     found = []
-    for row in rows:
-        correction, corrected_by = corrected.get(row["id"], (None, None))
-        values: dict[str, Any] = {
-            **{name: value for name, value in row.items() if name not in ("review", "suspicions")},
-            "state": ExperienceState(row["state"]),
-            "class_name": ExperienceClass(row["class_name"]),
-            "reasons": tuple(row["reasons"]),
-            "overruled": screens_of(row["suspicions"]) if row["review"] == ReviewDecision.ACCEPT else (),
-        }
-        found.append(StoredCandidate(**values, correction=correction, corrected_by=corrected_by))
+    for *held, state, class_name, reasons, source, template, task_type, captured_at, review, suspicions in rows:
+        seq, experience_id, messages = held
+        overruled = screens_of(suspicions) if review == ReviewDecision.ACCEPT else ()
+        correction, corrected_by = corrected.get(experience_id, (None, None))
+        found.append(
+            StoredCandidate(
+                seq, experience_id, messages, _STATES[state], _CLASSES[class_name], tuple(reasons), source, template,
+                task_type, captured_at, overruled, correction, corrected_by,
+            )
+        )  # fmt: skip
     return found
