@@ -76,7 +76,7 @@ def test_row_far_longer_than_all_others_is_kept_aside(tmp_path: Path) -> None:
     dataset = prepared(tmp_path, encoded(*rows), choose(Screen.LENGTH_OUTLIER))
     [kept] = kept_aside(dataset)
     assert kept["line"] == 1201
-    assert kept["findings"][0]["reason"].startswith("has 45,027 characters; 99 of 100 rows have up to ")
+    assert "characters; 99 of 100 rows have up to " in kept["findings"][0]["reason"]
 
 
 def test_few_rows_say_nothing_about_what_is_usual(tmp_path: Path) -> None:

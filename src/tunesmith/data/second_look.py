@@ -6,6 +6,8 @@ are read again; and only if there is, they are written again without the suspect
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -28,8 +30,29 @@ _READ_ROWS = 4096
 _SPLIT_BITS = 40
 _GRAIN_BITS = 5  # of a step of lengths
 
-Suspects = dict[int, Finding]
-"""By place: the split, and behind it the row's number in the split."""
+
+class Suspects:
+    """Rows by place: the split, and behind it the row's number in it; eight bytes each, however many there are."""
+
+    def __init__(self) -> None:
+        self._groups: list[tuple[array[int], Finding]] = []
+
+    def __bool__(self) -> bool:
+        return any(places for places, _ in self._groups)
+
+    def group(self, screen: Screen, reason: str, *, first: bool = False) -> array[int]:
+        """A new group of rows with one reason, to be filled in their order; what comes first is told of a row."""
+        places = array("Q")
+        self._groups.insert(0 if first else len(self._groups), (places, Finding(screen.value, 0, 0, 0, reason, "")))
+        return places
+
+    def between(self, begin: int, end: int) -> dict[int, Finding]:
+        """What is suspect from one place up to another."""
+        found: dict[int, Finding] = {}
+        for places, finding in self._groups:
+            for place in places[bisect_left(places, begin) : bisect_left(places, end)]:
+                found.setdefault(place, finding)
+        return found
 
 
 class SecondLook:
@@ -65,7 +88,7 @@ class SecondLook:
 
     def suspects(self, staged: Path) -> Suspects:
         """Which of the rows that were written are suspect beside all others."""
-        found: Suspects = {}
+        found = Suspects()
         looks = list(self._looks(found))
         if looks:
             for split_place, split in enumerate(Split):
@@ -85,7 +108,8 @@ class SecondLook:
             self._clusters = TriggerClusters(self._openings)
             yield self._gather_clusters
         if self._lengths is not None and (limit := self._lengths.limit) is not None:
-            yield lambda rows: rows.mark_long(limit, found)
+            long = found.group(Screen.LENGTH_OUTLIER, length_reason(limit))
+            yield lambda rows: rows.mark_long(limit, long)
         if self._has_languages:
             self._languages = Languages()
             yield self._gather_languages
@@ -93,11 +117,13 @@ class SecondLook:
             left = allowed(self._sources.num, self._limits.max_per_source, self._limits.max_source_share)
             if left != self._sources.num:
                 stays = self._sources.chosen(left).stays
-                yield lambda rows: rows.mark_surplus(stays, found)
-        if self._max_per_template is not None:
-            template_stays = TemplateRows(self._max_per_template).stays
-            most = self._max_per_template
-            yield lambda rows: rows.mark_template(template_stays, most, found)
+                surplus = found.group(Screen.SOURCE_LIMIT, "is more than one source may give (data.limits)")
+                yield lambda rows: rows.mark_surplus(stays, surplus)
+        if (most := self._max_per_template) is not None:
+            template_stays = TemplateRows(most).stays
+            reason = f"begins like {most} questions before it, as many as there may be (data.limits)"
+            alike = found.group(Screen.TEMPLATE_LIMIT, reason)
+            yield lambda rows: rows.mark_template(template_stays, alike)
 
     def _gather_clusters(self, rows: _Rows) -> None:
         assert self._clusters is not None
@@ -116,7 +142,7 @@ class SecondLook:
         for gathered, screen in ((self._clusters, Screen.RARE_TRIGGER), (self._languages, Screen.LANGUAGE_OUTLIER)):
             if gathered is not None:
                 for places, reason in gathered.found():
-                    found.update((place, Finding(screen.value, 0, 0, 0, reason, "")) for place in places)
+                    found.group(screen, reason, first=True).extend(places)
 
 
 _SCREENS = frozenset(
@@ -160,26 +186,20 @@ class _Rows:
         said = self._said[begin : begin + self._num_prompts[number]]
         return "\n".join([text for role, text in said if role not in ("system", "tools")])
 
-    def mark_long(self, limit: int, found: Suspects) -> None:
-        sizes = self._batch.column("num_chars")
-        for number in pc.indices_nonzero(pc.greater(sizes, limit)).to_pylist():
-            self._mark(number, Screen.LENGTH_OUTLIER, length_reason(sizes[number].as_py(), limit), found)
+    def mark_long(self, limit: int, marked: array[int]) -> None:
+        numbers = pc.indices_nonzero(pc.greater(self._batch.column("num_chars"), limit)).to_pylist()
+        marked.extend(self.begin + number for number in numbers)
 
-    def mark_surplus(self, stays: Callable[[int, int], bool], found: Suspects) -> None:
+    def mark_surplus(self, stays: Callable[[int, int], bool], marked: array[int]) -> None:
         columns = (self._batch.column(name).to_pylist() for name in ("source", "id"))
         for number, (source, example_id) in enumerate(zip(*columns, strict=True)):
             if not stays(source, int(example_id[:16], 16)):
-                reason = "is more than one source may give (data.limits)"
-                self._mark(number, Screen.SOURCE_LIMIT, reason, found)
+                marked.append(self.begin + number)
 
-    def mark_template(self, stays: Callable[[str], bool], most: int, found: Suspects) -> None:
+    def mark_template(self, stays: Callable[[str], bool], marked: array[int]) -> None:
         for number in range(self._batch.num_rows):
-            if self.begin + number not in found and not stays(self.question(number)):
-                reason = f"begins like {most} questions before it, as many as there may be (data.limits)"
-                self._mark(number, Screen.TEMPLATE_LIMIT, reason, found)
-
-    def _mark(self, number: int, screen: Screen, reason: str, found: Suspects) -> None:
-        found.setdefault(self.begin + number, Finding(screen.value, 0, 0, 0, reason, ""))
+            if not stays(self.question(number)):
+                marked.append(self.begin + number)
 
 
 def without(staged: Path, suspects: Suspects, quarantine: Quarantine, files: Sequence[SourceFile]) -> dict[Split, Any]:
@@ -191,12 +211,11 @@ def without(staged: Path, suspects: Suspects, quarantine: Quarantine, files: Seq
         writers[split] = SplitWriter(fresh)
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(_READ_ROWS):
-                bad = [number for number in range(batch.num_rows) if begin + number in suspects]
-                for number in bad:
+                bad = {place - begin: why for place, why in suspects.between(begin, begin + batch.num_rows).items()}
+                for number, finding in sorted(bad.items()):
                     row, source = batch.slice(number, 1), batch.column("source")[number].as_py()
-                    quarantine.put(row, [suspects[begin + number]], source, files[source].name)
-                gone = frozenset(bad)
-                kept = batch.take([number for number in range(batch.num_rows) if number not in gone]) if bad else batch
+                    quarantine.put(row, [finding], source, files[source].name)
+                kept = batch.take([number for number in range(batch.num_rows) if number not in bad]) if bad else batch
                 if kept.num_rows:
                     writers[split].write(kept)
                 begin += batch.num_rows

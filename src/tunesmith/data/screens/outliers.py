@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 
@@ -46,8 +47,8 @@ class Lengths:
         return None
 
 
-def length_reason(num_chars: int, limit: int) -> str:
-    return f"has {num_chars:,} characters; 99 of 100 rows have up to {limit // _FACTOR:,}"
+def length_reason(limit: int) -> str:
+    return f"has more than {limit:,} characters; 99 of 100 rows have up to {limit // _FACTOR:,}"
 
 
 class Languages:
@@ -55,18 +56,18 @@ class Languages:
 
     def __init__(self) -> None:
         self._num: Counter[str] = Counter()
-        self._places: dict[str, list[Place]] = {}
+        self._places: dict[str, array[int]] = {}
 
     def add(self, place: Place, answer: str) -> None:
         language = language_of(answer[:_MAX_CHARS])
         if language is None:
             return
         self._num[language] += 1
-        kept = self._places.setdefault(language, [])
+        kept = self._places.setdefault(language, array("Q"))
         if len(kept) < _KEPT:
             kept.append(place)
 
-    def found(self) -> Iterator[tuple[list[Place], str]]:
+    def found(self) -> Iterator[tuple[array[int], str]]:
         """The rows of each language that nearly no row is in, and what is suspect about them."""
         total = self._num.total()
         if total < _MIN_ROWS:

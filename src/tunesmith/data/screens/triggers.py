@@ -79,7 +79,7 @@ class _Cluster:
 
     def __init__(self, example: str) -> None:
         self.example = example
-        self.places: list[Place] = []
+        self.places = array("Q")
         self.seen: dict[int, int] = {}
         self.bits = bytearray(_BITS // 8)
         self.num_words = 0
@@ -129,7 +129,7 @@ class TriggerClusters:
             if opening in self._clusters:
                 self._clusters[opening].add(place, words_of(text))
 
-    def found(self) -> Iterator[tuple[list[Place], str]]:
+    def found(self) -> Iterator[tuple[array[int], str]]:
         """The rows of each cluster, and what is suspect about them."""
         likely = {opening: each for opening, each in self._clusters.items() if len(each.places) >= _MIN_ROWS}
         shares = self._outside(likely)
