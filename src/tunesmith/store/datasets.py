@@ -17,6 +17,7 @@ from tunesmith.store.runs import find_one
 from tunesmith.store.tables import datasets, heldout_cases, runs
 
 UNUSED_RESERVATION = timedelta(hours=24)
+_MOST_AT_ONCE = 500  # parameters of one statement
 _PROVEN = (RunState.DEPLOYED, RunState.COMPLETED, RunState.WATCHING)
 
 
@@ -113,19 +114,32 @@ def pool(tx: Tx, profile: str, dataset_id: str, limit: int) -> list[HeldoutCase]
     """
     proven = sa.select(runs.c.dataset_id).where(runs.c.profile == profile, runs.c.state.in_(_PROVEN))
     own = heldout_cases.c.dataset_id == dataset_id
-    rows = tx.all(
-        sa.select(heldout_cases.c.case_id, heldout_cases.c.messages, heldout_cases.c.dataset_id)
+    rows = tx.conn.execute(
+        sa.select(heldout_cases.c.seq, heldout_cases.c.case_id, heldout_cases.c.dataset_id)
         .where(heldout_cases.c.profile == profile, sa.or_(own, heldout_cases.c.dataset_id.in_(proven)))
         .order_by(heldout_cases.c.seq)
     )
-    by_prompt: dict[str, HeldoutCase] = {}
-    for row in rows:
-        case = HeldoutCase(row["case_id"], row["messages"], row["dataset_id"] != dataset_id)
-        known = by_prompt.get(case.id)
-        if known is None or (case.is_established and not known.is_established):
-            by_prompt[case.id] = case
-    cases = list(by_prompt.values())
-    return cases if len(cases) <= limit else [cases[index * len(cases) // limit] for index in range(limit)]
+    by_prompt: dict[str, tuple[int, bool]] = {}
+    for seq, case_id, owner in rows:
+        is_established = owner != dataset_id
+        known = by_prompt.get(case_id)
+        if known is None or (is_established and not known[1]):
+            by_prompt[case_id] = (seq, is_established)
+    found = list(by_prompt.items())
+    if len(found) > limit:
+        found = [found[index * len(found) // limit] for index in range(limit)]
+    messages = _messages(tx, [seq for _, (seq, _) in found])
+    return [HeldoutCase(case_id, messages[seq], is_established) for case_id, (seq, is_established) in found]
+
+
+def _messages(tx: Tx, seqs: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
+    """The texts of these cases only: over the years a pool holds far more than one evaluation looks at."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for first in range(0, len(seqs), _MOST_AT_ONCE):
+        some = heldout_cases.c.seq.in_(seqs[first : first + _MOST_AT_ONCE])
+        rows = tx.conn.execute(sa.select(heldout_cases.c.seq, heldout_cases.c.messages).where(some))
+        found.update((seq, messages) for seq, messages in rows)
+    return found
 
 
 def _dataset(row: sa.RowMapping) -> Dataset:
