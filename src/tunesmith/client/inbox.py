@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from tunesmith.client.session import Session
 from tunesmith.domain.adapter import AdapterState
@@ -45,23 +46,24 @@ def read_inbox(session: Session) -> list[InboxItem]:
     """Everything that waits, the oldest first."""
     with session.database.read() as tx:
         items = [*_held(tx), *_parked(tx), *_troubled(tx), *_suspects(tx), *_rejected(tx), *_erasures(tx)]
-        some = datasets.listing(tx, limit=_DATASETS)
-        settled = {each.id for each in some if kept_aside.is_decided(tx, each.id)}
-    for dataset in some:
-        num = 0 if dataset.id in settled else kept_aside.num_rows(session.workspace.data_dir / dataset.path)
-        if num:
-            items.append(
-                InboxItem(
-                    "rows kept aside",
-                    dataset.id,
-                    dataset.profile,
-                    dataset.created_at,
-                    f"{num} suspect {'row' if num == 1 else 'rows'} of the dataset were kept aside",
-                    f"`dataset quarantine {dataset.id}`, then `dataset release` or `dataset quarantine … --leave`",
-                    num=num,
-                )
-            )
+        items += _kept_aside(tx, session.workspace.data_dir)
     return sorted(items, key=lambda item: item.since)
+
+
+def _kept_aside(tx: Tx, data_dir: Path) -> Iterator[InboxItem]:
+    """Of the newest datasets, those with suspect rows that nobody has decided about."""
+    for dataset in datasets.listing(tx, limit=_DATASETS):
+        num = kept_aside.num_rows(data_dir / dataset.path)
+        if num and not kept_aside.is_decided(tx, dataset.id):
+            yield InboxItem(
+                "rows kept aside",
+                dataset.id,
+                dataset.profile,
+                dataset.created_at,
+                f"{num} suspect {'row of the dataset was' if num == 1 else 'rows of the dataset were'} kept aside",
+                f"`dataset quarantine {dataset.id}`, then `dataset release`, or the same with `--leave`",
+                num=num,
+            )
 
 
 def _held(tx: Tx) -> Iterator[InboxItem]:

@@ -12,7 +12,8 @@ from typing import Any
 from tunesmith.domain.example import Example, Message, codes_of, num_prompt_of, to_json, unpack
 from tunesmith.domain.excerpts import escaped
 from tunesmith.errors import Conflict, DataError, NotFound, UsageError, show
-from tunesmith.files import write_atomic
+from tunesmith.files import fsync_folder, read_manifest
+from tunesmith.ids import new_token
 from tunesmith.stages.review import safe_text
 from tunesmith.store import events
 from tunesmith.store.database import Tx
@@ -46,12 +47,13 @@ class Released:
 
 
 def num_rows(folder: Path) -> int:
-    """How many rows lie aside in a dataset's folder; nothing is read where there are none."""
-    path = folder / FILE_NAME
-    if not path.is_file():
+    """How many rows lie aside in a dataset's folder, as its manifest says; nothing is read where there are none."""
+    if not (folder / FILE_NAME).is_file():
         return 0
-    with path.open("rb") as source:
-        return sum(1 for _ in source)
+    try:
+        return int(read_manifest(folder).meta.get("num_quarantined", 0))
+    except DataError:
+        return 0  # damaged; `dataset verify` tells
 
 
 def rows(folder: Path, limit: int) -> list[KeptRow]:
@@ -92,11 +94,24 @@ def release(folder: Path, numbers: Sequence[int], target: Path, screens: Sequenc
     if wanted:
         raise NotFound(f"no row {min(wanted)} was kept aside; `dataset quarantine` numbers them")
     try:
-        write_atomic(target, "".join(written))
-        os.chmod(target, 0o600)  # it may hold what a screen took for a secret
+        _write_privately(target, "".join(written))
     except OSError as error:
         raise DataError(f"cannot write {show(str(target), 200)}: {error.strerror}; choose another place") from None
     return Released(target, len(written), tuple(name for name in screens if name not in stopped_by))
+
+
+def _write_privately(target: Path, text: str) -> None:
+    """Whole or not at all, and for its owner only from the first byte: it may hold secrets in full."""
+    draft = target.with_name(f".{target.name[:100]}.{new_token()}")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as sink:
+            sink.write(text)
+            sink.flush()
+            os.fsync(sink.fileno())
+        draft.replace(target)
+        fsync_folder(target.parent)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def decide(tx: Tx, dataset_id: str, *, actor: str, reason: str, released: Sequence[int] = ()) -> None:
