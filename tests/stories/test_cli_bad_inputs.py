@@ -122,8 +122,8 @@ USAGE: list[tuple[Sequence[str], Sequence[str]]] = [
     (["run", "submit", "support", "data.jsonl", "--set", "lr"], ["key=value"]),
     (["run", "submit", "support", ""], ["empty"]),
     (["worker", "--kinds", "trian"], ["did you mean 'train'?"]),
-    (["worker", "--kinds", ""], ["known: deploy, evaluate"]),
-    (["worker", "--kinds", "curriculum"], ["'curriculum'"]),
+    (["worker", "--kinds", ""], ["known: curriculum, deploy, evaluate"]),
+    (["worker", "--kinds", "export"], ["'export'"]),
 ]
 
 

@@ -79,24 +79,34 @@ def open_due(database: Database, workspace: Workspace, *, actor: str) -> list[st
         except TunesmithError as error:
             log.warning("curriculum_unreadable", profile=name, reason=str(error))
             continue
-        if policy.enabled:
+        if policy.enabled and _looks_due(database, name, policy):
             with database.write() as tx:
                 opened += _open(tx, name, policy, actor)
     return opened
 
 
+def _looks_due(database: Database, profile: str, policy: CurriculumPolicy) -> bool:
+    """A look that keeps nobody from writing, because nearly always there is nothing to open."""
+    with database.read() as tx:
+        return _is_due(tx, profile, policy)
+
+
 def _open(tx: Tx, profile: str, policy: CurriculumPolicy, actor: str) -> list[str]:
-    """At most one: whoever comes second finds it open. Entries are counted last, and no further than needed."""
+    """At most one: whoever comes second finds it open."""
     cycles.lock_profile(tx, profile)
-    if waits_for(policy, _moment(tx, profile, policy.min_entries)):
-        return []
-    due = (entry for entry in corrections.entries(tx, profile) if not_due(entry, policy, tx.now) is None)
-    num_due = sum(1 for _ in islice(due, policy.min_entries))
-    if num_due < policy.min_entries:
+    if not _is_due(tx, profile, policy):
         return []
     task_id = tasks.add(tx, TaskKind.CURRICULUM, actor=actor, profile=profile, priority=Priority.LOW.rank)
     cycles.begin(tx, profile, task_id, actor=actor)
     return [task_id]
+
+
+def _is_due(tx: Tx, profile: str, policy: CurriculumPolicy) -> bool:
+    """Entries are counted last, and no further than needed."""
+    if waits_for(policy, _moment(tx, profile, policy.min_entries)):
+        return False
+    due = (entry for entry in corrections.entries(tx, profile) if not_due(entry, policy, tx.now) is None)
+    return sum(1 for _ in islice(due, policy.min_entries)) == policy.min_entries
 
 
 def _moment(tx: Tx, profile: str, num_due: int) -> Moment:

@@ -102,7 +102,7 @@ def entry(tx: Tx, profile: str, experience_id: str) -> Entry | None:
 
 def entries(tx: Tx, profile: str, only: str | None = None) -> Iterator[Entry]:
     """What needs improvement and nobody has corrected: not reserved, not in review, not refused by a reviewer."""
-    tried, judged = _tried(profile), assessments
+    tried, judged = _tried(profile, only), assessments
     columns = (
         experiences.c.id, experiences.c.seq, experiences.c.served_by, judged.c.findings, judged.c.feedback,
         judged.c.suspicions, tried.c.num, tried.c.counted, tried.c.last_at,
@@ -141,10 +141,13 @@ def entries(tx: Tx, profile: str, only: str | None = None) -> Iterator[Entry]:
         rows.close()
 
 
-def _tried(profile: str) -> sa.Subquery:
+def _tried(profile: str, only: str | None) -> sa.Subquery:
     """By experience: how often teachers were asked; since the last review: how often that counts, and when last."""
+    mine = [corrections.c.profile == profile] if only is None else [corrections.c.experience_id == only]
+    its = [] if only is None else [reviews.c.experience_id == only]
     reviewed = (
         sa.select(reviews.c.experience_id, sa.func.max(reviews.c.created_at).label("at"))
+        .where(*its)
         .group_by(reviews.c.experience_id)
         .subquery()
     )
@@ -159,7 +162,7 @@ def _tried(profile: str) -> sa.Subquery:
             sa.func.max(sa.case((is_recent, corrections.c.created_at))).label("last_at"),
         )
         .outerjoin(reviewed, reviewed.c.experience_id == corrections.c.experience_id)
-        .where(corrections.c.profile == profile)
+        .where(*mine)
         .group_by(corrections.c.experience_id)
         .subquery()
     )
