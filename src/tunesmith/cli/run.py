@@ -53,7 +53,7 @@ def submit(  # noqa: PLR0913 - the options of one command
     profile: Profile,
     data: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[DATA]", help="A dataset id, or files of examples.", show_default=False),
+        typer.Argument(metavar="DATA", help="A dataset id, or files of examples; none: assemble.", show_default=False),
     ] = None,
     overrides: Set = None,
     priority: Annotated[Priority, typer.Option(help="Which place in the queue.")] = Priority.NORMAL,
