@@ -89,17 +89,16 @@ def check(fleet: Fleet, num_accepted: int) -> dict[str, Any]:
     return rows
 
 
-def test_worker_killed_in_a_call_leaves_a_reservation_and_another_goes_on(
-    make_fleet: MakeFleet, store: str | None
-) -> None:
-    gate = Gate(at=3)
+def kill_in_call(make_fleet: MakeFleet, store: str | None, at: int) -> None:
+    """Kill the worker while the teacher thinks about its n-th answer; another worker goes on."""
+    gate = Gate(at)
     with a_school(make_fleet, store, gate) as (fleet, _):
         doomed = fleet.start()
         assert gate.is_reached.wait(30), fleet.logs()
         doomed.kill()
         doomed.wait()
-        rows = check(fleet, 2)
-        assert Counter(row["state"] for row in rows["spends"]) == {"settled": 2, "reserved": 1}
+        rows = check(fleet, at - 1)
+        assert Counter(row["state"] for row in rows["spends"]) == Counter({"settled": at - 1, "reserved": 1})
         gate.may_go.set()
         fleet.start(until_idle=True).wait(60)
         rows = check(fleet, NUM - 1)
@@ -115,6 +114,21 @@ def test_worker_killed_in_a_call_leaves_a_reservation_and_another_goes_on(
         with fleet.database.read() as tx:
             assert spends.spent(tx, PROFILE, "curriculum", task["id"]).cycle == before.cycle
         assert {row["state"] for row in fleet.rows()["spends"]} == {"settled"}
+
+
+def test_worker_killed_in_a_call_leaves_a_reservation_and_another_goes_on(
+    make_fleet: MakeFleet, store: str | None
+) -> None:
+    kill_in_call(make_fleet, store, 3)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("at", range(1, NUM + 1))
+@pytest.mark.parametrize("number", range(10))
+def test_worker_killed_in_any_call_leaves_a_reservation(
+    make_fleet: MakeFleet, store: str | None, at: int, number: int
+) -> None:
+    kill_in_call(make_fleet, store, at)
 
 
 def test_foreground_killed_in_a_call_leaves_nothing_half_made(make_fleet: MakeFleet) -> None:
