@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -27,10 +28,10 @@ from tunesmith.domain.example import Example, Split
 from tunesmith.domain.experience import ExperienceState
 from tunesmith.domain.learning import CorrectionState
 from tunesmith.domain.run import RUN, DataEffect, RunState, effect_of_end
-from tunesmith.errors import Refused, UsageError
+from tunesmith.errors import DataError, Refused, UsageError
 from tunesmith.ids import new_id
 from tunesmith.stages.unrecorded import remove_unrecorded
-from tunesmith.store import candidates, datasets, experiences, learning_tables, members, tables
+from tunesmith.store import candidates, datasets, events, experiences, learning_tables, members, tables
 from tunesmith.store.database import Database
 
 SMALL = {"min_new": 5, "max_examples": 40}
@@ -488,3 +489,32 @@ def _check_reservations(client: Client, database: Database) -> None:
     assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == known
     client.datasets.verify(client.datasets.list()[0].id)
     assert list(folder.glob(".*.unrecorded")) == []
+
+
+def test_what_is_rated_down_while_a_dataset_is_assembled_is_in_only_if_it_was_reserved_before(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url, min_new=1) as client:
+        ids = _gold(client, 40)
+        is_over = threading.Event()
+
+        def rate() -> None:
+            for each in ids:
+                client.feedback.add(each, "down", rater="ann")
+            is_over.set()
+
+        rater = threading.Thread(target=rate)
+        rater.start()
+        made = []
+        while not is_over.is_set():
+            with contextlib.suppress(Refused, DataError):  # too much has changed, or too little is left
+                made.append(client.datasets.assemble(PROFILE)[0].id)
+                with database.write() as tx:
+                    members.let_go(tx, made[-1], actor=ACTOR, reason="next")
+        rater.join()
+        with database.read() as tx:
+            found = [member for each in made for member in members.of_dataset(tx, each)]
+            for member in found:
+                history = events.of_entity(tx, "experience", member.experience_id)
+                reserved = next(e.seq for e in history if e.reason == f"dataset {member.dataset_id}")
+                assert reserved < next(e.seq for e in history if e.action == "classified")
