@@ -46,6 +46,14 @@ def test_help_says_what_it_does_with_an_example(tmp_path: Path) -> None:
     assert all(len(line) <= 80 for line in said.out.splitlines())
 
 
+def test_run_without_data_and_without_experience_says_what_to_give_it(tmp_path: Path) -> None:
+    with a_workspace(tmp_path) as made:
+        refused = cli("run", "submit", PROFILE, cwd=made.workspace.root)
+    assert (refused.code, refused.out) == (1, "")
+    assert "no experience to assemble" in refused.err
+    assert f"tunesmith run submit {PROFILE} FILES" in refused.err
+
+
 def test_assembled_dataset_shows_its_mix_and_its_experiences_show_it(client: Client) -> None:
     root = client.workspace.root
     preview = cli("dataset", "assemble", PROFILE, "--dry-run", "--json", cwd=root)

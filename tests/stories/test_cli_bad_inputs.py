@@ -110,7 +110,6 @@ USAGE: list[tuple[Sequence[str], Sequence[str]]] = [
     (["--workspace", LONG, "run", "list"], ["cannot be a path"]),
     (["run", "show"], ["missing argument 'RUN'"]),
     (["run", "show", RUN, "more"], ["unexpected extra argument"]),
-    (["run", "submit", "support"], ["missing argument 'DATA'"]),
     (["adapter", "revoke", "support@v1"], ["missing option '--reason'"]),
     (["run", "list", "--limit"], ["'--limit' requires an argument"]),
     *[(["run", "list", "--limit", bad], ["'--limit'"]) for bad in ("-1", "0", "1e999", "NaN", "", "10001", "9" * 5000)],

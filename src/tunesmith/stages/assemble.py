@@ -180,6 +180,11 @@ class _Assembly:
     def _refuse_too_few(self, num_new: int, left_out: Mapping[str, int]) -> None:
         if num_new >= self.policy.min_new:
             return
+        if not num_new and not left_out:
+            raise Refused(
+                f"{self.profile} has no experience to assemble a dataset from; add some (tunesmith experience add), "
+                f"or name files or a dataset: tunesmith run submit {self.profile} FILES"
+            )
         told = "; ".join(f"{num} {why}" for why, num in sorted(left_out.items(), key=lambda item: -item[1])[:4])
         raise Refused(
             f"only {num_new} new experiences of {self.profile} can be trained on, and a dataset wants "
