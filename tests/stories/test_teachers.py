@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import socket
@@ -323,3 +324,10 @@ def test_tools_of_the_conversation_go_where_the_wire_wants_them(world: World) ->
     assert asked["tools"] == tools
     assert [message["role"] for message in asked["messages"]] == ["user", "assistant", "tool"]
     assert json.loads(asked["messages"][1]["tool_calls"][0]["function"]["arguments"]) == {"order": 17}
+
+
+def test_cycle_runs_inside_a_running_loop_as_in_a_notebook(world: World) -> None:
+    async def cell() -> Outcome:
+        return world.ask(better)[0]
+
+    assert asyncio.run(cell()).decision == "accepted"
