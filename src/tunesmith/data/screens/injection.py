@@ -45,9 +45,10 @@ _PHRASES: tuple[tuple[int, str, str], ...] = (  # points, what it must hold some
     (1, "overrides supersedes replaces precedence", r"\bthis (?:overrides|supersedes|replaces|takes precedence)"),
 )  # fmt: skip
 _FORMS = [
-    (points, tuple(need.replace("_", " ") for need in needs.split()), re.compile(form))
+    (points, frozenset(need.replace("_", " ") for need in needs.split()), re.compile(form))
     for points, needs, form in _PHRASES + FAMILIES
 ]
+_NEEDS = sorted({need for _, needs, _ in _FORMS for need in needs})
 WORDS = frozenset(
     word.encode()
     for word in [
@@ -189,10 +190,14 @@ def injection(text: str) -> Iterator[Hit]:
         lowered = "".join(low if len(low := char.lower()) == 1 else char for char in text)
     if _LEET.search(lowered):
         lowered = _LEET.sub(lambda found: found[0].translate(_PLAIN), lowered)
+    present = {need for need in _NEEDS if need in lowered}
+    likely = [(points, form) for points, needs, form in _FORMS if not needs.isdisjoint(present)]
+    if sum(points for points, _ in likely) < _ENOUGH:
+        return
     total = 0
     hits: list[Hit] = []
-    for points, needs, form in _FORMS:
-        if any(need in lowered for need in needs) and (found := form.search(lowered)) is not None:
+    for points, form in likely:
+        if (found := form.search(lowered)) is not None:
             total += points
             begin, end = found.span()
             reason = "a phrase that gives a model orders from inside a text"

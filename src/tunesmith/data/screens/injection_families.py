@@ -82,15 +82,16 @@ FAMILIES: tuple[tuple[int, str, str], ...] = (
     (2, "sistema système systemprompt 系统提示 системн", r"\b(?:mostr[ae]|muestra|revela|imprim[ae])\b[^.!?\n]{0,20}\b(?:prompt|mensaje|mensagem) d(?:o|el) sistema|\b(?:affiche|montre|révèle)\b[^.!?\n]{0,20}\b(?:prompt|message) (?:du )?système|\b(?:zeig|nenn|gib)\w{0,2}\b[^.!?\n]{0,20}\bsystemprompt|(?:显示|输出|告诉我)[^。\n]{0,8}系统提示|покажи[^.!?\n]{0,20}системн"),
 )  # fmt: skip
 WORDS = (
-    "discard", "cancel", "revoke", "revoked", "nullify", "void", "drop", "abandon", "disobey", "aside", "obey",
+    "discard", "cancel", "revoke", "revoked", "nullify", "void", "abandon", "disobey", "aside", "obey",
     "obeying", "expired", "suspended", "overridden", "superseded", "guidance", "told", "taught", "henceforth",
-    "limits", "limit", "restriction", "filter", "filters", "verbatim", "unrestricted", "ai", "ais", "llm", "llms",
-    "chatbot", "chatbots", "assistant", "assistants", "bots", "hidden", "secretly", "silently", "passwords",
+    "limits", "limit", "restriction", "filter", "filters", "verbatim", "unrestricted", "ais", "llm", "llms",
+    "chatbot", "chatbots", "assistants", "bots", "hidden", "secretly", "silently", "passwords",
     "credentials", "keys", "variables", "emails", "files", "tool", "gelten", "vergesst", "vergeet", "beperkingen",
-    "limiti", "restricciones", "restrizioni", "limites", "systemprompt", "gn", "nstruct", "prev", "usuario",
+    "limiti", "restricciones", "restrizioni", "limites", "systemprompt", "nstruct", "usuario",
     "utilisateur", "utente", "nutzer", "benutzer", "administrator",
 )  # fmt: skip
-"""Any text of this kind in ASCII holds one of these, or one that the older phrases name."""
+"""Most texts of this kind in ASCII hold one of these, or one that the older phrases name. Words that stand in every second
+system message, such as "assistant", would let every row through to the slow look."""
 MARKS = (
     "einschränk", "beschränk", "vergiss", "gelten", "olvid", "límite", "restric", "précède", "soumis", "limite", "esqueça",
     "vergeet", "забудь", "огранич", "忘记", "忘掉", "忽略", "无视", "限制", "dimentica", "actúa", "système", "sistema",
