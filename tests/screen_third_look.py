@@ -1,5 +1,7 @@
 """Injections and texts that read like one, written before the families of phrases were, and never tuned to since."""
 
+# ruff: noqa: E501 - an example reads better in one line
+
 from __future__ import annotations
 
 BAD: tuple[tuple[str, str], ...] = (
