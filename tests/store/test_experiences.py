@@ -260,3 +260,14 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path, sqlite_store
             client.feedback.add(added.id, "good")
         with pytest.raises(UsageError, match="nothing is said"):
             client.feedback.add(added.id)
+
+
+def test_what_was_captured_under_a_key_is_rated_and_shown_by_it(tmp_path: Path, store_url: str) -> None:
+    with _client(tmp_path, store_url) as client:
+        assert client.capture(PROFILE, _talk(), key="chat:81/2")
+        assert client.capture.flush().num_stored == 1
+        rated = client.feedback.add(f"{PROFILE}:chat:81/2", "helpful", rater="ann")
+        assert client.experiences.show(f"{PROFILE}:chat:81/2").experience.id == rated.experience_id
+        for unknown in (f"{PROFILE}:nobody", "nowhere:chat:81/2", ":", "xp:"):
+            with pytest.raises(NotFound, match=r"client\.capture\.flush"):
+                client.feedback.add(unknown, "helpful")

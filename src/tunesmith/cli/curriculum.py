@@ -73,7 +73,10 @@ def show(ctx: typer.Context, profile: Profile, json: Json = False) -> None:
 def again(
     ctx: typer.Context,
     experience_id: Annotated[
-        str, typer.Argument(metavar="EXPERIENCE", help="Id of an experience, or its beginning.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="EXPERIENCE", help="Id of an experience, its beginning, or PROFILE:KEY.", show_default=False
+        ),
     ],
     reason: Annotated[str, typer.Option("--reason", help="Why; kept in the history.", show_default=False)],
 ) -> None:

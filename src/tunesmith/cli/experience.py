@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 verbs = a_noun("What the model did, what it is worth, and what was learnt from it.")
 feedback_verbs = a_noun("What people think of an answer.")
 Id = Annotated[
-    str, typer.Argument(metavar="EXPERIENCE", help="Id of an experience, or its beginning.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="EXPERIENCE", help="Id of an experience, its beginning, or PROFILE:KEY.", show_default=False
+    ),
 ]
 _SHOWN_TURNS = 20
 

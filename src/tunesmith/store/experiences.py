@@ -20,7 +20,7 @@ from tunesmith.domain.experience import (
     ExperienceState,
 )
 from tunesmith.domain.run import DataEffect
-from tunesmith.errors import Conflict, NotFound, Refused
+from tunesmith.errors import Conflict, NotFound, Refused, show
 from tunesmith.ids import next_id
 from tunesmith.store import assessments, events
 from tunesmith.store.database import Tx
@@ -280,8 +280,17 @@ def get(tx: Tx, experience_id: str) -> Experience:
 
 
 def find(tx: Tx, text: str) -> Experience:
-    """By its id, or the beginning of it."""
-    return _experience(find_one(tx, experiences, "xp", text))
+    """By its id, the beginning of it, or PROFILE:KEY with the key it was captured under."""
+    profile, colon, key = text.partition(":")
+    if not colon:
+        return _experience(find_one(tx, experiences, "xp", text))
+    row = tx.first(sa.select(experiences).where(experiences.c.profile == profile, experiences.c.natural_key == key))
+    if row is None:
+        raise NotFound(
+            f"profile {show(profile)} has no experience with the key {show(key)}; what was just captured is there "
+            "after `client.capture.flush()`, and `tunesmith experience list` shows what is"
+        )
+    return _experience(row)
 
 
 def lock(tx: Tx, experience_id: str) -> Experience:
