@@ -35,6 +35,7 @@ from tunesmith.store import (
     deployments,
     evaluations,
     experiences,
+    members,
     requests,
     runs,
     tasks,
@@ -241,7 +242,7 @@ def roll_back(tx: Tx, profile: str, *, actor: str, reason: str, to: adapters.Ada
     now_live = deployments.roll_back(tx, profile, actor=actor, reason=reason, to=to)
     tasks.add(tx, TaskKind.ROLLBACK, actor=actor, profile=profile, priority=0)
     assert live is not None
-    experiences.give_back(tx, live.id, actor=actor, reason=f"{live.name} was rolled back")
+    members.give_back(tx, live.id, actor=actor, reason=f"{live.name} was rolled back")
     if watched is not None and watched.id == live.run_id:
         _end_watch(tx, watched, looking, actor, reason)
     return now_live

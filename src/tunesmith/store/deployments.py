@@ -99,9 +99,14 @@ def _usable_previous(tx: Tx, deployment: Deployment | None) -> str | None:
 
 
 def lock(tx: Tx, profile: str) -> None:
-    """Flips of one profile happen one after the other. Whoever needs a task's row too takes that one first."""
+    """Flips of one profile happen one after the other. Whoever needs a task's row too takes that one first.
+
+    Rows that only refer to the profile may still be added: who submits a run has locked its dataset by then, and a
+    roll-back locks that one after the profile, so each would wait for the other.
+    """
     if tx.is_postgres:
-        tx.first(sa.select(profiles.c.name).where(profiles.c.name == profile).with_for_update())
+        query = sa.select(profiles.c.name).where(profiles.c.name == profile)
+        tx.first(query.with_for_update(key_share=True))
 
 
 def _want(

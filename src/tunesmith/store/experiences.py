@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -170,12 +170,30 @@ def _refuse_what_cannot_be_reserved(tx: Tx, ids: Sequence[str]) -> None:
     if len(rows) < len(ids):
         raise NotFound.named("experience", sorted(set(ids) - {row["id"] for row in rows})[0])
     for row in rows:
-        if row["in_review"]:
-            raise Taken(f"experience {row['id']} waits for a review; it cannot be reserved")
-        if row["class_name"] == ExperienceClass.QUARANTINED:
-            raise Taken(f"experience {row['id']} is quarantined; it cannot be reserved")
+        _refuse_suspect(row)
         if row["state"] != ExperienceState.COLLECTED:
             raise Taken(f"experience {row['id']} is {row['state']}; only a collected one can be reserved")
+
+
+def refuse_suspects(tx: Tx, ids: Sequence[str]) -> None:
+    """Raises for the first that waits for a person, or is quarantined; what was forgotten is in no file any more."""
+    judged = assessments_table
+    for some in _parts(ids):
+        query = (
+            sa.select(experiences.c.id, experiences.c.in_review, judged.c.class_name)
+            .join(judged, judged.c.experience_id == experiences.c.id)
+            .where(experiences.c.id.in_(some), experiences.c.state != ExperienceState.FORGOTTEN)
+            .order_by(experiences.c.id)
+        )
+        for row in tx.all(query):
+            _refuse_suspect(row)
+
+
+def _refuse_suspect(row: Mapping[Any, Any]) -> None:
+    if row["in_review"]:
+        raise Taken(f"experience {row['id']} waits for a review; it cannot be reserved")
+    if row["class_name"] == ExperienceClass.QUARANTINED:
+        raise Taken(f"experience {row['id']} is quarantined; it cannot be reserved")
 
 
 def settle(
@@ -202,12 +220,26 @@ def release(tx: Tx, dataset_id: str, *, actor: str, reason: str) -> int:
     return _move_all(tx, mine, (ExperienceState.RESERVED, ExperienceState.COLLECTED), actor=actor, reason=reason)
 
 
-def give_back(tx: Tx, adapter_id: str, *, actor: str, reason: str) -> None:
-    """An adapter was rolled back after it was deployed: what it consumed may be learnt again."""
+def give_back(tx: Tx, adapter_id: str, *, actor: str, reason: str, kept: Collection[str] = ()) -> None:
+    """An adapter was rolled back after it was deployed: what it consumed may be learnt again.
+
+    What came with one of the datasets `kept` is reserved for it: other runs on it go on.
+    """
     learnt = sa.and_(experiences.c.adapter_id == adapter_id, experiences.c.state == ExperienceState.CONSUMED)
     _lock_all(tx, learnt)
     _count_rejections(tx, learnt, actor)
+    mine = {dataset_id: _ids(tx, sa.and_(learnt, experiences.c.dataset_id == dataset_id)) for dataset_id in kept}
     _move_all(tx, learnt, (ExperienceState.CONSUMED, ExperienceState.COLLECTED), actor=actor, reason=reason)
+    for dataset_id, ids in mine.items():
+        for some in _parts(ids):
+            _move_all(
+                tx, experiences.c.id.in_(some), (ExperienceState.COLLECTED, ExperienceState.RESERVED), actor=actor,
+                reason=f"dataset {dataset_id}, which other runs have learnt from, or do now", dataset_id=dataset_id,
+            )  # fmt: skip
+
+
+def _ids(tx: Tx, chosen: Any) -> list[str]:
+    return [str(each) for each in tx.conn.execute(sa.select(experiences.c.id).where(chosen)).scalars()]
 
 
 def lock_many(tx: Tx, ids: Sequence[str]) -> None:

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.example import Split
 from tunesmith.domain.experience import ExperienceState
 from tunesmith.domain.learning import MemberRole
+from tunesmith.domain.run import DataEffect, RunState
 from tunesmith.errors import Refused
 from tunesmith.store import datasets, experiences, runs
 from tunesmith.store.database import Tx
 from tunesmith.store.learning_tables import members
+from tunesmith.store.tables import adapters as adapters_table
 from tunesmith.store.tables import datasets as datasets_table
 from tunesmith.store.tables import experiences as experiences_table
 from tunesmith.store.tables import runs as runs_table
@@ -92,7 +95,10 @@ def hold_for_run(tx: Tx, dataset_id: str, *, actor: str) -> None:
             "run on that one, or assemble a new dataset: tunesmith dataset assemble"
         )
     free = [row["id"] for row in rows if row["state"] == ExperienceState.COLLECTED]
+    everyone = sa.select(members.c.experience_id).where(members.c.dataset_id == dataset_id)
     try:
+        # also what an earlier run has consumed, or is replayed: a person may have rejected it since
+        experiences.refuse_suspects(tx, list(tx.conn.execute(everyone).scalars()))
         experiences.reserve(tx, free, dataset_id, actor=actor)
     except Refused as error:
         raise Refused(
@@ -117,3 +123,43 @@ def let_go(tx: Tx, dataset_id: str, *, actor: str, reason: str) -> None:
         return  # one was submitted a moment ago
     tx.run(datasets_table.update().where(datasets_table.c.id == dataset_id).values(reserved_until=None))
     experiences.release(tx, dataset_id, actor=actor, reason=reason)
+
+
+def give_back(tx: Tx, adapter_id: str, *, actor: str, reason: str) -> None:
+    """An adapter was rolled back: what it had consumed is free again, unless another run on the dataset has a claim.
+
+    One that is unfinished keeps the reservation; one that was deployed or completed too has learnt it as well.
+    """
+    table, mine = experiences_table, experiences_table.c.adapter_id == adapter_id
+    learnt = sa.select(table.c.dataset_id).where(mine, table.c.state == ExperienceState.CONSUMED)
+    names = sorted(tx.conn.execute(learnt.distinct()).scalars())
+    for dataset_id in names:
+        datasets.lock(tx, dataset_id)  # before its experiences, as the end of a run does
+    heirs = {dataset_id: _heir(tx, dataset_id, adapter_id) for dataset_id in names}
+    kept = [name for name in names if heirs[name] is not None or runs.unfinished_on_dataset(tx, name)]
+    experiences.give_back(tx, adapter_id, actor=actor, reason=reason, kept=kept)
+    for dataset_id, heir in heirs.items():
+        if heir is not None:
+            run_id, other_id = heir
+            experiences.settle(
+                tx, dataset_id, DataEffect.CONSUME, actor=actor, run_id=run_id, adapter_id=other_id, last=False
+            )
+
+
+def _heir(tx: Tx, dataset_id: str, but: str) -> tuple[str, str] | None:
+    """The first other run that has learnt from the dataset, and its adapter, which is in service or may come to be."""
+    made, able = adapters_table, (AdapterState.CANDIDATE, AdapterState.LIVE, AdapterState.SUPERSEDED)
+    query = (
+        sa.select(runs_table.c.id, made.c.id)
+        .join(made, made.c.run_id == runs_table.c.id)
+        .where(
+            runs_table.c.dataset_id == dataset_id,
+            runs_table.c.state.in_([RunState.DEPLOYED, RunState.COMPLETED]),
+            made.c.state.in_(able),
+            made.c.id != but,
+        )
+        .order_by(runs_table.c.seq)
+        .limit(1)
+    )
+    row = tx.conn.execute(query).first()
+    return None if row is None else (str(row[0]), str(row[1]))

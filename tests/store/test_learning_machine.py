@@ -1,0 +1,375 @@
+"""Random walks over capture, feedback, review, assembly, runs and erasure: what must hold is checked after every step.
+
+The walk is the same every time; `pytest -s` prints its seed. The soak twin walks further, along other ways each time.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from builders import PROFILE
+from databases import Postgres
+from learning_checks import Remembered, check_all
+from learning_world import World
+from store_builders import ACTOR
+from tunesmith.domain.adapter import AdapterState
+from tunesmith.domain.learning import CorrectionState
+from tunesmith.domain.run import RUN, RunState
+from tunesmith.errors import Conflict, DataError, Refused
+from tunesmith.stages import forget
+from tunesmith.store import adapters, corrections, experiences
+from tunesmith.store.corrections import Correction
+from tunesmith.store.runs import Run
+
+_PLACES = 14
+_pick = st.integers(0, 1_000_000)
+_ENDS = sorted(RUN.finished)
+_RATERS = ["ann", "bob", "cy"]
+_WAYS = ["well", "well", "well", "rejected", "held", "failed", "lost", "interrupted"]
+_ALLOWED = (Refused, DataError)  # what a user may be told: not now, or too little to hold anything out
+
+
+class LearningMachine(RuleBasedStateMachine):
+    """Users, reviewers, teachers, workers and a clock, in any order."""
+
+    def __init__(self, open_world: Callable[[], World]) -> None:
+        super().__init__()
+        self.world = open_world()
+        self.client = self.world.client
+        self.known = Remembered()
+        self.talks: dict[str, list[dict[str, str]]] = {}
+        self._words = count(1)
+
+    def teardown(self) -> None:
+        self.world.close()
+
+    # --- capture ---
+
+    @initialize(places=st.lists(st.integers(0, _PLACES), max_size=8))
+    def first_captures(self, places: list[int]) -> None:
+        """Enough of everything for a first dataset, and perhaps for a second one."""
+        for place in range(_PLACES):
+            self._capture(place, "gold")
+        self.assemble("sft", 0)
+        for place in places:
+            self._capture(place + _PLACES // 2, "gold")
+
+    @rule(
+        places=st.lists(st.integers(0, _PLACES), min_size=1, max_size=5),
+        kind=st.sampled_from(["gold", "gold", "poor", "suspect", "longer", "complaint"]),
+    )
+    def capture(self, places: list[int], kind: str) -> None:
+        for place in places:
+            self._capture(place, kind)
+
+    def _capture(self, place: int, kind: str) -> None:
+        word = self._word()
+        said = {"suspect": f"Write to {word}@mail.example.org.", "poor": f"Tell me about the town {place} {word}"}
+        talk = _turn(f"Tell me about the town {place}", said.get(kind, f"It is old and quiet, {word}."))
+        if kind == "longer":
+            talk = [*_turn(talk[0]["content"], "It is old."), *_turn(f"And its river, {word}?", f"It is wide, {word}.")]
+        elif kind == "complaint":
+            talk = _turn(f"No, that is wrong, {word}", f"Sorry, {word}.")
+        self._add(talk, word)
+
+    def _add(self, talk: list[dict[str, str]], word: str) -> None:
+        session = f"session {int(word[2:6]) % 3}"
+        about: Any = {"key": f"call {word}", "source": f"app {word}", "reference": f"as {word}", "session": session}
+        added = self.client.experiences.add(PROFILE, talk, **about)
+        assert added.is_new
+        self.known.keys[added.id] = about["key"]
+        self.known.words[word].add(added.id)
+        self.talks[added.id] = talk
+
+    def _word(self) -> str:
+        """One that nobody has said yet."""
+        return f"zq{next(self._words):04d}qz"
+
+    @rule(pick=_pick)
+    def capture_again(self, pick: int) -> None:
+        """The same key is the same experience, whatever has become of it."""
+        one = self._one(pick)
+        before = self.world.seen().experiences[one]
+        again = self.client.experiences.add(PROFILE, self.talks[one], key=self.known.keys[one])
+        assert (again.id, again.is_new) == (one, False)
+        other = _turn("Something else?", "Yes.")
+        if before["state"] == "forgotten":
+            assert self.client.experiences.add(PROFILE, other, key=self.known.keys[one]).id == one
+        else:
+            with pytest.raises(Conflict):
+                self.client.experiences.add(PROFILE, other, key=self.known.keys[one])
+        assert self.world.seen().experiences[one] == before
+
+    @rule(pick=_pick)
+    def capture_a_copy(self, pick: int) -> None:
+        """The same words under another key."""
+        one = self._one(pick)
+        if self.world.seen().experiences[one]["state"] == "forgotten":
+            return
+        copied = [word for word, owners in self.known.words.items() if one in owners and _says(self.talks[one], word)]
+        self._add(self.talks[one], self._word())
+        for word in copied:
+            self.known.words[word].add(list(self.known.keys)[-1])
+
+    def _one(self, pick: int) -> str:
+        return list(self.known.keys)[pick % len(self.known.keys)]
+
+    # --- what people and teachers say ---
+
+    @rule(
+        pick=_pick, value=st.sampled_from(["up", "down", "partial", None]), rater=st.sampled_from(["ann", "bob", "cy"])
+    )
+    def rate(self, pick: int, value: str | None, rater: str) -> None:
+        one, word = self._one(pick), self._word()
+        with self._refusal_of_forgotten(one):
+            self.client.feedback.add(one, value, rater=rater, comment=f"So says {word}")
+            self.known.words[word].add(one)
+
+    @rule(pick=_pick, num=st.integers(1, 4), is_suspect=st.booleans())
+    def correct(self, pick: int, num: int, is_suspect: bool) -> None:
+        for place in range(num):
+            one, word = self._one(pick + place), self._word()
+            better = f"Ask {word}@mail.example.org." if is_suspect else f"It is new and loud, {word}."
+            with self._refusal_of_forgotten(one):
+                self.client.feedback.add(one, 0.4, rater="ann", correction=better)
+                self.known.words[word].add(one)
+
+    @rule(pick=_pick)
+    def teach(self, pick: int) -> None:
+        """A teacher's answer is accepted, where the curriculum would ask for one."""
+        one, word = self._one(pick), self._word()
+        with self.world.database.write() as tx:
+            experiences.lock(tx, one)
+            if corrections.entry(tx, PROFILE, one) is None:
+                return
+            said = Correction("big", CorrectionState.ACCEPTED, f"better, {word}", f"It is calm, {word}.", {}, True)
+            corrections.add(tx, one, PROFILE, said, actor=ACTOR, paid_by=None)
+        self.known.words[word].add(one)
+
+    def _refusal_of_forgotten(self, one: str) -> Any:
+        is_gone = self.world.seen().experiences[one]["state"] == "forgotten"
+        return pytest.raises(Refused, match="was forgotten") if is_gone else nullcontext()
+
+    @rule(pick=_pick, decision=st.sampled_from(["accept", "reject"]), waiting=st.booleans())
+    def review(self, pick: int, decision: str, waiting: bool) -> None:
+        queue = [each.id for each in self.client.experiences.in_review(PROFILE, limit=100)] if waiting else []
+        one, word = queue[pick % len(queue)] if queue else self._one(pick), self._word()
+        with suppress(Refused):
+            if self.client.experiences.review([one], decision, reason=f"seen by {word}")[0].is_new:
+                self.known.words[word].add(one)
+
+    # --- datasets and runs ---
+
+    @rule(kind=st.sampled_from(["sft", "sft", "preference"]), seed_=st.integers(0, 3))
+    def assemble(self, kind: Any, seed_: int) -> None:
+        unfit = self.world.unfit()
+        with suppress(*_ALLOWED):
+            dataset, _ = self.client.datasets.assemble(PROFILE, kind=kind, seed=seed_)
+            self._check_members(dataset.id, unfit)
+            self.client.datasets.verify(dataset.id)
+
+    def _check_members(self, dataset_id: str, unfit: set[str]) -> None:
+        inside = {each["experience_id"] for each in self.world.seen().members if each["dataset_id"] == dataset_id}
+        assert not inside & unfit, "what waits for a person, is quarantined or forgotten is in a new dataset"
+
+    def _datasets(self) -> list[str]:
+        return list(self.world.seen().datasets)
+
+    @precondition(lambda self: self._datasets())
+    @rule(pick=_pick, dry_run=st.booleans(), never=st.booleans())
+    def submit(self, pick: int, dry_run: bool, never: bool) -> None:
+        self._submit(pick, dry_run=dry_run, overrides=_never(never))
+
+    def _submit(self, pick: int, **wishes: Any) -> str | None:
+        names = self._datasets()
+        dataset_id, unfit = names[pick % len(names)], self.world.unfit()
+        with suppress(Refused):
+            run = self.client.runs.submit(PROFILE, dataset_id, **{"start": "base", **wishes})
+            new = {each["experience_id"] for each in self.world.seen().new_of(dataset_id)}
+            gone = {each for each in new if self.world.seen().experiences[each]["state"] == "forgotten"}
+            assert not (new - gone) & unfit, "a run was let in on what waits for a person, or is quarantined"
+            return run.id
+        return None
+
+    @rule()
+    def submit_on_what_is_assembled(self) -> None:
+        unfit = self.world.unfit()
+        with suppress(*_ALLOWED):
+            run = self.client.runs.submit(PROFILE)
+            self._check_members(run.dataset_id, unfit)
+
+    @precondition(lambda self: self._datasets())
+    @rule(pick=_pick, end=st.sampled_from(_ENDS))
+    def whole_run(self, pick: int, end: RunState) -> None:
+        """A run from its submission to this end, without anybody in between."""
+        wishes = {"dry_run": end is RunState.VALIDATED, "overrides": _never(end is RunState.COMPLETED)}
+        run_id = self._submit(pick, **wishes)
+        if run_id is None:
+            return
+        if end is RunState.SKIPPED:
+            self.client.runs.skip(run_id)
+        elif end is RunState.CANCELLED:
+            self.client.runs.cancel(run_id)
+        else:
+            self.world.finish(run_id, end)
+        state = self.world.run(run_id).state
+        others = [run for run in self._runs() if run.state in (RunState.WATCHING, RunState.DEPLOYING)]
+        assert state is end or (others and state in RUN.unfinished), f"{state} instead of {end}"
+
+    @precondition(lambda self: any(run.finished_at is not None for run in self._runs()))
+    @rule(pick=_pick)
+    def retry(self, pick: int) -> None:
+        ended = [run for run in self._runs() if run.finished_at is not None]
+        with suppress(Refused):
+            self.client.runs.retry(ended[pick % len(ended)].id)
+
+    def _runs(self) -> list[Run]:
+        return [self.world.run(each) for each in self.world.seen().runs]
+
+    def _open(self) -> list[Run]:
+        return [run for run in self._runs() if run.finished_at is None]
+
+    @precondition(lambda self: self._open())
+    @rule(pick=_pick)
+    def claim(self, pick: int) -> None:
+        self.world.claim(self._an_open_one(pick))
+
+    def _an_open_one(self, pick: int) -> Run:
+        return self._open()[pick % len(self._open())]
+
+    @precondition(lambda self: self._open())
+    @rule(pick=_pick, way=st.sampled_from(_WAYS))
+    def advance(self, pick: int, way: str) -> None:
+        self.world.advance(self._an_open_one(pick), way)
+
+    @precondition(lambda self: self._open())
+    @rule(pick=_pick, wish=st.sampled_from(["cancel", "skip", "pause", "stop", "resume"]))
+    def wish(self, pick: int, wish: str) -> None:
+        with suppress(Refused):
+            getattr(self.client.runs, wish)(self._an_open_one(pick).id)
+
+    @precondition(lambda self: any(run.state is RunState.HELD for run in self._runs()))
+    @rule(pick=_pick, said=st.sampled_from(["approve", "reject", "evaluate"]))
+    def decide(self, pick: int, said: str) -> None:
+        held = [run for run in self._runs() if run.state is RunState.HELD]
+        adapter = self.world.adapter_of(held[pick % len(held)].id)
+        with suppress(Refused):
+            getattr(self.client.adapters, said)(adapter.id)
+
+    @precondition(lambda self: self.world.live() is not None)
+    @rule()
+    def roll_back(self) -> None:
+        self.client.adapters.rollback(PROFILE, reason="as the machine wants")
+
+    @precondition(lambda self: self.world.live() is not None)
+    @rule(pick=_pick)
+    def revoke(self, pick: int) -> None:
+        with self.world.database.read() as tx:
+            able = [each for each in adapters.listing(tx, PROFILE) if each.state is not AdapterState.REVOKED]
+        with suppress(Refused):
+            self.client.adapters.revoke(able[pick % len(able)].id, "as the machine wants")
+
+    # --- time and erasure ---
+
+    @rule(hours=st.sampled_from([1.0, 25.0, 24.0 * 8]))
+    def sweep_later(self, hours: float) -> None:
+        self.world.let_time_pass(hours)
+        self.world.sweep()
+        self.known.swept = True
+
+    @rule(pick=_pick, num=st.integers(1, 3), how=st.sampled_from(["whole", "stop_runs", "killed"]))
+    def forget(self, pick: int, num: int, how: str) -> None:
+        """By the client, or by one that is killed before it has rewritten the datasets."""
+        ids = sorted({self._one(pick + place) for place in range(num)})
+        if how == "killed":
+            forget.forget(self.world.database, ids, actor=ACTOR, reason="asked by the person")
+            return
+        told = self.client.experiences.forget(ids, reason="asked by the person", stop_runs=how == "stop_runs")
+        assert all(outcome.state != "failed" for outcome in told.outcomes), told.outcomes
+
+    @invariant()
+    def all_of_it_holds(self) -> None:
+        check_all(self.world, self.known)
+        self.known.swept = False
+
+
+def _turn(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def _says(talk: list[dict[str, str]], word: str) -> bool:
+    return any(word in message["content"] for message in talk)
+
+
+def _never(never: bool) -> list[str]:
+    return ["deploy.when=never"] if never else []
+
+
+_numbers = count(1)
+
+
+def _walk(folder: Path, make_url: Callable[[Path], str], *, examples: int, steps: int, given: int | None) -> None:
+    """Shrinking takes minutes: only where nobody waits for it, and where the walk is not known already."""
+    number = random.randrange(1 << 32) if given is None else given
+    print(f"seed of this walk: {number}")
+
+    def machine() -> LearningMachine:
+        place = folder / f"world-{next(_numbers)}"
+        place.mkdir()
+        return LearningMachine(lambda: World(place, make_url(place)))
+
+    chosen = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        phases=[Phase.generate, Phase.shrink] if given is None else [Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(seed(number)(machine), settings=chosen)  # type: ignore[arg-type]
+
+
+def _sqlite_url(template: Path) -> Callable[[Path], str]:
+    return lambda place: f"sqlite:///{shutil.copy(template, place / 'store.db')}"
+
+
+def _postgres_url(server: Postgres) -> Callable[[Path], str]:
+    return lambda place: server.create(f"learning_{next(_numbers)}", template="template_of_tests")
+
+
+def test_any_walk_keeps_every_promise_on_sqlite(tmp_path: Path, sqlite_template: Path) -> None:
+    _walk(tmp_path, _sqlite_url(sqlite_template), examples=12, steps=30, given=7)
+
+
+def test_any_walk_keeps_every_promise_on_postgres(tmp_path: Path, postgres: Postgres) -> None:
+    _walk(tmp_path, _postgres_url(postgres), examples=4, steps=30, given=11)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", ["sqlite", "postgres"])
+def test_long_walks_keep_every_promise(tmp_path: Path, request: pytest.FixtureRequest, name: str) -> None:
+    if name == "sqlite":
+        make_url = _sqlite_url(request.getfixturevalue("sqlite_template"))
+    else:
+        make_url = _postgres_url(request.getfixturevalue("postgres"))
+    _walk(tmp_path, make_url, examples=500 if name == "sqlite" else 100, steps=60, given=None)
