@@ -25,6 +25,7 @@ from tunesmith.cli import (
     inbox,
     init,
     kept_aside,
+    outliers,
     output,
     plan,
     profile,
@@ -54,6 +55,7 @@ app.add_typer(campaign.verbs, name="campaign")
 app.add_typer(config.verbs, name="config")
 experience.verbs.command(epilog=review.EXAMPLE)(review.review)
 experience.verbs.command(epilog=forget.EXAMPLE)(forget.forget)
+dataset.verbs.command(epilog=outliers.EXAMPLE)(outliers.outliers)
 dataset.verbs.command()(kept_aside.quarantine)
 dataset.verbs.command(epilog=kept_aside.EXAMPLE)(kept_aside.release)
 app.add_typer(experience.verbs, name="experience")

@@ -37,6 +37,24 @@ def preparing() -> Iterator[Callable[[int, int, int], None] | None]:
         yield on_progress
 
 
+@contextmanager
+def scoring() -> Iterator[Callable[[int, int], None] | None]:
+    """A bar over the examples that a model scores; nothing without a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr(), transient=True) as bar:
+        task = bar.add_task("loading the base", total=None)
+
+        def on_progress(done: int, total: int) -> None:
+            bar.update(task, description="scoring", completed=done, total=total)
+
+        yield on_progress
+
+
 def watch(client: Client, run_id: str) -> ProgressView:
     """Follow a run until it has ended or waits for a person; the last thing seen."""
     return _watch_with_bar(client, run_id) if sys.stderr.isatty() else _watch_by_lines(client, run_id)

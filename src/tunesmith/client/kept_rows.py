@@ -1,17 +1,21 @@
-"""The part of `client.datasets` about rows that were kept aside, and about what was taken out afterwards."""
+"""The part of `client.datasets` about rows that are kept aside, and about what was taken out afterwards."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tunesmith.client.session import Session
 from tunesmith.domain.dataset import DatasetReport
+from tunesmith.domain.loss_outliers import THRESHOLD
 from tunesmith.errors import UsageError
 from tunesmith.files import read_manifest
 from tunesmith.stages import kept_aside
 from tunesmith.stages.kept_aside import KeptRow, Released
+from tunesmith.stages.outliers import OnProgress, OutlierReport, Wish, find_outliers
 from tunesmith.stages.review import check_reason
+from tunesmith.stages.submit import check
 from tunesmith.store import datasets, erasures
 from tunesmith.store.datasets import Dataset
 from tunesmith.store.erasures import Erasure
@@ -26,6 +30,31 @@ class KeptRows:
         if limit < 1:
             raise UsageError(f"limit is {limit}; show at least one row")
         return kept_aside.rows(self._session.workspace.data_dir / self._find(dataset_id).path, limit)
+
+    def outliers(
+        self,
+        dataset_id: str,
+        *,
+        threshold: float = THRESHOLD,
+        keep_aside: bool = False,
+        limit: int = 20,
+        overrides: Sequence[str] | Mapping[str, Any] = (),
+        on_progress: OnProgress | None = None,
+    ) -> OutlierReport:
+        """Examples that the profile's base finds far more surprising than the rest, the most surprising first.
+
+        `threshold`: from how many spreads above the median. `keep_aside`: make a new dataset in which they are kept
+        aside; this one stays as it is. `limit`: tell at most so many. `on_progress` hears how many are scored, of how
+        many. Runs the base in a process of its own, on the device that training would use.
+        """
+        session, dataset = self._session, self._find(dataset_id)
+        wish = Wish(threshold, keep_aside, limit, *(() if on_progress is None else (on_progress,)))
+        wish.check()
+        checked, _, _ = check(
+            session.database, session.workspace, dataset.profile, overrides=overrides, environ=session.environ
+        )
+        timing = session.settings.worker
+        return find_outliers(session.database, session.workspace, timing, checked, dataset, wish, actor=session.actor)
 
     def leave_aside(self, dataset_id: str, *, reason: str) -> Dataset:
         """A person has looked and leaves the rows where they are; they wait for nobody any more."""

@@ -295,13 +295,10 @@ class _Intake:
         from tunesmith.data.second_look import without
 
         if not self._second_look.is_off and (suspects := self._second_look.suspects(self._staged)):
-            self._writers = without(self._staged, suspects, self._quarantine, files)
+            self._writers = without(self._staged, suspects.between, self._quarantine, files)
 
     def _warnings(self, counts: dict[Split, int], undesirable: dict[Split, int]) -> tuple[str, ...]:
-        found = []
-        heldout = counts[Split.HELDOUT] - undesirable[Split.HELDOUT]
-        if heldout < self._options.few_heldout:
-            found.append(f"only {heldout} examples are held out; the gate may need more to see a difference")
+        found = few_heldout(counts[Split.HELDOUT] - undesirable[Split.HELDOUT], self._options)
         if not counts[Split.VALIDATION] and self._options.validation_share:
             found.append("no example fell into validation; training cannot tell its best step")
         if self._tally.num_bad:
@@ -311,6 +308,13 @@ class _Intake:
         if self._ignored:
             found.append(f"fields that nobody reads: {', '.join(sorted(self._ignored)[:10])}")
         return tuple(found)
+
+
+def few_heldout(num: int, options: PrepareOptions) -> list[str]:
+    """A warning where few examples judge what is trained."""
+    if num >= options.few_heldout:
+        return []
+    return [f"only {num} examples are held out; the gate may need more to see a difference"]
 
 
 def _nothing(name: str, passed_over: Mapping[str, int], where: Sequence[str]) -> str:

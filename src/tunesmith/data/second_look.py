@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -202,20 +203,33 @@ class _Rows:
                 marked.append(self.begin + number)
 
 
-def without(staged: Path, suspects: Suspects, quarantine: Quarantine, files: Sequence[SourceFile]) -> dict[Split, Any]:
-    """Write the splits again without the suspects, which are kept aside; the writers, finished."""
+def place_of(split: Split, number: int) -> int:
+    """Where a row is in the whole: the split, and behind it the row's number in it."""
+    return (tuple(Split).index(split) << _SPLIT_BITS) + number
+
+
+def without(
+    staged: Path,
+    suspects: Callable[[int, int], Mapping[int, Finding]],
+    quarantine: Quarantine,
+    files: Sequence[SourceFile],
+) -> dict[Split, Any]:
+    """Write the splits again without the suspects, which are kept aside; the writers, finished.
+
+    `suspects` tells what is suspect from one place up to another.
+    """
     writers = {}
-    for split_place, split in enumerate(Split):
-        path, begin = staged / f"{split.value}.parquet", split_place << _SPLIT_BITS
+    for split in Split:
+        path, begin = staged / f"{split.value}.parquet", place_of(split, 0)
         fresh = path.with_suffix(".again")
         writers[split] = SplitWriter(fresh)
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(_READ_ROWS):
-                bad = {place - begin: why for place, why in suspects.between(begin, begin + batch.num_rows).items()}
+                bad = {place - begin: why for place, why in suspects(begin, begin + batch.num_rows).items()}
                 for number, finding in sorted(bad.items()):
                     row, source = batch.slice(number, 1), batch.column("source")[number].as_py()
                     quarantine.put(row, [finding], source, files[source].name)
-                kept = batch.take([number for number in range(batch.num_rows) if number not in bad]) if bad else batch
+                kept = batch.filter(pa.array([n not in bad for n in range(batch.num_rows)])) if bad else batch
                 if kept.num_rows:
                     writers[split].write(kept)
                 begin += batch.num_rows

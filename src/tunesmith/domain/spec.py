@@ -134,6 +134,8 @@ class CasesRef(Section):
     """JSONL, one case per line: {"id", "messages"}; the last message is the reference answer."""
     digest: str
     num: int
+    answers: Literal["last", "trained"] = "last"
+    """Which answers of a case are scored: the last one, or, by their weights, all that training would learn."""
 
 
 class Subject(Section):

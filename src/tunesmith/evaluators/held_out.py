@@ -122,14 +122,15 @@ def _read_cases(spec: EvaluateSpec, chat: ChatFormat) -> list[_Case]:
         raise ProgramFailure(ErrorClass.DATA, f"{len(lines)} cases instead of {spec.cases.num}; evaluate again")
     try:
         rows = [json.loads(line) for line in lines]
-        return [_case(str(row["id"]), row["messages"], chat, spec.base.context) for row in rows]
+        return [_case(str(row["id"]), row["messages"], chat, spec) for row in rows]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{spec.cases.path}: not a file of cases ({type(error).__name__}: {error})") from None
 
 
-def _case(case_id: str, messages: Sequence[dict[str, Any]], chat: ChatFormat, context: int) -> _Case:
+def _case(case_id: str, messages: Sequence[dict[str, Any]], chat: ChatFormat, spec: EvaluateSpec) -> _Case:
+    context = spec.base.context
     try:
-        tokens = chat.tokenize(case_id, messages, final_only=True)
+        tokens = chat.tokenize(case_id, messages, final_only=spec.cases.answers == "last")
         prompt = chat.prompt(messages[:-1])
     except TunesmithError as error:
         return _Case(case_id, error=error.message)

@@ -53,11 +53,30 @@ def prepare_dataset(
     from tunesmith.data.prepare import prepare
     from tunesmith.data.sources import expanded
 
+    options, files = _as_read(options_of(checked), reading or {}), expanded(sources)
+    cases = judging_cases(database, checked)
+    return publish_dataset(
+        database,
+        workspace,
+        checked,
+        lambda folder: prepare(files, folder, options, cases=cases, on_progress=on_progress),
+        actor=actor,
+    )
+
+
+def publish_dataset(
+    database: Database,
+    workspace: Workspace,
+    checked: CheckedProfile,
+    make: Callable[[Path], PreparedDataset],
+    *,
+    actor: str,
+) -> tuple[Dataset, DatasetReport]:
+    """Record what `make` publishes in a folder of its own. The same content again is the same dataset."""
     dataset_id = new_id("ds")
-    options = _as_read(options_of(checked), reading or {})
-    folder, files = workspace.datasets_dir / dataset_id, expanded(sources)
+    folder = workspace.datasets_dir / dataset_id
     with unrecorded(database, folder):
-        prepared = prepare(files, folder, options, cases=judging_cases(database, checked), on_progress=on_progress)
+        prepared = make(folder)
         known = _record(database, workspace, checked, dataset_id, prepared, actor)
         if known.id != dataset_id:
             _keep_one(workspace.data_dir / known.path, prepared.path)

@@ -152,20 +152,24 @@ def _submit_on(
     database: Database, workspace: Workspace, submission: Submission, wanted: Wanted, dataset: Dataset, actor: str
 ) -> Submitted:
     checked, trainer, campaign_id = wanted
-    base = BaseModelRef(
-        path=str(checked.base_folder),
-        revision=checked.profile.base.revision,
-        digest=base_digest(checked.base_folder),
-        lock=checked.architecture,
-        context=checked.context,
-    )
-    spec = _spec(database, workspace, submission, checked, trainer, dataset, base)
+    spec = _spec(database, workspace, submission, checked, trainer, dataset, base_of(checked))
     spec = spec.model_copy(update={"campaign_id": campaign_id})
     memory = memory_of_spec(database, spec, _report(workspace, dataset)) if trainer.name == PLANNED else None
     run_id, is_new = _queue(database, spec, submission, actor)
     guess = Estimate(0.0, "a dry run trains nothing") if spec.dry_run else estimate(database, workspace, spec)
     said = None if memory is None else memory.in_one_line()
     return Submitted(run_id, dataset.id, guess, is_new, _few_cases(database, spec), said)
+
+
+def base_of(checked: CheckedProfile) -> BaseModelRef:
+    """The profile's base as a program is told about it, with the digest of what is there now."""
+    return BaseModelRef(
+        path=str(checked.base_folder),
+        revision=checked.profile.base.revision,
+        digest=base_digest(checked.base_folder),
+        lock=checked.architecture,
+        context=checked.context,
+    )
 
 
 def _few_cases(database: Database, spec: RunSpec) -> str | None:
