@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ from learning_world import Seen, World
 from tunesmith.domain.erasure import tombstone_key
 from tunesmith.domain.example import Example, Split
 from tunesmith.files import read_manifest
+from tunesmith.stages.assemble import MEMBERS_FILE
 
 _HELD = {"reserved", "consumed"}
 _LEARNT = {"deployed", "completed"}
@@ -28,7 +30,8 @@ class Remembered:
     """The last step was a sweep."""
 
 
-def check_all(world: World, known: Remembered) -> None:
+def check_all(world: World, known: Remembered) -> Seen:
+    """What was looked at, where all of it holds."""
     seen = world.seen()
     none_lost(seen, known)
     states_and_datasets_agree(seen)
@@ -40,6 +43,7 @@ def check_all(world: World, known: Remembered) -> None:
     held_out_is_never_trained(seen, known)
     members_are_the_examples(world, seen)
     forgotten_is_gone(world, seen, known)
+    return seen
 
 
 def none_lost(seen: Seen, known: Remembered) -> None:
@@ -123,6 +127,7 @@ def held_out_is_never_trained(seen: Seen, known: Remembered) -> None:
             ever.update(name for example in some for name in (example.group, _opening(example)))
     for member in seen.members:
         (known.held_out if member["split"] == "heldout" else known.trained).add(member["group_id"])
+    known.held_out.update(case["case_id"] for case in seen.cases)
     assert not known.held_out & known.trained
 
 
@@ -143,13 +148,20 @@ def members_are_the_examples(world: World, seen: Seen) -> None:
         held = Counter((each.id, each.group, split.value) for split, some in found.items() for each in some)
         assert told == held, dataset_id
         assert dataset["counts"] == {split.value: len(found[split]) for split in Split}, dataset_id
-        manifest = read_manifest(world.client.workspace.data_dir / dataset["path"])
-        assert manifest.meta["fingerprint"] == dataset["fingerprint"], dataset_id
+        folder = world.client.workspace.data_dir / dataset["path"]
+        assert read_manifest(folder).meta["fingerprint"] == dataset["fingerprint"], dataset_id
+        lines = (folder / MEMBERS_FILE).read_text(encoding="utf-8").splitlines()
+        assert Counter(json.loads(line)["example"] for line in lines) == Counter(each for each, _, _ in held.elements())
+
+
+def forgotten_words(seen: Seen, known: Remembered) -> dict[str, set[str]]:
+    """By word that only forgotten ones have said: who they were."""
+    gone = {each for each, row in seen.experiences.items() if row["state"] == "forgotten"}
+    return {word: owners for word, owners in known.words.items() if owners <= gone}
 
 
 def forgotten_is_gone(world: World, seen: Seen, known: Remembered) -> None:
-    gone = {each for each, row in seen.experiences.items() if row["state"] == "forgotten"}
-    words = {word: owners for word, owners in known.words.items() if owners <= gone}
+    words = forgotten_words(seen, known)
     if not words:
         return
     stored = world.everything_stored()

@@ -18,12 +18,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
-from builders import PROFILE, a_workspace
+from builders import a_workspace
 from store_builders import WORKER, a_judgement, claim_of, dump
 from tunesmith import clock, ids, lifecycle
 from tunesmith.data.dataset import read_split
 from tunesmith.domain.example import Example, Split
-from tunesmith.domain.experience import ExperienceState
 from tunesmith.domain.gate import Decision
 from tunesmith.domain.run import RunState
 from tunesmith.domain.task import AttemptState, ErrorClass, TaskKind, TaskState
@@ -53,6 +52,8 @@ class Seen:
     runs: Mapping[str, Row]
     adapters: Mapping[str, Row]
     members: list[Row]
+    cases: list[Row]
+    """Of the held-out pool."""
     erasures: list[Row]
     events: list[Row]
     examples: Mapping[str, dict[Split, list[Example]]]
@@ -65,6 +66,18 @@ class Seen:
     def new_of(self, dataset_id: str) -> list[Row]:
         """The members that a dataset has reserved; not what it only replays."""
         return [each for each in self.members if each["dataset_id"] == dataset_id and each["role"] != "replay"]
+
+    @property
+    def unfit(self) -> set[str]:
+        """What no dataset may take in at this moment."""
+        return {
+            row["id"]
+            for row in self.experiences.values()
+            if row["state"] == "forgotten"
+            or row["in_review"]
+            or self.assessments[row["id"]]["class_name"] == "quarantined"
+            or self.assessments[row["id"]]["review"] == "reject"
+        }
 
 
 class World:
@@ -198,10 +211,6 @@ class World:
         assert adapter is not None
         return adapter
 
-    def live(self) -> Adapter | None:
-        with self.database.read() as tx:
-            return adapters.live(tx, PROFILE)
-
     # --- what is there ---
 
     def seen(self) -> Seen:
@@ -214,6 +223,7 @@ class World:
             **named,
             assessments={row["experience_id"]: row for row in found["assessments"]},
             members=found["members"],
+            cases=found["heldout_cases"],
             erasures=found["erasures"],
             events=found["events"],
             examples={row["id"]: self._examples(row["path"]) for row in found["datasets"]},
@@ -230,6 +240,11 @@ class World:
     def everything_stored(self) -> str:
         return repr(dump(self.database))
 
+    def store_files(self) -> bytes:
+        """Every byte of a SQLite store, its log included; of a server there are none to look at."""
+        where = Path(self.database.where)
+        return b"".join(path.read_bytes() for path in where.parent.glob(f"{where.name}*") if where.is_absolute())
+
     def everything_below(self, folder: Path) -> str:
         """Every byte of every file, with Parquet read: its pages are compressed."""
         found = []
@@ -238,18 +253,6 @@ class World:
             if path.suffix == ".parquet":
                 found.append(repr(pq.read_table(path).to_pylist()))
         return "\n".join(found)
-
-    def unfit(self) -> set[str]:
-        """What no dataset may take in at this moment."""
-        seen = self.seen()
-        return {
-            row["id"]
-            for row in seen.experiences.values()
-            if row["state"] == ExperienceState.FORGOTTEN
-            or row["in_review"]
-            or seen.assessments[row["id"]]["class_name"] == "quarantined"
-            or seen.assessments[row["id"]]["review"] == "reject"
-        }
 
 
 _NAMED = ("experiences", "datasets", "runs", "adapters")
@@ -260,6 +263,7 @@ _TABLES = (
     tables.runs,
     tables.adapters,
     tables.events,
+    tables.heldout_cases,
     learning_tables.members,
     learning_tables.erasures,
 )
