@@ -28,6 +28,7 @@ from tunesmith.stages.curriculum import ABANDONED_AFTER, curriculum
 from tunesmith.stages.curriculum_due import open_due
 from tunesmith.stages.deploy import deploy, roll_back
 from tunesmith.stages.evaluate import evaluate
+from tunesmith.stages.lesson import remove_left_behind
 from tunesmith.stages.train import train
 from tunesmith.stages.unrecorded import remove_unrecorded
 from tunesmith.stages.watch import watch
@@ -75,6 +76,7 @@ class Worker:
         done, claim = 0, None
         self._register()
         remove_unrecorded(self.database, self.workspace)
+        remove_left_behind(self.workspace)
         log.info("worker_started", worker=self.id, kinds=sorted(self.kinds))
         try:
             while not self.stopping.is_set():

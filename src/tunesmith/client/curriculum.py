@@ -163,7 +163,7 @@ def _view(profile: str, policy: CurriculumPolicy, found: Outlook, problem: str |
     return CurriculumView(
         profile=profile,
         enabled=policy.enabled,
-        teacher=policy.teacher.model,
+        teacher=policy.teacher.name,
         problem=problem,
         waits_for=found.waits_for,
         num_due=found.num_due,

@@ -24,28 +24,32 @@ PURPOSE = "curriculum"
 """Under which its money is booked."""
 MILLIONTHS = 1_000_000
 MAX_BACKOFF = timedelta(days=30)
+MAX_ENDPOINT_S = 300.0  # several tries of it are over before a reservation is taken for abandoned
 _TOKENS_PER_MESSAGE = 32  # what chat templates put around a message, counted generously
 _CLOCK = re.compile(r"([01]\d|2[0-4]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)\Z")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,127}\Z")  # in capitals, as people write them: few keys look like that
 
 
 class TeacherSettings(Section):
-    kind: Literal["openai"] = "openai"
-    """How it is spoken to: openai is any endpoint with POST BASE_URL/chat/completions (llama.cpp and vLLM too)."""
+    kind: Literal["openai", "local"] = "openai"
+    """openai: any endpoint with POST BASE_URL/chat/completions (llama.cpp and vLLM too). local: a model in a folder."""
     base_url: str | None = Field(default=None, max_length=2000)
     """Where it is, e.g. https://api.example.com/v1."""
     model: str | None = Field(default=None, min_length=1, max_length=300)
     """What it is called there; never a profile of this workspace, and never the profile's own base."""
+    path: str | None = Field(default=None, min_length=1, max_length=2000)
+    """Of a local teacher: its folder in Hugging Face format, with safetensors; relative to the workspace."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key; never the key itself. Unset: no key is sent."""
-    timeout_s: float = Field(default=60.0, gt=0.0, le=300.0)
-    """Seconds one answer may take in all, connecting included."""
+    timeout_s: float = Field(default=60.0, gt=0.0, le=1800.0)
+    """Seconds one answer may take in all, connecting included; at most 300 for an endpoint. A local model's loading
+    has its own time."""
     max_tokens: int = Field(default=1024, ge=1, le=131_072)
     """Longest answer; one that is cut off there is refused."""
     temperature: float = Field(default=0.2, ge=0.0, le=2.0)
-    """Randomness of its answers."""
+    """Randomness of its answers; 0: the likeliest always."""
     price_in: float | None = Field(default=None, ge=0.0, le=1_000_000.0)
-    """Price of a million tokens of prompt; unset is refused. Write 0 for an endpoint of your own."""
+    """Price of a million tokens of prompt; unset is refused. Write 0 for an endpoint of your own; local costs none."""
     price_out: float | None = Field(default=None, ge=0.0, le=1_000_000.0)
     """Price of a million tokens of answer, in the same currency; unset is refused."""
 
@@ -73,6 +77,17 @@ class TeacherSettings(Section):
         if value is not None and not _VARIABLE.match(value):
             raise ValueError("must name an environment variable, in capitals, e.g. TEACHER_API_KEY; never the key")
         return value
+
+    @property
+    def name(self) -> str | None:
+        """What its answers are stored under: the name of the model, or of a local teacher's folder."""
+        if self.kind == "local":
+            return None if self.path is None else self.path.rstrip("/").rpartition("/")[2] or self.path
+        return self.model
+
+    @property
+    def is_free(self) -> bool:
+        return self.kind == "local" or (self.price_in == 0 and self.price_out == 0)
 
 
 class MoneyBudget(Section):
@@ -154,6 +169,8 @@ def money(amount: int) -> str:
 
 def cost_of(num_in: int, num_out: int, teacher: TeacherSettings) -> int:
     """What so many tokens cost, rounded up to a whole millionth. The prices are known (`unready`)."""
+    if teacher.is_free:
+        return 0
     assert teacher.price_in is not None and teacher.price_out is not None  # noqa: PT018
     return math.ceil(num_in * teacher.price_in + num_out * teacher.price_out)
 
@@ -167,17 +184,43 @@ def most_tokens(messages: Sequence[Mapping[str, Any]]) -> int:
 def unready(policy: CurriculumPolicy, verifiers: Iterable[str]) -> str | None:
     """Why no teacher can be asked with these settings; None: one can."""
     teacher = policy.teacher
+    problem = _unready_local(teacher) if teacher.kind == "local" else _unready_endpoint(teacher)
+    if problem is not None:
+        return f"curriculum.teacher.{problem}"
+    if not any(decides(name) for name in verifiers):
+        return "experience.verifiers names none that decides a class, so no answer could be seen to be better; name one"
+    return None
+
+
+def _unready_endpoint(teacher: TeacherSettings) -> str | None:
+    if teacher.path is not None:
+        return "path is of a local teacher, and this one is an endpoint; remove it, or write kind: local"
     for key, value in (("base_url", teacher.base_url), ("model", teacher.model)):
         if value is None:
-            return f"curriculum.teacher.{key} is not set; name the teacher"
+            return f"{key} is not set; name the teacher"
     for key, price in (("price_in", teacher.price_in), ("price_out", teacher.price_out)):
         if price is None:
             return (
-                f"curriculum.teacher.{key} is not set, and an unknown price fits no budget; "
+                f"{key} is not set, and an unknown price fits no budget; "
                 "write the price of a million tokens, 0 for an endpoint of your own"
             )
-    if not any(decides(name) for name in verifiers):
-        return "experience.verifiers names none that decides a class, so no answer could be seen to be better; name one"
+    if teacher.timeout_s > MAX_ENDPOINT_S:
+        return f"timeout_s is {teacher.timeout_s:g}; an endpoint gets {MAX_ENDPOINT_S:g} s at most"
+    return None
+
+
+def _unready_local(teacher: TeacherSettings) -> str | None:
+    if teacher.path is None:
+        return "path is not set; name the folder of the local teacher"
+    for key, value in (
+        ("base_url", teacher.base_url),
+        ("model", teacher.model),
+        ("api_key_env", teacher.api_key_env),
+        ("price_in", teacher.price_in),
+        ("price_out", teacher.price_out),
+    ):
+        if value:
+            return f"{key} is of an endpoint, and this teacher is local; remove it"
     return None
 
 
@@ -232,13 +275,9 @@ def waits_for(policy: CurriculumPolicy, moment: Moment) -> list[str]:
         found.append(f"the last cycle began less than {policy.cooldown_h:g} h ago; {hours:.1f} h to go")
     if moment.num_due < policy.min_entries:
         found.append(f"{moment.num_due} entries are due, curriculum.min_entries is {policy.min_entries}")
-    if moment.month >= policy.limits.per_month and policy.limits.per_month and not _is_free(policy.teacher):
+    if moment.month >= policy.limits.per_month and policy.limits.per_month and not policy.teacher.is_free:
         found.append(f"{money(moment.month)} is spent this month, all of curriculum.budget.per_month")
     return found
-
-
-def _is_free(teacher: TeacherSettings) -> bool:
-    return teacher.price_in == 0 and teacher.price_out == 0
 
 
 def in_window(window: str, now: datetime) -> bool:
@@ -303,7 +342,7 @@ def not_due(entry: Entry, policy: CurriculumPolicy, now: datetime) -> str | None
         return GIVEN_UP
     if entry.is_suspect:
         return "was a suspect: its text is sent to nobody"
-    if entry.served_by is not None and entry.served_by == policy.teacher.model:
+    if entry.served_by is not None and entry.served_by == policy.teacher.name:
         return "was answered by this very teacher"
     if worth(entry.findings) >= 1.0:
         return "only people find it poor: no verifier could see a better answer, correct it by hand"

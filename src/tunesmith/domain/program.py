@@ -142,7 +142,7 @@ class Result(_Wire):
     """result.json: validated against the spec field by field, every mismatch listed."""
 
     v: Literal[1] = 1
-    kind: Literal["train", "evaluate"]
+    kind: Literal["train", "evaluate", "teach"]
     attempt_id: str
     token: str
     status: ResultStatus

@@ -1,4 +1,4 @@
-"""The program's side of the protocol: what a trainer or evaluator calls to speak, listen and end. Nothing heavy."""
+"""The program's side of the protocol: what a trainer, evaluator or teacher calls to speak and to end. Nothing heavy."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tunesmith.domain.program import Phase, Result, ResultStatus, SampleOutput
 from tunesmith.domain.request import RequestKind
 from tunesmith.domain.spec import EvaluateSpec, TrainSpec
 from tunesmith.domain.task import ErrorClass
+from tunesmith.domain.teaching import TeachSpec
 from tunesmith.files import write_atomic
 from tunesmith.programs.event_log import EventWriter
 from tunesmith.programs.failure import ProgramFailure, as_failure, is_disk_full
@@ -48,8 +49,8 @@ from tunesmith.programs.shim import KeepaliveClock
 
 __all__ = ["ControlRequest", "Program", "ProgramFailure", "host"]
 
-_SPEC: TypeAdapter[TrainSpec | EvaluateSpec] = TypeAdapter(
-    Annotated[TrainSpec | EvaluateSpec, Field(discriminator="kind")]
+_SPEC: TypeAdapter[TrainSpec | EvaluateSpec | TeachSpec] = TypeAdapter(
+    Annotated[TrainSpec | EvaluateSpec | TeachSpec, Field(discriminator="kind")]
 )
 _STATUS_INTERVAL_S = 1.0
 _EXIT_OF = {
@@ -71,7 +72,7 @@ class ControlRequest:
 class Program:
     """One running trainer or evaluator: its spec, its folder, and its voice."""
 
-    def __init__(self, spec: TrainSpec | EvaluateSpec, directory: Path) -> None:
+    def __init__(self, spec: TrainSpec | EvaluateSpec | TeachSpec, directory: Path) -> None:
         self.spec = spec
         self.dir = directory
         self.terminating = False
@@ -91,6 +92,12 @@ class Program:
     def evaluate_spec(self) -> EvaluateSpec:
         if not isinstance(self.spec, EvaluateSpec):
             raise ProgramFailure(ErrorClass.CONFIG, "an evaluator was started with the spec of a trainer")
+        return self.spec
+
+    @property
+    def teach_spec(self) -> TeachSpec:
+        if not isinstance(self.spec, TeachSpec):
+            raise ProgramFailure(ErrorClass.CONFIG, "a teacher was started with the spec of another program")
         return self.spec
 
     def started(self) -> None:
@@ -253,7 +260,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[Path, Path]:
     return options.spec, options.output_dir.resolve()
 
 
-def _read_spec(path: Path) -> TrainSpec | EvaluateSpec:
+def _read_spec(path: Path) -> TrainSpec | EvaluateSpec | TeachSpec:
     with path.open("rb") as source:
         data = source.read(MAX_SPEC + 1)
     if len(data) > MAX_SPEC:

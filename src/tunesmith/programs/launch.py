@@ -18,6 +18,7 @@ from tunesmith.clock import boot_seconds
 from tunesmith.domain.program import Event
 from tunesmith.domain.request import RequestKind
 from tunesmith.domain.spec import EvaluateSpec, TrainSpec
+from tunesmith.domain.teaching import TeachSpec
 from tunesmith.errors import ProgramError
 from tunesmith.files import write_atomic
 from tunesmith.programs import shim
@@ -49,7 +50,7 @@ class _Pipes:
 
 def launch(
     argv: Sequence[str],
-    spec: TrainSpec | EvaluateSpec,
+    spec: TrainSpec | EvaluateSpec | TeachSpec,
     directory: Path,
     *,
     env: Mapping[str, str] | None = None,
@@ -194,7 +195,10 @@ def _command(argv: Sequence[str], directory: Path) -> list[str]:
 
 
 def _start_shim(
-    command: list[str], spec: TrainSpec | EvaluateSpec, directory: Path, env: Mapping[str, str] | None
+    command: list[str],
+    spec: TrainSpec | EvaluateSpec | TeachSpec,
+    directory: Path,
+    env: Mapping[str, str] | None,
 ) -> tuple[subprocess.Popen[bytes], int, int]:
     lifeline_end, lifeline = os.pipe()
     status, status_end = os.pipe()

@@ -14,6 +14,7 @@ STDOUT = "stdout.json"
 STDERR = "stderr.log"
 CHECKPOINTS = "checkpoints"
 ARTIFACT = "artifact"
+ANSWERS = "answers.jsonl"
 
 EXIT_OK = 0  # succeeded or stopped
 EXIT_FAILED = 1

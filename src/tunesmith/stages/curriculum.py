@@ -7,11 +7,14 @@ transactions there is only the call, so whoever dies in it leaves a reservation 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
+from tunesmith.data.staging import staging_for
 from tunesmith.domain.correction import Judged, Reply, unusable, verdict
 from tunesmith.domain.curriculum import (
     GIVEN_UP,
@@ -27,9 +30,12 @@ from tunesmith.domain.curriculum import (
 )
 from tunesmith.domain.experience import ExperienceState, Interaction
 from tunesmith.domain.learning import CorrectionState
+from tunesmith.domain.spec import AttemptRef
 from tunesmith.domain.task import AttemptState, ErrorClass
 from tunesmith.domain.verifiers import Finding, verify
 from tunesmith.errors import ConfigError, Conflict, NotFound, Refused
+from tunesmith.ids import new_id, new_token
+from tunesmith.programs.launch import RunningProgram
 from tunesmith.stages.capture import suspicions_in
 from tunesmith.stages.context import StageContext, StageEnd
 from tunesmith.stages.lesson import Lesson, make_lesson
@@ -38,10 +44,14 @@ from tunesmith.store.corrections import Correction
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.experiences import Experience
 from tunesmith.store.spends import Charge, OverBudget
+from tunesmith.teachers.local import Abandoned, Grip, LocalTeacher, Prompt
 from tunesmith.teachers.openai import TeacherFailed, Wait, ask
 
 T = TypeVar("T")
+Ask = Callable[[str, Sequence[Mapping[str, Any]]], Reply]
+"""The teacher's answer about an entry, whose prompt is this; raises TeacherFailed, or Abandoned."""
 _FAILURES_IN_A_ROW = 2  # each after several tries: the teacher is down, and no entry is worth asking about now
+_FOREGROUND_LEASE_S = 600.0  # a person may stop the command for a while
 ABANDONED_AFTER = timedelta(hours=1)
 """No call takes that long: whoever holds such a reservation is gone."""
 ESTOP, TOLD_TO_END, WINDOW_OVER = "the e-stop is on", "the worker was told to end", "its window is over"
@@ -94,6 +104,8 @@ class Hands:
     why_stop: Callable[[], str | None]
     """Looked at between two entries."""
     wait: Wait | None = None
+    grip: Grip | None = None
+    """How a program of ours is held, if the teacher is one."""
     on_outcome: Callable[[int, int, Outcome], None] = field(default=lambda done, total, outcome: None)
 
 
@@ -135,7 +147,14 @@ def _hands_of(context: StageContext, lesson: Lesson) -> Hands:
             return ESTOP
         return None if in_window(lesson.policy.window, now) else WINDOW_OVER
 
-    return Hands(context.worker_id, write, context.read, why_stop, context.pulse.stopping.wait)
+    def hold(program: RunningProgram | None) -> None:
+        context.pulse.program = program  # the heartbeat keeps it alive as long as the lease is ours
+        if program is not None:
+            process = program.identity.to_json()
+            context.write(lambda tx: tasks.note_process(tx, context.claim.lease, process))
+
+    grip = Grip(context.attempt_ref, why_stop, hold, lambda program: None)
+    return Hands(context.worker_id, write, context.read, why_stop, context.pulse.stopping.wait, grip)
 
 
 def foreground_hands(
@@ -154,7 +173,11 @@ def foreground_hands(
     def why_stop() -> str | None:
         return ESTOP if read(lambda tx: switches.is_on(tx, switches.ESTOP)) else None
 
-    hands = Hands(actor, write, read, why_stop)
+    ours = AttemptRef(
+        task_id="none", attempt_id=new_id("att"), number=1, token=new_token(), lease_s=_FOREGROUND_LEASE_S
+    )
+    grip = Grip(ours, why_stop, lambda program: None, RunningProgram.keepalive)
+    hands = Hands(actor, write, read, why_stop, grip=grip)
     return hands if on_outcome is None else replace(hands, on_outcome=on_outcome)
 
 
@@ -171,6 +194,51 @@ def most_cost(lesson: Lesson, experience: Experience) -> int:
 
 def run_cycle(lesson: Lesson, cycle_id: str, chosen: list[Entry], hands: Hands) -> CycleEnd:
     """Ask about one entry after the other, and tell what came of it."""
+    with _asking(lesson, cycle_id, chosen, hands) as ask_teacher:
+        end = _ask_all(lesson, cycle_id, chosen, hands, ask_teacher)
+    if end.why not in (ESTOP, TOLD_TO_END):  # those go on later
+        hands.write(lambda tx: _tell_end(tx, lesson.profile, end, hands.actor))
+    return end
+
+
+@contextmanager
+def _asking(lesson: Lesson, cycle_id: str, chosen: list[Entry], hands: Hands) -> Iterator[Ask]:
+    """How the teacher is asked: over the wire, or by a program of ours that ends with the cycle."""
+    if lesson.folder is None or hands.grip is None:
+        yield lambda entry_id, prompt: ask(lesson.teacher, prompt, lesson.key, hands.wait)
+        return
+    with staging_for(lesson.work_dir / cycle_id) as directory:
+        local = LocalTeacher(lesson.teacher, lesson.folder, directory, hands.grip)
+
+        def ask_local(entry_id: str, prompt: Sequence[Mapping[str, Any]]) -> Reply:
+            if not local.is_started:  # now, because everything before may have been moved by others
+                local.start(_prompts(chosen, hands), seed=cycle_id)
+            return local.ask(entry_id)
+
+        try:
+            yield ask_local
+        finally:
+            local.close()
+
+
+def _prompts(chosen: list[Entry], hands: Hands) -> Iterator[Prompt]:
+    """What will be asked about these entries, in their order."""
+    for entry in chosen:
+        experience: Experience = hands.read(partial(experiences.get, experience_id=entry.id))
+        if _refused_unasked(experience) is None:
+            yield entry.id, experience.messages[:-1]
+
+
+def _refused_unasked(experience: Experience) -> str | None:
+    """Why no teacher is asked about it at all."""
+    if experience.state is ExperienceState.FORGOTTEN:
+        return "it was forgotten meanwhile"
+    if experience.messages[-1].get("tool_calls"):
+        return "the student called a function: no text replaces that"
+    return None
+
+
+def _ask_all(lesson: Lesson, cycle_id: str, chosen: list[Entry], hands: Hands, ask_teacher: Ask) -> CycleEnd:
     outcomes: list[Outcome] = []
     why, num_failures = "", 0
     for entry in chosen:
@@ -178,7 +246,7 @@ def run_cycle(lesson: Lesson, cycle_id: str, chosen: list[Entry], hands: Hands) 
         if why:
             break
         try:
-            outcome, is_down, why = _Asked(lesson, cycle_id, entry, hands).settle()
+            outcome, is_down, why = _Asked(lesson, cycle_id, entry, hands).settle(ask_teacher)
         except OverBudget as error:
             why = f"out of money: {error}"
             break
@@ -189,10 +257,7 @@ def run_cycle(lesson: Lesson, cycle_id: str, chosen: list[Entry], hands: Hands) 
             why = f"the teacher is down: {outcome.reason}"
         if why:
             break
-    end = CycleEnd(cycle_id, tuple(outcomes), why)
-    if why not in (ESTOP, TOLD_TO_END):  # those go on later
-        hands.write(lambda tx: _tell_end(tx, lesson.profile, end, hands.actor))
-    return end
+    return CycleEnd(cycle_id, tuple(outcomes), why)
 
 
 def _tell_end(tx: Tx, profile: str, end: CycleEnd, actor: str) -> None:
@@ -207,12 +272,11 @@ class _Asked:
         self.experience: Experience = hands.read(lambda tx: experiences.get(tx, entry.id))
         self.most = most_cost(lesson, self.experience)
 
-    def settle(self) -> tuple[Outcome, bool, str]:
+    def settle(self, ask_teacher: Ask) -> tuple[Outcome, bool, str]:
         """The outcome; whether the teacher is to blame for having none; and why the cycle must not go on, if so."""
-        if self.experience.messages[-1].get("tool_calls"):
-            correction = self._correction(
-                CorrectionState.REFUSED, "the student called a function: no text replaces that"
-            )
+        refused = _refused_unasked(self.experience)
+        if refused is not None:
+            correction = self._correction(CorrectionState.REFUSED, refused)
             return self.hands.write(lambda tx: self._store(tx, None, 0, correction)), False, ""
         try:
             spend_id = self.hands.write(self._reserve)
@@ -220,7 +284,10 @@ class _Asked:
             return self._outcome("skipped", str(error), 0), False, ""
         prompt = self.experience.messages[:-1]
         try:
-            reply = ask(self.lesson.teacher, prompt, self.lesson.key, self.hands.wait)
+            reply = ask_teacher(self.entry.id, prompt)
+        except Abandoned as told:  # nobody knows of an answer, so the entry is as if it had not been chosen
+            self.hands.write(lambda tx: spends.settle(tx, spend_id, 0))
+            return self._outcome("skipped", str(told), 0), False, str(told)
         except TeacherFailed as failed:
             correction = self._correction(CorrectionState.FAILED, failed.reason, counts=failed.is_about_prompt)
             cost = None if failed.may_be_billed else 0

@@ -9,19 +9,23 @@ from pathlib import Path
 
 from tunesmith.config.resolve import resolve
 from tunesmith.config.workspace import Workspace
+from tunesmith.data.staging import staging_for
 from tunesmith.domain.curriculum import CurriculumPolicy, TeacherSettings, same_as_student, unready
 from tunesmith.domain.profile import Profile
 from tunesmith.domain.screen import Screen
 from tunesmith.errors import ConfigError, Refused, TunesmithError
-from tunesmith.modeling.base_files import base_digest
+from tunesmith.modeling.base_files import MODEL_WEIGHTS, base_digest
 from tunesmith.stages.capture import Rules
 from tunesmith.stages.experience_rules import rules_of
 from tunesmith.store import campaigns, reviews
 from tunesmith.store.database import Database
+from tunesmith.teachers.local import check_folder, same_weights
 from tunesmith.teachers.openai import key_of
 
 _ALWAYS = (Screen.SECRET, Screen.CONTROL_TOKEN, Screen.HIDDEN_TEXT, Screen.INJECTION)
 """What a teacher's answer is searched for, whatever the profile searches its own files for."""
+TEACHING = "teaching"
+"""Below .tunesmith: folders of cycles with a local teacher, while they last."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,10 @@ class Lesson:
     policy: CurriculumPolicy
     rules: Rules
     key: str | None
+    folder: Path | None
+    """Of a local teacher."""
+    work_dir: Path
+    """Where a cycle may keep what it needs, for as long as it lasts."""
 
     @property
     def teacher(self) -> TeacherSettings:
@@ -37,7 +45,7 @@ class Lesson:
 
     @property
     def teacher_name(self) -> str:
-        return str(self.teacher.model)
+        return str(self.teacher.name)
 
     def __repr__(self) -> str:
         """Never the key: this may end up in a log."""
@@ -65,10 +73,22 @@ def make_lesson(
     problem = unready(policy, rules.policy.wanted)
     if problem is not None:
         raise ConfigError(f"profile {profile}: {problem}")
-    _refuse_student(database, workspace, resolved)
+    folder = None
+    if policy.teacher.kind == "local":
+        folder = _local_folder(workspace, resolved)
+    else:
+        _refuse_student(database, workspace, resolved)
     screens = tuple(screen for screen in Screen if screen in {*rules.screens, *_ALWAYS})
     key = key_of(policy.teacher, os.environ if environ is None else environ)
-    return Lesson(profile, policy, replace(rules, screens=screens), key)
+    return Lesson(profile, policy, replace(rules, screens=screens), key, folder, workspace.data_dir / TEACHING)
+
+
+def remove_left_behind(workspace: Workspace) -> None:
+    """Remove what cycles with a local teacher left that were killed together with their program."""
+    folder = workspace.data_dir / TEACHING
+    if folder.is_dir():
+        with staging_for(folder / "sweep"):
+            pass  # to make a folder there is to remove those that nobody holds
 
 
 def _resolved(database: Database, workspace: Workspace, profile: str, environ: Mapping[str, str] | None) -> Profile:
@@ -105,3 +125,31 @@ def _same_folder(workspace: Workspace, profile: Profile, base: Path) -> str | No
     except (TunesmithError, OSError):
         return None  # not the folder of a model on this machine
     return None
+
+
+def _local_folder(workspace: Workspace, profile: Profile) -> Path:
+    """Where a local teacher is; raises where that is no model, or the student: by folder, by content."""
+    said = str(profile.curriculum.teacher.path)
+    folder, base = workspace.locate(said), workspace.locate(profile.base.path)
+    is_ours = workspace.data_dir.resolve() in (folder, *folder.parents)
+    if not is_ours and folder != base:
+        check_folder(folder)
+        is_ours = any(_is_copy(folder, other) for other in (base, *_tuned_models(workspace)))
+    if is_ours or folder == base:
+        raise Refused(
+            f"profile {profile.name}: curriculum.teacher.path: {said!r} is a model that this workspace tunes; "
+            "a student cannot teach itself: name another model"
+        )
+    return folder
+
+
+def _tuned_models(workspace: Workspace) -> list[Path]:
+    """Folders of whole models that were tuned here: a copy of one may lie anywhere."""
+    return [path.parent for path in workspace.adapters_dir.rglob(MODEL_WEIGHTS)]
+
+
+def _is_copy(folder: Path, other: Path) -> bool:
+    try:
+        return same_weights(folder, other)
+    except OSError:
+        return False  # there is no such model to be the same
