@@ -415,3 +415,18 @@ def test_forgetting_while_runs_end_loses_nothing_and_never_waits_in_a_circle(
         assert states[:24] == ["forgotten"] * 24
         assert "reserved" not in states[24:]
         client.datasets.verify(dataset.id)
+
+
+def test_run_on_a_dataset_of_which_everything_to_train_on_was_forgotten_is_refused(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        ids = [add(client, f"Tell me about the town {n}", f"The town {n} is old.") for n in range(20)]
+        dataset, _ = client.datasets.assemble(PROFILE, min_new=2)
+        with database.read() as tx:
+            trained = [each.experience_id for each in members.of_dataset(tx, dataset.id) if each.split is Split.TRAIN]
+        assert set(trained) < set(ids)
+        client.experiences.forget(trained, reason="asked")
+        with pytest.raises(Refused, match="nothing left to train on"):
+            client.runs.submit(PROFILE, dataset.id)
+        assert client.runs.list() == []

@@ -197,6 +197,11 @@ def _dataset(
         dataset = datasets.find(tx, data)
     if dataset.profile != profile:
         raise Refused(f"dataset {dataset.id} belongs to profile {dataset.profile}; prepare its files for {profile}")
+    if not dataset.counts["train"]:
+        raise Refused(
+            f"dataset {dataset.id} has nothing left to train on: all of it was forgotten; "
+            "assemble or prepare a new one: tunesmith dataset assemble"
+        )
     try:
         verify_folder(workspace.data_dir / dataset.path)
     except OSError as error:
