@@ -8,16 +8,17 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from builders import PROFILE, cli_environ, wait_for
 from local_teachers import an_endless_school
 from story_builders import Fleet, MakeFleet
 from tunesmith.programs.shim import all_processes, read_process
 from tunesmith.stages.lesson import remove_left_behind
+from tunesmith.store.learning_tables import corrections
 
 NUM = 24
 
@@ -36,7 +37,12 @@ def program_of(fleet: Fleet) -> int:
 
 def wait_for_answers(fleet: Fleet, num: int) -> int:
     """Until so many answers were judged; the pid of the program, which is at work on others."""
-    wait_for(lambda: len(fleet.rows()["corrections"]) >= num, 60, fleet.logs()[-2000:])
+
+    def are_there() -> bool:
+        with fleet.database.read() as tx:
+            return len(tx.all(sa.select(corrections.c.id))) >= num
+
+    wait_for(are_there, 60, fleet.logs()[-2000:])
     return program_of(fleet)
 
 
@@ -66,14 +72,19 @@ def texts_left(fleet: Fleet) -> list[str]:
 
 
 def test_program_killed_in_the_middle_ends_the_cycle_and_no_entry_pays_for_it(make_fleet: MakeFleet) -> None:
-    with an_endless_school(make_fleet, NUM, enabled=False) as fleet, ThreadPoolExecutor(1) as pool:
-        running = pool.submit(fleet.client.curriculum.run, PROFILE, now=True)
+    with an_endless_school(make_fleet, NUM) as fleet:
+        worker = fleet.start(until_idle=True)
         os.kill(wait_for_answers(fleet, 3), signal.SIGKILL)
-        cycle = running.result(30)
-        assert "killed by signal 9" in cycle.ended
-        assert cycle.counts["failed"] == 2
-        assert 3 <= cycle.counts["refused"] < NUM - 2
-        assert check(fleet) == {"settled": len(cycle.outcomes)}
+        assert worker.wait(30) == 0
+        rows = fleet.rows()
+        decided = Counter(row["state"] for row in rows["corrections"])
+        assert decided["failed"] == 2
+        assert 3 <= decided["refused"] < NUM - 2
+        assert check(fleet) == {"settled": decided.total()}
+        assert [task["state"] for task in rows["tasks"]] == ["done"]
+        told = fleet.client.curriculum.show(PROFILE).last_summary
+        assert f"{decided['refused']} refused, 2 failed; spent 0.00; the teacher is down" in told
+        assert "killed by signal 9" in told
         assert list((fleet.root / ".tunesmith" / "teaching").iterdir()) == []
 
 

@@ -58,6 +58,7 @@ def test_real_local_teacher_betters_the_student_for_nothing_and_without_torch_he
         assert client.curriculum.show(PROFILE).others == {"was tried lately: waits for its next attempt": 2}
 
 
+@pytest.mark.soak  # a worker's cycle is in the faults, too, up to where something is killed
 def test_worker_runs_a_cycle_of_a_local_teacher_whose_answers_are_all_cut_off(tmp_path: Path) -> None:
     policy = {"enabled": True, "min_entries": 2, "window": "00:00-24:00"}
     profile = school_of(Path("models/endless"), {"max_tokens": 5, "temperature": 0.7}, **policy)
