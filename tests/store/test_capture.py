@@ -7,15 +7,18 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 
 from builders import PROFILE, a_workspace
 from databases import Postgres
 from tunesmith.client import Client
 from tunesmith.client.capturing import CaptureQueue
+from tunesmith.errors import UsageError
 from tunesmith.store import tables
 from tunesmith.store.database import Database
 
@@ -184,3 +187,40 @@ def test_forked_process_stores_its_own_captures_once(tmp_path: Path, sqlite_stor
     assert done.stdout == "1\n"
     assert sorted(found.question for found in client.experiences.list()) == ["child", "parent"]
     client.close()
+
+
+@pytest.mark.parametrize("profile", [5, ["support"], "\ud800", "", "no such"], ids=repr)
+def test_capture_for_what_is_no_profile_is_refused_alone(tmp_path: Path, store_url: str, profile: Any) -> None:
+    with _client(tmp_path, store_url) as client:
+        for number in range(6):
+            client.capture(PROFILE, _talk(number))
+            client.capture(profile, _talk(number))
+        counts = client.capture.flush()
+    assert (counts.num_stored, counts.num_refused, counts.num_dropped) == (6, 6, 0)
+
+
+@pytest.mark.parametrize(
+    "captured_at",
+    [
+        datetime.max.replace(tzinfo=timezone(timedelta(hours=-5))),
+        datetime.min.replace(tzinfo=timezone(timedelta(hours=2))),
+        datetime(9999, 1, 1, tzinfo=UTC),
+        datetime(2026, 1, 1),
+        "2026-01-01",
+    ],
+    ids=str,
+)
+def test_capture_at_an_instant_that_cannot_be_is_refused(tmp_path: Path, store_url: str, captured_at: Any) -> None:
+    with _client(tmp_path, store_url) as client:
+        with pytest.raises(UsageError, match="captured_at"):
+            client.experiences.add(PROFILE, _talk(1), captured_at=captured_at)
+        assert client.experiences.list() == []
+
+
+def test_instant_that_no_calendar_shows_can_still_be_read(tmp_path: Path, store_url: str, database: Database) -> None:
+    with _client(tmp_path, store_url) as client:
+        added = client.experiences.add(PROFILE, _talk(1))
+        with database.write() as tx:
+            tx.execute(f"UPDATE experiences SET captured_at = {2**62}")
+        assert client.experiences.show(added.id).experience.captured_at.year == 9999
+        assert client.experiences.forget([added.id], reason="asked").ids == (added.id,)

@@ -11,6 +11,7 @@ from tunesmith.cli.dataset_card import show_card, show_mix
 from tunesmith.cli.grammar import Json, OfProfile, Profile, Set, a_noun, open_client
 from tunesmith.cli.output import Column, age, coloured, heading, print_id, print_json, say, show_fields, show_table
 from tunesmith.cli.progress import preparing
+from tunesmith.errors import Refused
 
 verbs = a_noun("Examples with splits and a fingerprint, never changed.")
 Id = Annotated[str, typer.Argument(metavar="DATASET", help="Id of a dataset, or its beginning.", show_default=False)]
@@ -112,7 +113,10 @@ def assemble(  # noqa: PLR0913 - the options of one command
             print_json(made)
         else:
             show_mix(made)
-            say("Nothing was reserved: without --dry-run, a dataset is made of these.")
+        if made.refusal is not None:
+            raise Refused(made.refusal)
+        if not json:
+            say("Nothing was reserved: without --dry-run, a dataset is made of what the screens let through of these.")
         return
     dataset, report = made
     if json:

@@ -64,10 +64,10 @@ def review(
 
 def _parted(words: list[str]) -> tuple[list[str], str | None]:
     """Ids of experiences, or one profile."""
-    ids = [word for word in words if word.startswith(_PREFIX)]
-    names = [word for word in words if not word.startswith(_PREFIX)]
+    ids = [word for word in words if word.startswith(_PREFIX) or ":" in word]
+    names = [word for word in words if word not in ids]
     if len(names) > 1 or (ids and names):
-        raise UsageError("name one profile, or experiences by their ids, which begin with xp-")
+        raise UsageError("name one profile, or experiences by their ids, which begin with xp-, or as PROFILE:KEY")
     return ids, names[0] if names else None
 
 

@@ -22,7 +22,8 @@ from typing import Any, Unpack
 from tunesmith.client.experiences import About, capture_of
 from tunesmith.client.session import Session
 from tunesmith.clock import utc_now
-from tunesmith.errors import StoreError, TunesmithError
+from tunesmith.errors import StoreError, TunesmithError, show
+from tunesmith.ids import is_name
 from tunesmith.logs import logger
 from tunesmith.stages import capture
 from tunesmith.stages.capture import Checked, Rules
@@ -108,10 +109,12 @@ class CaptureQueue:
         try:
             if self._pid != os.getpid():
                 self._start_anew()
+            if not isinstance(profile, str) or not is_name(profile):
+                raise ValueError(f"{show(str(profile))} is no name of a profile")
             said: dict[str, Any] = {"source": "capture", "captured_at": utc_now(), **about}
             item = (profile, [dict(message) for message in messages], said)
         except Exception as error:
-            self._count(num_accepted=1, num_refused=1, problem=f"not a conversation: {error}")
+            self._count(num_accepted=1, num_refused=1, problem=f"not to be kept: {error}")
             return False
         if self._is_closing:
             self._count(num_accepted=1, num_dropped=1, problem="the client is closed")

@@ -140,6 +140,8 @@ class MixReport(Section):
     shortages: tuple[str, ...]
     left_out: dict[str, int]
     """Why other experiences of the profile are not in, with how many of each."""
+    refusal: str | None = None
+    """Of a preview: why no dataset would be made of these."""
 
 
 def role_of(candidate: Candidate, policy: Mix, kind: MixKind) -> MemberRole | str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -79,7 +79,10 @@ def preview(database: Database, checked: CheckedProfile, *, kind: WantedKind = "
     found, left_out = _read_candidates(database, profile.name, splitter)
     policy = profile.experience.mix
     selection = select(found, policy, mixed, profile.data.heldout_cap)
-    return _report(policy, mixed, selection, {pick.id: pick for pick in selection.picks}, left_out)
+    report = _report(policy, mixed, selection, {pick.id: pick for pick in selection.picks}, left_out)
+    num_held_out = _num_held_out(selection.picks)
+    problem = _refusal(profile.name, policy, report.num_new, num_held_out, report.left_out)
+    return report.model_copy(update={"refusal": problem})
 
 
 def _options(checked: CheckedProfile) -> PrepareOptions:
@@ -119,7 +122,10 @@ class _Assembly:
             kept = {pick.id: (pick, example) for pick, example in self._kept(selection, prepared)}
             left_out.update(self.refused.values())
             report = _report(self.policy, self.kind, selection, {i: pick for i, (pick, _) in kept.items()}, left_out)
-            self._refuse_too_few(report.num_new, report.left_out)
+            num_held_out = _num_held_out([pick for pick, _ in kept.values()])
+            problem = _refusal(self.profile, self.policy, report.num_new, num_held_out, report.left_out)
+            if problem is not None:
+                raise Refused(problem)
             made = [self._member(stored[i], pick, example) for i, (pick, example) in kept.items()]
             with (prepared.path / MEMBERS_FILE).open("wb") as sink:
                 sink.writelines(provenance(stored[member.experience_id], _told(member)) for member in made)
@@ -140,7 +146,9 @@ class _Assembly:
             able = [candidate for candidate in found if candidate.id not in self.refused]
             selection = select(able, self.policy, self.kind, self.checked.profile.data.heldout_cap)
             told = Counter(selection.left_out) + left_out + Counter(self.refused.values())
-            self._refuse_too_few(selection.num_new, told)
+            problem = _refusal(self.profile, self.policy, selection.num_new, _num_held_out(selection.picks), told)
+            if problem is not None:
+                raise Refused(problem)
             with self.database.read() as tx:
                 stored = candidates.by_ids(tx, [pick.id for pick in selection.picks])
             if len(stored) < len(selection.picks):
@@ -176,21 +184,6 @@ class _Assembly:
                 if pick.split is not split:
                     raise AssertionError(f"experience {pick.id} was to be in {pick.split} and is in {split}")
                 yield pick, example
-
-    def _refuse_too_few(self, num_new: int, left_out: Mapping[str, int]) -> None:
-        if num_new >= self.policy.min_new:
-            return
-        if not num_new and not left_out:
-            raise Refused(
-                f"{self.profile} has no experience to assemble a dataset from; add some (tunesmith experience add), "
-                f"or name files or a dataset: tunesmith run submit {self.profile} FILES"
-            )
-        told = "; ".join(f"{num} {why}" for why, num in sorted(left_out.items(), key=lambda item: -item[1])[:4])
-        raise Refused(
-            f"only {num_new} new experiences of {self.profile} can be trained on, and a dataset wants "
-            f"{self.policy.min_new} (experience.mix.min_new){f'; not in: {told}' if told else ''}. "
-            "Capture, rate or correct more, or lower it (`dataset assemble --min-new`)"
-        )
 
     def _member(self, candidate: StoredCandidate, pick: Pick, example: Example) -> Member:
         return Member(
@@ -230,6 +223,33 @@ class _Assembly:
                 reason = f"not in dataset {self.dataset_id}: {why}"
                 events.record(tx, "experience", experience_id, "left_out", actor=actor, reason=reason)
         return dataset
+
+
+def _num_held_out(picks: Iterable[Pick]) -> int:
+    return sum(pick.split is Split.HELDOUT for pick in picks)
+
+
+def _refusal(profile: str, policy: Mix, num_new: int, num_held_out: int, left_out: Mapping[str, int]) -> str | None:
+    """Why no dataset is made of what was chosen; None: nothing speaks against it."""
+    told = "; ".join(f"{num} {why}" for why, num in sorted(left_out.items(), key=lambda item: -item[1])[:4])
+    if not num_new and not left_out:
+        return (
+            f"{profile} has no experience to assemble a dataset from; add some (tunesmith experience add), "
+            f"or name files or a dataset: tunesmith run submit {profile} FILES"
+        )
+    if num_new < policy.min_new:
+        return (
+            f"only {num_new} new experiences of {profile} can be trained on, and a dataset wants "
+            f"{policy.min_new} (experience.mix.min_new){f'; not in: {told}' if told else ''}. "
+            "Capture, rate or correct more, or lower it (`dataset assemble --min-new`)"
+        )
+    if not num_held_out:
+        return (
+            f"no experience of {profile} whose prompt is held out is free, so nothing could judge what is learnt from "
+            f"the others{f'; not in: {told}' if told else ''}. What other datasets have reserved comes back when their "
+            "runs have ended, or 24 hours after they were assembled; else capture answers to other prompts"
+        )
+    return None
 
 
 def _refuse_changed(

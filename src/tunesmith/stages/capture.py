@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from tunesmith.data.bad_row import BadRow
@@ -33,6 +34,7 @@ from tunesmith.store.database import Tx
 _KEPT = ("role", "content", "tool_calls", "tool_call_id", "name")
 _MAX_TEXT = 500  # of a field of the context, and of a comment made from a next turn
 _MAX_REFERENCE = 200_000
+_FIRST_YEAR, _LAST_YEAR = 1970, 2200
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def check(capture: Capture, rules: Rules) -> Checked:
     messages = _checked_messages(capture.messages, rules.policy.capture.max_chars)
     context = capture.context
     for name, value in vars(context).items():
-        if isinstance(value, str):
+        if value is not None and name != "captured_at":
             _check_text(value, name, _MAX_REFERENCE if name == "reference" else _MAX_TEXT)
     key = capture.key
     if key is None:
@@ -97,8 +99,7 @@ def check(capture: Capture, rules: Rules) -> Checked:
         _check_text(capture.next_turn, "next_turn", _MAX_REFERENCE)
     for judgement in capture.judgements:
         rate.check(judgement)
-    if context.captured_at is not None and context.captured_at.tzinfo is None:
-        raise UsageError("captured_at has no time zone; give an aware instant, e.g. datetime.now(UTC)")
+    _check_instant(context.captured_at)
     findings = verify(Interaction(messages, context.reference), rules.policy.wanted)
     suspicions = suspicions_in(messages, rules)
     assessment = assess(findings, suspicions, Feedback(), rules.policy.classes)
@@ -191,7 +192,20 @@ def _texts_in(value: Any) -> Iterator[str]:
             yield from _texts_in(list(inner) if isinstance(inner, tuple) else inner)
 
 
-def _check_text(text: str, name: str, limit: int) -> None:
+def _check_instant(captured_at: Any) -> None:
+    if captured_at is None:
+        return
+    if not isinstance(captured_at, datetime) or captured_at.tzinfo is None:
+        raise UsageError("captured_at is no instant with a time zone; give one, e.g. datetime.now(UTC)")
+    if not _FIRST_YEAR <= captured_at.year < _LAST_YEAR:
+        raise UsageError(
+            f"captured_at is in the year {captured_at.year}; give the instant it happened, or leave it out"
+        )
+
+
+def _check_text(text: Any, name: str, limit: int) -> None:
+    if not isinstance(text, str):
+        raise UsageError(f"{name} is no text; write it as one")
     if not text or len(text) > limit:
         raise UsageError(f"{name} is empty or longer than {limit} characters; shorten it, or leave it out")
     check_storable(text, name)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.types import TypeDecorator
 
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.campaign import CampaignState
@@ -15,22 +13,7 @@ from tunesmith.domain.experience import ExperienceClass, ExperienceState
 from tunesmith.domain.request import RequestKind
 from tunesmith.domain.run import RUN, RunState
 from tunesmith.domain.task import AttemptState, TaskKind, TaskState
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class Instant(TypeDecorator[datetime]):
-    """An aware UTC instant, kept as microseconds so that both databases order and compare it alike."""
-
-    impl = sa.BigInteger
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> int | None:
-        return None if value is None else (value - _EPOCH) // timedelta(microseconds=1)
-
-    def process_result_value(self, value: Any, dialect: sa.Dialect) -> datetime | None:
-        return None if value is None else _EPOCH + timedelta(microseconds=int(value))
-
+from tunesmith.store.instant import Instant as Instant  # noqa: PLC0414 - known from here
 
 Sequence = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 metadata = sa.MetaData(
