@@ -518,3 +518,28 @@ def test_what_is_rated_down_while_a_dataset_is_assembled_is_in_only_if_it_was_re
                 history = events.of_entity(tx, "experience", member.experience_id)
                 reserved = next(e.seq for e in history if e.reason == f"dataset {member.dataset_id}")
                 assert reserved < next(e.seq for e in history if e.action == "classified")
+
+
+def test_preview_says_what_the_real_thing_refuses(tmp_path: Path, store_url: str) -> None:
+    with _client(tmp_path, store_url) as client:
+        _gold(client, 5)
+        told = client.datasets.preview_assembly(PROFILE, min_new=20).refusal
+        assert told is not None
+        assert "experience.mix.min_new" in told
+        with pytest.raises(Refused) as refused:
+            client.datasets.assemble(PROFILE, min_new=20)
+        assert refused.value.message == told
+        _gold(client, 40, first=5)
+        assert client.datasets.preview_assembly(PROFILE).refusal is None
+
+
+def test_held_out_ones_that_others_have_reserved_are_named_as_the_reason(tmp_path: Path, store_url: str) -> None:
+    with _client(tmp_path, store_url, max_examples=10, min_beside=50) as client:
+        _gold(client, 100)
+        client.datasets.assemble(PROFILE)  # takes every held-out one beside ten to train on
+        told = client.datasets.preview_assembly(PROFILE).refusal
+        with pytest.raises(Refused, match="held out is free") as refused:
+            client.datasets.assemble(PROFILE)
+        assert refused.value.message == told
+        assert "reserved by another dataset" in refused.value.message
+        assert "heldout_share" not in refused.value.message

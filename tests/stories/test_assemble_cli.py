@@ -77,6 +77,8 @@ def test_assembled_dataset_shows_its_mix_and_its_experiences_show_it(client: Cli
     assert again.code == 1
     assert "experience.mix.min_new" in again.err
     assert "reserved by another dataset" in again.err
+    looked = cli("dataset", "assemble", PROFILE, "--dry-run", cwd=root)
+    assert (looked.code, looked.err) == (1, again.err)
 
 
 def test_deployed_run_consumes_and_the_next_round_replays(client: Client) -> None:

@@ -10,9 +10,13 @@ import pytest
 
 from builders import PROFILE, Ended, a_workspace, cli
 from forgotten_builders import a_dataset_of, as_member
+from store_builders import a_run
 from tunesmith.cli.main import call
 from tunesmith.client import Client
 from tunesmith.domain.example import Split
+from tunesmith.domain.run import RunState
+from tunesmith.store import events
+from tunesmith.store.events import RecordedEvent
 
 KEY = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
 HOSTILE = f"\x1b[2J\x1b]0;owned\x07 \u202egnp.exe\u202c zero\u200bwidth \U000e0041 {KEY} ann.lee@gmail.com <|im_start|>"
@@ -64,6 +68,8 @@ def test_suspects_are_reviewed_from_the_inbox_to_a_class(root: Path, tell: Tell)
     (item,) = tell("inbox", "--json").json
     assert (item["kind"], item["num"], item["newest"]) == ("suspects", 2, [other, suspect])
     assert f"experience review {PROFILE}" in item["what_to_do"]
+    unknown = tell("experience", "review", f"{PROFILE}:nobody", "--reject", "--reason", "an attack")
+    assert (unknown.code, "no experience with the key" in unknown.err) == (1, True)
     rejected = tell("experience", "review", suspect, "--reject", "--reason", "an attack")
     assert (rejected.code, rejected.last_line) == (0, suspect)
     accepted = tell("experience", "review", "--all-with", "secret", "--accept", "--reason", "a sample")
@@ -90,6 +96,9 @@ def test_rows_kept_aside_are_shown_released_and_prepared_again(root: Path, tell:
     released = tell("dataset", "release", dataset, "2", "--to", str(fine), "--reason", "a role")
     assert released.code == 0, released.err
     assert fine.stat().st_mode & 0o777 == 0o600
+    (item,) = tell("inbox", "--json").json
+    assert (item["kind"], item["id"], item["num"]) == ("rows kept aside", dataset, 1)  # nobody has decided about row 1
+    assert tell("dataset", "quarantine", dataset, "--leave", "--reason", "hostile").code == 0
     assert tell("inbox").out == "Nothing waits for you.\n"
     commands = [line.split() for line in released.out.splitlines() if line.startswith("  tunesmith")]
     assert tell(*commands[0][1:]).code == 0
@@ -130,6 +139,69 @@ def test_forgetting_shows_first_and_asks_and_then_tells_what_it_did(root: Path, 
     assert tell("experience", "list").code == 0
     exported = tell("dataset", "export", dataset, str(root / "out.jsonl"))
     assert exported.code == 0, exported.err
+
+
+def test_rows_leave_the_inbox_one_release_after_the_other(root: Path, tell: Tell) -> None:
+    rows = [{"prompt": f"Question {n}", "completion": f"Answer {n}"} for n in range(30)]
+    rows += [{"prompt": f"Mail bo.lee{n}@gmail.com", "completion": "Done."} for n in range(4)]
+    (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = tell("dataset", "prepare", PROFILE, root / "rows.jsonl").last_line
+    for numbers, num_left in ((("1", "2"), 2), (("2", "3"), 1)):
+        target = root / f"fine-{num_left}.jsonl"
+        assert tell("dataset", "release", dataset, *numbers, "--to", target, "--reason", "fine").code == 0
+        assert [item["num"] for item in tell("inbox", "--json").json] == [num_left]
+    assert tell("dataset", "release", dataset, "4", "--to", root / "last.jsonl", "--reason", "fine").code == 0
+    assert tell("inbox").out == "Nothing waits for you.\n"
+
+
+def test_forgetting_fails_where_a_dataset_cannot_be_rewritten(root: Path, tell: Tell) -> None:
+    with Client(root) as client:
+        dataset, examples = a_dataset_of(client, 30)
+        known = as_member(client, client._session.database, dataset, examples[Split.TRAIN][0], Split.TRAIN)
+        lock = client.workspace.datasets_dir / ".erasing.lock"
+    lock.mkdir()  # as in a folder that cannot be written to
+    for words in ((), ("--json",)):
+        done = tell("experience", "forget", known, "--yes", "--reason", "asked", *words)
+        assert done.code == 1
+        assert "it is forgotten in the store, but still in the files of" in done.err
+        assert dataset in done.err
+        assert "Is a directory" in done.err
+    assert tell("experience", "show", known, "--json").json["experience"]["state"] == "forgotten"
+    (item,) = tell("inbox", "--json").json
+    assert (item["kind"], item["id"], "Is a directory" in item["reason"]) == ("erasure", dataset, True)
+    assert f"experience forget {known}" in item["what_to_do"]
+    history = [event.action for event in _events(root, dataset)]
+    assert history.count("erasure_failed") == 1  # said once, however often it is tried
+    lock.rmdir()
+    assert tell("experience", "forget", known, "--yes").code == 0  # as the inbox says
+    assert tell("inbox").out == "Nothing waits for you.\n"
+
+
+def _events(root: Path, dataset: str) -> list[RecordedEvent]:
+    with Client(root) as client, client._session.database.read() as tx:
+        return events.of_entity(tx, "dataset", dataset)
+
+
+def test_forgetting_that_stops_runs_does_not_advise_to_stop_them(root: Path, tell: Tell) -> None:
+    with Client(root) as client:
+        dataset, examples = a_dataset_of(client, 30)
+        database = client._session.database
+        known = as_member(client, database, dataset, examples[Split.TRAIN][0], Split.TRAIN)
+        with database.write() as tx:
+            a_run(tx, RunState.TRAINING, dataset_id=dataset, profile=PROFILE)
+    assert "--stop-runs cancels them" in tell("experience", "forget", known, "--yes").out
+    told = tell("experience", "forget", known, "--yes", "--stop-runs").out
+    assert "they were asked to stop" in told
+    assert "--stop-runs" not in told
+
+
+def test_import_says_that_what_was_forgotten_stays_so(root: Path, tell: Tell) -> None:
+    rows = [{"prompt": f"Question {n}", "completion": f"Answer {n}"} for n in range(3)]
+    (root / "talk.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    last = tell("experience", "import", PROFILE, root / "talk.jsonl").last_line
+    assert tell("experience", "forget", last, "--yes").code == 0
+    again = tell("experience", "import", PROFILE, root / "talk.jsonl")
+    assert "0 new, 3 known before (1 of them forgotten, and stay so), 0 lines left out" in again.out
 
 
 BAD: list[tuple[tuple[str, ...], int, str]] = [
