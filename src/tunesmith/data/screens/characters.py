@@ -17,10 +17,13 @@ _SELECTORS = "\ufe00-\ufe0f\U000e0100-\U000e01ef"
 _WIDE = "\uff0f\uff10-\uff19\uff1c\uff1e\uff20-\uff3b\uff3d\uff3f\uff41-\uff5c"
 _STYLED = "\U0001d400-\U0001d7ff\u24b6-\u24e9\u2460-\u2473\U0001f130-\U0001f149\U0001f170-\U0001f189\ufe64\ufe65"
 _LETTERS = "А-Яа-яЀ-џΑ-ω"
+_C1 = "\x80-\x9f"
+CONTROLS = bytes(byte for byte in range(128) if (byte < 32 and byte not in b"\t\n\r") or byte == 127)
+"""Those of ASCII that no text needs, and that a terminal may obey."""
 _FOUND = re.compile(
-    f"[{_INVISIBLE}{_BIDI}{_TAGS}\U000e0100-\U000e01ef{_WIDE}{_STYLED}]|[{_SELECTORS}]{{2}}|[A-Za-z_][{_LETTERS}]|[{_LETTERS}][A-Za-z_]"
+    f"[{_C1}{_INVISIBLE}{_BIDI}{_TAGS}\U000e0100-\U000e01ef{_WIDE}{_STYLED}]|[{_SELECTORS}]{{2}}|[A-Za-z_][{_LETTERS}]|[{_LETTERS}][A-Za-z_]"
 )
-_SUSPICIOUS = re.compile(f"[{_INVISIBLE}{_BIDI}{_TAGS}{_SELECTORS}{_WIDE}{_STYLED}{_LETTERS}ԁԛԝһ]")
+_SUSPICIOUS = re.compile(f"[{_C1}{_INVISIBLE}{_BIDI}{_TAGS}{_SELECTORS}{_WIDE}{_STYLED}{_LETTERS}ԁԛԝһ]")
 _DROPPED = re.compile(f"[{_INVISIBLE}{_BIDI}{_TAGS}{_SELECTORS}]")
 _SHAPED = re.compile(f"[{_WIDE}{_STYLED}]")
 _LOOKALIKES = str.maketrans(
@@ -30,6 +33,7 @@ _MIXED = re.compile(f"[A-Za-z_{_LETTERS}ԁԛԝһ]+")
 _LOOKALIKE_WORD = re.compile(r"(?=\w{0,40}[A-Za-z])(?=\w{0,40}[АВЕЅІЈКМНОРСТХУаеѕіјорсухһԁԛԝΑΒΕΖΗΙΚΜΝΟΡΤΥΧορν])[A-Za-zАВЕЅІЈКМНОРСТХУаеѕіјорсухһԁԛԝΑΒΕΖΗΙΚΜΝΟΡΤΥΧορν]{4,}(?!\w)")  # fmt: skip
 _TAG_RUN = re.compile(f"(.?)([{_TAGS}]+)", re.DOTALL)
 _SELECTOR_RUN = re.compile(f"[{_SELECTORS}]{{2,}}|[\U000e0100-\U000e01ef]{{2,}}")
+_CONTROL = re.compile(f"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f{_C1}]+")
 _OVERRIDE = re.compile("[\u202d\u202e]")
 _DIRECTION = re.compile("[\u202a-\u202c\u2066-\u2069]")
 _RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]")
@@ -46,12 +50,14 @@ def could_hide(beyond: str) -> bool:
 
 
 def may_hide(text: str) -> bool:
-    """Whether a text holds a character worth a closer look; cheap, and never for ASCII."""
+    """Whether a text holds a character worth a closer look; cheap, and never for ASCII: its controls are seen before."""
     return _FOUND.search(text) is not None
 
 
 def hidden_characters(text: str) -> Iterator[Hit]:
-    """Characters nobody sees that change what is read: directions, zero widths, tags, look-alike letters."""
+    """Characters nobody sees that change what is read: directions, zero widths, tags, look-alike letters, controls."""
+    for found in _CONTROL.finditer(text):
+        yield _hit(found, "control characters, which a terminal may obey and nobody sees")
     if text.isascii():
         return
     for found in _OVERRIDE.finditer(text):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tunesmith.data.screens.blobs import blobs
-from tunesmith.data.screens.characters import could_hide, hidden_characters, may_hide, undisguised
+from tunesmith.data.screens.characters import CONTROLS, could_hide, hidden_characters, may_hide, undisguised
 from tunesmith.data.screens.control_tokens import control_tokens
 from tunesmith.data.screens.finding import Finding, Hit
 from tunesmith.data.screens.injection import WORDS as ORDER_WORDS
@@ -22,10 +22,10 @@ from tunesmith.data.screens.secrets import ASSIGNED_MARKS, secrets
 _SECRET, _EMAIL, _NUMBER, _ADDRESS, _MARKUP, _HIDDEN, _ORDER, _BLOB, _LINK, _DIGIT = (1 << place for place in range(10))
 _EVERYTHING = (1 << 10) - 1
 _MAX_PER_SCREEN = 5  # findings of one screen in one row; a person needs no more to judge it
-_PARTS = "\x1e"  # between the texts of a row: in no class below, so nothing runs across two texts
+_PARTS = "\r"  # between the texts of a row: in no class below, so nothing runs across two texts
 
 _TOKEN_CHARS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/_=.-"
-_RUNS = bytes(ord("x") if byte in _TOKEN_CHARS else ord(" ") for byte in range(256))
+_RUNS = bytes(ord("x" if byte in _TOKEN_CHARS else "!" if byte in CONTROLS else " ") for byte in range(256))
 _DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
 _NUMBERS = bytes(ord("0") if chr(byte) in "0123456789, []" else ord(" ") for byte in range(256))
 _NUMBER_LIST = b"0" * 160
@@ -147,6 +147,8 @@ def _by_runs(data: bytes) -> int:
         gates |= _SECRET | _NUMBER
         if _BLOB_RUN in runs:
             gates |= _BLOB
+    if b"!" in runs:
+        gates |= _HIDDEN
     digits = data.translate(_DIGITS, b" -.()/")
     if b"0" in digits:
         gates |= _DIGIT
