@@ -15,6 +15,7 @@ from tunesmith.domain.classification import (
     aggregate,
     classify,
     complaint_in,
+    standing_corrections,
     value_of,
 )
 from tunesmith.domain.experience import ExperienceClass as Class
@@ -90,6 +91,26 @@ def test_aggregate_counts_the_last_word_of_each_rater() -> None:
 def test_aggregate_keeps_implicit_feedback_out_of_the_mean() -> None:
     ratings = [Judgement("implicit", 0.0, is_implicit=True), Judgement("ann", 1.0, correction="2")]
     assert aggregate(ratings) == Feedback(mean=1.0, num=1, num_corrections=1, num_complaints=1)
+
+
+def test_aggregate_counts_raters_that_look_alike_as_one() -> None:
+    ratings = [
+        Judgement("ann", 0.0),
+        Judgement("\u00c5sa", 0.0),
+        Judgement(" ANN\u200b", 1.0),
+        Judgement("a\u030asa", 1.0),
+    ]
+    assert aggregate(ratings) == Feedback(mean=1.0, num=2)
+
+
+def test_correction_stands_until_its_rater_rates_without_one() -> None:
+    bob, ann = Judgement("bob", 0.0, correction="2"), Judgement("ann", correction="3")
+    assert standing_corrections([bob, ann]) == [bob, ann]
+    assert standing_corrections([bob, ann, Judgement("bob", comment="so it is")]) == [bob, ann]
+    assert standing_corrections([bob, ann, Judgement("Bob", 1.0)]) == [ann]
+    assert standing_corrections([bob, ann, bob]) == [ann, bob]
+    assert standing_corrections([bob, Judgement("bob", 0.0, is_implicit=True)]) == [bob]
+    assert aggregate([bob, ann, Judgement("bob", 1.0)]) == Feedback(mean=1.0, num=1, num_corrections=1)
 
 
 scores = st.none() | st.floats(0.0, 1.0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ from tunesmith.domain.verifiers import ECHO, EPR, VERIFIERS, Finding
 VALUES = {"helpful": 1.0, "partial": 0.5, "irrelevant": 0.0, "up": 1.0, "down": 0.0}
 """What people say, and what it counts. A score from 0 to 1 may be said as it is."""
 IMPLICIT_RATER = "implicit"
+LABEL_RATER = "label"
+RESERVED_RATERS = frozenset({IMPLICIT_RATER, LABEL_RATER})
+"""What is no person: the turn after an answer, and the label of an imported line."""
 IMPLICIT_CONFIDENCE = 0.3
 REJECTED = "a reviewer has rejected it"
 
@@ -136,21 +140,44 @@ def value_of(said: str) -> float:
     return value
 
 
-def aggregate(ratings: Iterable[Judgement]) -> Feedback:
-    """The feedback of an experience from all its ratings, oldest first; of each rater only the last word counts."""
-    last: dict[str, float] = {}
-    correctors: set[str] = set()
-    complaints: set[str] = set()
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]"
+)
+"""Characters that show nothing, beside those whose category says so."""
+
+
+def rater_key(rater: str) -> str:
+    """Whom a rater's name means: names that differ in case, width or what nobody sees are one rater."""
+    folded = unicodedata.normalize("NFKC", _UNSEEN.sub("", rater)).casefold()
+    seen = "".join(char for char in folded if char.isspace() or unicodedata.category(char) not in ("Cf", "Cc"))
+    return unicodedata.normalize("NFKC", " ".join(_UNSEEN.sub("", seen).split()))
+
+
+def standing_corrections(ratings: Iterable[Judgement]) -> list[Judgement]:
+    """The corrections that hold, of all ratings of an experience (oldest first); the last one is to be learnt.
+
+    A rater's correction holds until they give another, or rate without one: then it is withdrawn. A comment alone
+    changes nothing.
+    """
+    standing: dict[str, Judgement] = {}
     for rating in ratings:
-        if rating.is_implicit:
-            complaints.add(rating.rater)
+        has_one = rating.correction is not None
+        if rating.is_implicit or not (has_one or rating.value is not None):
             continue
-        if rating.value is not None:
-            last[rating.rater] = rating.value
-        if rating.correction is not None:
-            correctors.add(rating.rater)
+        rater = rater_key(rating.rater)
+        standing.pop(rater, None)  # also where it is said again, so that the last one said is the last one here
+        if has_one:
+            standing[rater] = rating
+    return list(standing.values())
+
+
+def aggregate(ratings: Sequence[Judgement]) -> Feedback:
+    """The feedback of an experience from all its ratings, oldest first; of each rater only the last word counts."""
+    said = [rating for rating in ratings if not rating.is_implicit]
+    last = {rater_key(rating.rater): rating.value for rating in said if rating.value is not None}
+    complaints = {rater_key(rating.rater) for rating in ratings if rating.is_implicit}
     mean = math.fsum(last.values()) / len(last) if last else None
-    return Feedback(mean, len(last), len(correctors), len(complaints))
+    return Feedback(mean, len(last), len(standing_corrections(said)), len(complaints))
 
 
 def classify(

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from tunesmith.domain.classification import Judgement, Thresholds, aggregate, complaint_in
+from collections.abc import Sequence
+
+from tunesmith.domain.classification import (
+    RESERVED_RATERS,
+    Judgement,
+    Thresholds,
+    aggregate,
+    complaint_in,
+    rater_key,
+)
 from tunesmith.domain.experience import ExperienceState
-from tunesmith.errors import DataError, Refused, UsageError
+from tunesmith.errors import DataError, Refused, UsageError, show
 from tunesmith.store import assessments, experiences, feedback
 from tunesmith.store.database import Tx
 
@@ -18,8 +27,10 @@ def check(judgement: Judgement) -> Judgement:
         raise UsageError("nothing is said: give a rating, a comment or a correction")
     texts = {"rater": (judgement.rater, 200), "comment": (judgement.comment, _MAX_COMMENT)}
     for name, (text, limit) in {**texts, "correction": (judgement.correction, _MAX_CORRECTION)}.items():
-        if text is None:
+        if text is None and name != "rater":
             continue
+        if not isinstance(text, str):
+            raise UsageError(f"{name} is no text but {show(type(text).__name__)}; give a str, or leave it out")
         if not text.strip() or len(text) > limit:
             raise UsageError(f"{name} is empty or longer than {limit} characters; shorten it, or leave it out")
         check_storable(text, name)
@@ -30,6 +41,24 @@ def check(judgement: Judgement) -> Judgement:
             "write the answer that should have been given, and put the complaint into the comment"
         )
     return judgement
+
+
+def check_person(rater: str) -> None:
+    """Raises where a rater's name is one that only tunesmith itself rates under, or shows nothing."""
+    key = rater_key(rater)
+    if not key:
+        raise UsageError("rater is empty, or nothing of it can be seen; give a name, or leave it out")
+    if key in RESERVED_RATERS:
+        raise UsageError(f"the rater {show(rater)} is reserved for what no person says; give another name as the rater")
+
+
+def refuse_suspect(suspicions: Sequence[str]) -> None:
+    """Raises where a correction is suspect: every assembly would leave it out, and nobody would know."""
+    if suspicions:
+        raise Refused(
+            f"the correction would be kept out of every dataset ({'; '.join(suspicions)}); "
+            "remove it from the correction and give it again"
+        )
 
 
 def check_storable(text: str, name: str) -> None:

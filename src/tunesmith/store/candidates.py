@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tunesmith.domain.classification import screens_of
+from tunesmith.domain.classification import Judgement, screens_of, standing_corrections
 from tunesmith.domain.experience import ExperienceClass, ExperienceState
 from tunesmith.domain.learning import CorrectionState, ReviewDecision
 from tunesmith.store.database import Tx
@@ -119,17 +119,33 @@ def _corrections(tx: Tx, *here: Any) -> dict[str, tuple[str, str]]:
         .join(experiences, experiences.c.id == corrections.c.experience_id)
         .where(corrections.c.state == CorrectionState.ACCEPTED, *here)
     )
-    said = (
-        sa.select(feedback.c.experience_id, feedback.c.correction, feedback.c.rater)
+    found = {
+        experience_id: (answer, f"teacher {name}")
+        for experience_id, answer, name in tx.conn.execute(taught)
+        if answer.strip()
+    }
+    for experience_id, said in _said(tx, *here).items():
+        for standing in standing_corrections(said)[-1:]:
+            assert standing.correction is not None
+            found[experience_id] = (standing.correction, standing.rater)
+    return found
+
+
+def _said(tx: Tx, *here: Any) -> dict[str, list[Judgement]]:
+    """What raters said, oldest first, of each experience that somebody has ever corrected."""
+    earlier = feedback.alias()
+    is_corrected = sa.exists().where(
+        earlier.c.experience_id == feedback.c.experience_id, earlier.c.correction.is_not(None)
+    )
+    query = (
+        sa.select(feedback.c.experience_id, feedback.c.rater, feedback.c.value, feedback.c.correction)
         .join(experiences, experiences.c.id == feedback.c.experience_id)
-        .where(feedback.c.correction.is_not(None), sa.not_(feedback.c.is_implicit), *here)
+        .where(sa.not_(feedback.c.is_implicit), is_corrected, *here)
         .order_by(feedback.c.seq)
     )
-    found: dict[str, tuple[str, str]] = {}
-    for query, who in ((taught, "teacher "), (said, "")):
-        for experience_id, answer, name in tx.conn.execute(query):
-            if answer.strip():
-                found[experience_id] = (answer, f"{who}{name}")
+    found: dict[str, list[Judgement]] = {}
+    for experience_id, rater, value, correction in tx.conn.execute(query):
+        found.setdefault(experience_id, []).append(Judgement(rater, value, correction=correction))
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tunesmith.domain.classification import Judgement
+from tunesmith.domain.classification import Judgement, rater_key
 from tunesmith.ids import next_id
 from tunesmith.store import events
 from tunesmith.store.database import Tx
@@ -29,15 +29,11 @@ def add(tx: Tx, experience_id: str, judgement: Judgement, *, actor: str) -> tupl
 
     What a rater has said last, said again, is the same feedback: a call that is tried again changes nothing.
     """
-    said = vars(judgement)
-    last = tx.first(
-        sa.select(feedback)
-        .where(feedback.c.experience_id == experience_id, feedback.c.rater == judgement.rater)
-        .order_by(feedback.c.seq.desc())
-        .limit(1)
-    )
-    if last is not None and all(last[name] == value for name, value in said.items()):
-        return str(last["id"]), False
+    said, rater = vars(judgement), rater_key(judgement.rater)
+    heard = reversed(of_experience(tx, experience_id))
+    last = next((each for each in heard if rater_key(each.rater) == rater), None)
+    if last is not None and all(getattr(last, name) == value for name, value in said.items() if name != "rater"):
+        return last.id, False
     feedback_id = next_id("fb")
     tx.run(feedback.insert().values(id=feedback_id, experience_id=experience_id, created_at=tx.now, **said))
     detail: dict[str, Any] = {"feedback": feedback_id, "rater": judgement.rater, "value": judgement.value}
