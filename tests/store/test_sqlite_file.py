@@ -20,6 +20,7 @@ from store_processes import (
     write_for_ever,
     write_transactions,
 )
+from tunesmith.client import Client
 from tunesmith.errors import StoreCorrupt, StoreError, StoreTooNew, UsageError
 from tunesmith.store import tables
 from tunesmith.store.database import Database, connect, file_system_of, sqlite_module, wal_is_safe
@@ -347,3 +348,12 @@ def test_copy_of_a_closed_store_is_a_store(sqlite_store: Path, tmp_path: Path) -
     database = open_store(_url(copy))
     assert len(_task_ids(database)) == 5
     database.close()
+
+
+def test_what_people_said_can_be_read_by_its_owner_alone(tmp_path: Path) -> None:
+    with Client.init(tmp_path / "w") as client:
+        client.runs.list()
+        for path in client.workspace.data_dir.glob("store.db*"):
+            assert path.stat().st_mode & 0o077 == 0, path
+        assert list(client.workspace.data_dir.glob("store.db"))
+        assert client.workspace.datasets_dir.stat().st_mode & 0o077 == 0

@@ -236,6 +236,7 @@ def test_redirect_is_not_followed_and_no_key_travels_with_it(world: World) -> No
 @pytest.mark.parametrize(
     "usage",
     [
+        {"prompt_tokens": 0, "completion_tokens": 0},
         None,
         "a text",
         {},

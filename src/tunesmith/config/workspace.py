@@ -14,6 +14,7 @@ from tunesmith.files import write_atomic
 PROJECT_FILE = "tunesmith.yaml"
 ENVIRONMENT_VARIABLE = "TUNESMITH_WORKSPACE"
 SAMPLE_FILE = "example.yaml.sample"
+_OWN = 0o700
 _MAX_PATH = 4096
 
 
@@ -110,6 +111,7 @@ def init_workspace(folder: Path) -> Workspace:
         workspace.root.mkdir(parents=True, exist_ok=True)
         workspace.profiles_dir.mkdir(exist_ok=True)
         workspace.data_dir.mkdir(exist_ok=True)
+        workspace.datasets_dir.mkdir(mode=_OWN, exist_ok=True)  # what people said is nobody else's
         _write_new(workspace.data_dir / ".gitignore", "# Written by tunesmith, not meant for version control.\n*\n")
         _write_new(workspace.profiles_dir / SAMPLE_FILE, sample_profile())
         _write_new(workspace.project_file, sample_project())

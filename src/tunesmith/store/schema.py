@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
@@ -14,6 +16,7 @@ from tunesmith.store.database import Database, connect, sqlite_module
 
 REVISIONS = ("0001", "0002", "0003")
 HEAD = REVISIONS[-1]
+_OWN = 0o600  # what people said is nobody else's; SQLite gives its other files the same rights
 _MIGRATION_LOCK = 0x74756E65  # any constant; PostgreSQL's advisory lock for migrations
 
 
@@ -50,7 +53,10 @@ def _check_file(database: Database, *, create: bool) -> None:
         raise StoreError(f"the folder of the store {path} does not exist; run `tunesmith init` first")
     if not path.exists() and not create:
         raise StoreError(f"the store {path} is missing, but this workspace had one; restore a backup")
-    names = _table_names(path) if path.exists() else None
+    if not path.exists():
+        with contextlib.suppress(OSError):  # somebody was quicker, or it cannot be made, which opening it says better
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _OWN))
+    names = _table_names(path)
     if names == [] and not create:
         raise _emptied(database)
     if names and "alembic_version" not in names:

@@ -203,7 +203,8 @@ def _read(response: _Response, key: str | None) -> Reply:
 
 
 def _count(value: Any) -> int | None:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_TOKENS
+    """None for what cannot be: nobody reads or writes an answer of no tokens."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_TOKENS
     return value if is_count else None
 
 
