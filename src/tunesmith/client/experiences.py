@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -22,8 +22,11 @@ from tunesmith.client.forgetting import Forgetting
 from tunesmith.client.reviewing import Reviewing
 from tunesmith.client.session import Session
 from tunesmith.client.views import EventView
-from tunesmith.domain.classification import Judgement, value_of
+from tunesmith.domain.classification import Judgement, screens_of, value_of
 from tunesmith.domain.experience import Context, ExperienceClass, ExperienceState
+from tunesmith.domain.experience_policy import ExperiencePolicy
+from tunesmith.domain.learning import ReviewDecision
+from tunesmith.domain.screen import DEFAULT_SCREENS
 from tunesmith.errors import NotFound, UsageError, nearest, show
 from tunesmith.stages import capture, rate
 from tunesmith.stages.capture import Capture, Rules
@@ -176,20 +179,40 @@ class FeedbackNoun:
         whoever uses the client, unless told.
         """
         session = self._session
+        if not isinstance(experience_id, str):
+            raise UsageError(f"experience_id is {show(repr(experience_id))}; give an id, or PROFILE:KEY, as a str")
         try:
             rating = None if value is None else value_of(str(value))
         except ValueError as error:
             raise UsageError(f"{show(str(value))} is no rating; {error}") from None
-        judgement = Judgement(rater or session.actor, rating, comment=comment, correction=correction)
-        rate.check(judgement)
+        said_by = session.actor if rater is None else rater
+        judgement = rate.check(Judgement(said_by, rating, comment=comment, correction=correction))
+        rate.check_person(said_by)
         database = session.database
         with database.read() as tx:
             found = experiences.find(tx, experience_id)
+        if correction is not None:
+            rate.refuse_suspect(self._suspicions_in(correction, found))
         limits = thresholds_of(database, session.workspace, found.profile, session.environ)
         with database.write() as tx:
             feedback_id, is_new = rate.judge(tx, found.id, judgement, limits, actor=session.actor)
             now = assessments.get(tx, found.id)
         return RatedView(feedback_id, found.id, is_new, now.class_name, now.reasons, now.feedback)
+
+    def _suspicions_in(self, correction: str, found: experiences.Experience) -> list[str]:
+        """What an assembly would find in it: what a reviewer has overruled about this experience does not count."""
+        session = self._session
+        with session.database.read() as tx:
+            now = assessments.get(tx, found.id)
+        try:
+            rules = rules_of(
+                session.database, session.workspace, found.profile, actor=session.actor, environ=session.environ
+            )
+        except NotFound:  # the file of the profile is gone: feedback about it still counts
+            rules = Rules(ExperiencePolicy(), screens=DEFAULT_SCREENS)
+        overruled = screens_of(now.suspicions) if now.review is ReviewDecision.ACCEPT else ()
+        counting = tuple(screen for screen in rules.screens if screen not in overruled)
+        return capture.suspicions_in([{"content": correction}], replace(rules, screens=counting))
 
 
 def capture_of(messages: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> Capture:

@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunesmith.domain.classification import Judgement
+from tunesmith.domain.classification import LABEL_RATER, Judgement
 from tunesmith.domain.dataset import PrepareOptions, SourceFile
 from tunesmith.domain.example import unpack
 from tunesmith.domain.experience import Context
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tunesmith.data.blocks import BlockParser, ParsedBlock
 
 Progress = Callable[[int, int, int], None]
-LABEL_RATER = "label"
 _TOGETHER = 100  # in one transaction: well below a second
 _SHOWN = 20
 
