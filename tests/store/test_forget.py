@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,61 @@ def test_sqlite_file_holds_no_byte_of_it_afterwards(tmp_path: Path) -> None:
         client.experiences.forget([known], reason="asked")
         files = [path for path in client.workspace.data_dir.glob("store.db*") if path.is_file()]
         assert [path.name for path in files if SECRET.encode() in path.read_bytes()] == []
+
+
+def test_sqlite_file_is_rewritten_so_that_no_page_keeps_a_copy(tmp_path: Path) -> None:
+    """Rows that move to other pages leave copies in these, which no deletion turns into zeros."""
+    with a_workspace(tmp_path) as client:
+        ids = [add(client, f"{SECRET}-{n:03} question", f"answer {n} " * (1 + n * 7 % 40)) for n in range(300)]
+        for number, known in enumerate(ids):
+            client.feedback.add(known, "down", comment=f"{SECRET}-{number:03} comment " * (1 + number % 9))
+        gone = [each for number, each in enumerate(ids) if number // 10 % 2]
+        client.experiences.forget(gone[:80], reason="asked")
+        client.experiences.forget(gone[80:], reason="asked")
+        stored = b"".join(path.read_bytes() for path in client.workspace.data_dir.glob("store.db*"))
+        assert [n for n in range(300) if n // 10 % 2 and f"{SECRET}-{n:03}".encode() in stored] == []
+        with sqlite3.connect(client.workspace.data_dir / "store.db") as file:
+            assert file.execute("PRAGMA freelist_count").fetchone() == (0,)
+        assert f"{SECRET}-000".encode() in stored
+
+
+def test_sqlite_file_that_somebody_reads_is_rewritten_by_the_next_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasures, "_PATIENCE_S", 0.05)
+    with a_workspace(tmp_path) as client:
+        database = client._session.database
+        known = add(client, f"{SECRET} question " * 400, "Yes.")
+        with database.read() as tx:
+            experiences.get(tx, known)
+            assert client.experiences.forget([known], reason="asked").store_waits
+        with database.read() as tx:
+            assert erasures.owes_rewrite(tx)
+        client.system.worker().sweep()
+        with database.read() as tx:
+            assert not erasures.owes_rewrite(tx)
+        stored = b"".join(path.read_bytes() for path in client.workspace.data_dir.glob("store.db*"))
+        assert SECRET.encode() not in stored
+        assert client.experiences.forget([known], reason="again").store_waits == ""
+
+
+def test_sqlite_file_that_is_too_large_is_not_rewritten_beside_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasures, "_REWRITTEN_BYTES", 1000)
+    with a_workspace(tmp_path) as client:
+        known = add(client, "a question", "Yes.")
+        assert "GiB" in client.experiences.forget([known], reason="asked").store_waits
+
+
+def test_forgotten_experience_is_found_by_the_key_it_had(tmp_path: Path, store_url: str) -> None:
+    with _client(tmp_path, store_url) as client:
+        known = add(client, "a question", "Yes.", key="call 17")
+        client.experiences.forget([f"{PROFILE}:call 17"], reason="asked")
+        assert client.experiences.show(f"{PROFILE}:call 17").experience.id == known
+        assert client.experiences.forget([f"{PROFILE}:call 17"], reason="again").num_new == 0
+        with pytest.raises(NotFound, match="no experience with the key"):
+            client.experiences.show(f"{PROFILE}:call 18")
 
 
 def test_same_interaction_added_imported_or_captured_again_stays_forgotten(

@@ -10,11 +10,12 @@ import pytest
 
 from builders import PROFILE, Ended, a_workspace, cli
 from forgotten_builders import a_dataset_of, as_member
-from store_builders import a_run
+from store_builders import a_claimed_run
 from tunesmith.cli.main import call
 from tunesmith.client import Client
 from tunesmith.domain.example import Split
 from tunesmith.domain.run import RunState
+from tunesmith.domain.task import TaskKind
 from tunesmith.store import events
 from tunesmith.store.events import RecordedEvent
 
@@ -188,7 +189,7 @@ def test_forgetting_that_stops_runs_does_not_advise_to_stop_them(root: Path, tel
         database = client._session.database
         known = as_member(client, database, dataset, examples[Split.TRAIN][0], Split.TRAIN)
         with database.write() as tx:
-            a_run(tx, RunState.TRAINING, dataset_id=dataset, profile=PROFILE)
+            a_claimed_run(tx, RunState.TRAINING, TaskKind.TRAIN, dataset_id=dataset, profile=PROFILE)
     assert "--stop-runs cancels them" in tell("experience", "forget", known, "--yes").out
     told = tell("experience", "forget", known, "--yes", "--stop-runs").out
     assert "they were asked to stop" in told

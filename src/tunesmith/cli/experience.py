@@ -88,7 +88,9 @@ def import_files(
     if json:
         print_json(imported)
         return
-    say(f"{imported.num_new} new, {imported.num_known} known before, {several(imported.num_refused, 'line')} left out")
+    stay = f" ({imported.num_forgotten} of them forgotten, and stay so)" if imported.num_forgotten else ""
+    known = f"{imported.num_known} known before{stay}"
+    say(f"{imported.num_new} new, {known}, {several(imported.num_refused, 'line')} left out")
     show_fields(sorted(imported.classes.items()))
     for problem in imported.problems:
         say(coloured("warning", f"! {problem}"))

@@ -9,7 +9,7 @@ import typer
 
 from tunesmith.cli.grammar import Json, OfProfile, open_client
 from tunesmith.cli.output import Column, coloured, heading, print_id, print_json, say, several, show_table
-from tunesmith.errors import Refused
+from tunesmith.errors import Refused, TunesmithError
 
 if TYPE_CHECKING:
     from tunesmith.client.forgetting import ForgetView
@@ -51,11 +51,13 @@ def forget(  # noqa: PLR0913 - the options of one command
         done = client.experiences.forget(ids or [], profile=profile, stop_runs=stop_runs, **why, **by)
     if json:
         print_json(done)
-        return
-    if yes:
-        _tell(done, False)
-    _show_outcomes(done)
-    print_id(done.ids[-1])
+    else:
+        if yes:
+            _tell(done, False)
+        _show_outcomes(done, stop_runs)
+    _fail_where_files_still_hold_it(done)
+    if not json:
+        print_id(done.ids[-1])
 
 
 def _ask(touched: ForgetView) -> None:
@@ -92,12 +94,25 @@ def _tell(touched: ForgetView, as_json: bool) -> None:
         say(coloured("warning", f"! {others} of the same session may repeat it; --session forgets all of a session"))
 
 
-def _show_outcomes(done: ForgetView) -> None:
+def _fail_where_files_still_hold_it(done: ForgetView) -> None:
+    failed = [outcome for outcome in done.outcomes if outcome.state == "failed"]
+    if failed:
+        raise TunesmithError(
+            f"it is forgotten in the store, but still in the files of {', '.join(each.dataset_id for each in failed)}: "
+            f"{failed[0].why}; mend that and forget {done.ids[-1]} again, or let a worker try again"
+        )
+
+
+def _show_outcomes(done: ForgetView, stop_runs: bool) -> None:
     for outcome in done.outcomes:
         mark = {"done": "✓", "waits": "…", "failed": "!"}[outcome.state]
         style = {"done": "ok", "waits": "warning", "failed": "broken"}[outcome.state]
         say(coloured(style, f"{mark} dataset {outcome.dataset_id}: {outcome.state}, {outcome.why}"))
     if any(outcome.state == "waits" for outcome in done.outcomes):
-        say("  a worker finishes it when they have ended; --stop-runs cancels them")
+        stopping = "they were asked to stop" if stop_runs else "--stop-runs cancels them"
+        say(f"  a worker finishes it when they have ended; {stopping}")
+    if done.store_waits:
+        say(coloured("warning", f"! the store's file may still hold copies in unused corners: {done.store_waits}"))
+        say("  a worker rewrites the file at a sweep; or stop all that use it, and run VACUUM on it with sqlite3")
     known = len(done.ids) - done.num_new
     say(coloured("ok", f"✓ {several(done.num_new, 'experience')} forgotten{f', {known} before' if known else ''}"))

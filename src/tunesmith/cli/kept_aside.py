@@ -18,7 +18,7 @@ _SHOWN = 20
 def quarantine(
     ctx: typer.Context,
     dataset_id: Id,
-    leave: Annotated[bool, typer.Option("--leave", help="Leave them out; they wait for nobody any more.")] = False,
+    leave: Annotated[bool, typer.Option("--leave", help="Leave out what was not released.")] = False,
     reason: Annotated[str, typer.Option("--reason", help="Why; kept in the history.")] = "",
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="Show at most so many.")] = _SHOWN,
     json: Json = False,

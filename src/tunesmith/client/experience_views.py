@@ -107,6 +107,8 @@ class ImportView:
     problems: tuple[str, ...]
     """Of the first lines that were left out: file, line, reason, what to do."""
     last_id: str | None
+    num_forgotten: int = 0
+    """Of those known before; they stay forgotten."""
 
 
 def view_of(experience: Experience, assessment: Assessment) -> ExperienceView:

@@ -90,6 +90,7 @@ class Experiences(Reviewing, Forgetting):
             num_rows=report.num_rows,
             num_new=report.num_new,
             num_known=report.num_known,
+            num_forgotten=report.num_forgotten,
             num_refused=report.num_refused,
             classes=dict(report.classes),
             problems=tuple(report.problems),

@@ -37,6 +37,8 @@ class ForgetView:
     """What became of the datasets; empty where nothing was done yet."""
     num_new: int = 0
     """How many were forgotten by this call."""
+    store_waits: str = ""
+    """Why the file of an SQLite store could not be rewritten now; until a worker does it, it may hold copies."""
 
 
 class Forgetting:
@@ -59,7 +61,7 @@ class Forgetting:
         stop_runs: bool = False,
         **by: str,
     ) -> ForgetView:
-        """Leave tombstones: when this returns, the store holds nothing of what was said, and never learns it again.
+        """Leave tombstones: when this returns, no table holds anything of what was said, and it is never learnt again.
 
         Datasets that hold it are rewritten now, or when the runs that read them have ended; `stop_runs` cancels those.
         """
@@ -71,9 +73,9 @@ class Forgetting:
         if stop_runs:
             self._cancel({run_id for dataset in touched.datasets for run_id in dataset.runs})
         outcomes = forget.finish(session.database, session.workspace, actor=session.actor, wait=True)
-        erasures.scrub(session.database)
+        waits = erasures.scrub(session.database)
         return ForgetView(
-            **{**vars(touched), "outcomes": tuple(outcomes), "num_new": len(new)},
+            **{**vars(touched), "outcomes": tuple(outcomes), "num_new": len(new), "store_waits": waits},
         )
 
     def _chosen(self, tx: Tx, given: Sequence[str], profile: str | None, by: dict[str, str]) -> list[str]:

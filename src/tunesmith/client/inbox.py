@@ -53,8 +53,8 @@ def read_inbox(session: Session) -> list[InboxItem]:
 def _kept_aside(tx: Tx, data_dir: Path) -> Iterator[InboxItem]:
     """Of the newest datasets, those with suspect rows that nobody has decided about."""
     for dataset in datasets.listing(tx, limit=_DATASETS):
-        num = kept_aside.num_rows(data_dir / dataset.path)
-        if num and not kept_aside.is_decided(tx, dataset.id):
+        num = kept_aside.num_undecided(tx, dataset.id, data_dir / dataset.path)
+        if num:
             yield InboxItem(
                 "rows kept aside",
                 dataset.id,
@@ -138,6 +138,12 @@ def _erasures(tx: Tx) -> Iterator[InboxItem]:
         if reading:
             why = f"{', '.join(reading[:_NAMED])} still {'reads' if len(reading) == 1 else 'read'} it"
             what_to_do = f"wait, or `experience forget {pending.experience_ids[0]} --stop-runs`"
+        elif failure := forget.last_failure(tx, dataset.id, pending.since):
+            why = f"the rewrite failed: {failure}"
+            what_to_do = (
+                f"mend that, then `experience forget {pending.experience_ids[0]}`; "
+                f"if `dataset verify {dataset.id}` says that it is damaged, remove its folder first"
+            )
         num = len(pending.experience_ids)
         yield InboxItem(
             "erasure",

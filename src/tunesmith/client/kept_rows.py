@@ -57,10 +57,10 @@ class KeptRows:
         return find_outliers(session.database, session.workspace, timing, checked, dataset, wish, actor=session.actor)
 
     def leave_aside(self, dataset_id: str, *, reason: str) -> Dataset:
-        """A person has looked and leaves the rows where they are; they wait for nobody any more."""
+        """A person has looked and leaves the rows that were not released where they are; they wait for nobody now."""
         dataset, said = self._find(dataset_id), check_reason(reason)
         with self._session.database.write() as tx:
-            kept_aside.decide(tx, dataset.id, actor=self._session.actor, reason=said)
+            kept_aside.decide(tx, dataset.id, actor=self._session.actor, reason=said, released=None)
         return dataset
 
     def release(self, dataset_id: str, numbers: Sequence[int], target: str | Path, *, reason: str) -> Released:
@@ -72,7 +72,7 @@ class KeptRows:
         screens = DatasetReport.model_validate(read_manifest(folder).meta).options.screens
         released = kept_aside.release(folder, numbers, Path(target), [screen.value for screen in screens])
         with self._session.database.write() as tx:
-            kept_aside.decide(tx, dataset.id, actor=self._session.actor, reason=said, released=numbers)
+            kept_aside.decide(tx, dataset.id, actor=self._session.actor, reason=said, released=(numbers, released))
         return released
 
     def erasures(self, dataset_id: str) -> list[Erasure]:

@@ -9,17 +9,18 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
 from tunesmith import logs
 from tunesmith.config.workspace import Workspace
 from tunesmith.domain.example import Split
-from tunesmith.errors import Refused, StoreError
+from tunesmith.errors import Refused, StoreError, TunesmithError
 from tunesmith.files import fsync_folder, write_atomic
 from tunesmith.ids import new_token
 from tunesmith.stages.prepare import heldout_cases
-from tunesmith.store import datasets, erasures
+from tunesmith.store import datasets, erasures, events
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.datasets import Dataset, HeldoutCase
 from tunesmith.store.erasures import Pending
@@ -27,6 +28,7 @@ from tunesmith.store.erasures import Pending
 Step = Callable[[str], None]
 log = logs.logger("forget")
 _LOCK = ".erasing.lock"
+_FAILED = "erasure_failed"
 _TOGETHER = 50  # experiences in one transaction
 _MANY_CASES = 10_000  # a dataset brings the first thousand to the pool, unless told otherwise
 
@@ -66,11 +68,16 @@ def finish(
     does it; with `wait` we wait for the other.
     """
     with database.read() as tx:
-        todo = erasures.pending(tx)
+        todo, owes_rewrite = erasures.pending(tx), erasures.owes_rewrite(tx)
+    if owes_rewrite and not wait:  # who waits for us does it afterwards
+        erasures.scrub(database)
     if not todo:
         return []
-    with _alone(workspace.datasets_dir, wait) as is_ours:
-        return [_finish_one(database, workspace, each, actor, on_step) for each in todo] if is_ours else []
+    try:
+        with _alone(workspace.datasets_dir, wait) as is_ours:
+            return [_finish_one(database, workspace, each, actor, on_step) for each in todo] if is_ours else []
+    except OSError as error:  # not even the lock can be taken
+        return [_failed(database, each.dataset_id, workspace.datasets_dir, error, actor) for each in todo]
 
 
 @contextmanager
@@ -111,12 +118,29 @@ def _finish_one(database: Database, workspace: Workspace, todo: Pending, actor: 
     except StoreError:
         raise
     except Exception as error:  # one dataset that cannot be rewritten keeps nobody from the others, or from its work
-        log.warning("erasure_failed", dataset=dataset.id, reason=f"{type(error).__name__}: {error}")
-        return Outcome(dataset.id, "failed", f"{error}; its folder is {workspace.data_dir / dataset.path}")
+        return _failed(database, dataset.id, workspace.data_dir / dataset.path, error, actor)
     on_step("settle")
     with database.write() as tx:
         erasures.settle(tx, todo, actor=actor, cases=cases)
     return Outcome(dataset.id, "done", f"{len(todo.experience_ids)} taken out")
+
+
+def _failed(database: Database, dataset_id: str, folder: Path, error: Exception, actor: str) -> Outcome:
+    log.warning("erasure_failed", dataset=dataset_id, reason=f"{type(error).__name__}: {error}")
+    is_ours = isinstance(error, TunesmithError | OSError)  # what others say may quote what was said
+    why = f"{error if is_ours else type(error).__name__}; its folder is {folder}"
+    with database.write() as tx:
+        if last_failure(tx, dataset_id, None) != why:  # a sweep that fails as the last one did says nothing new
+            events.record(tx, "dataset", dataset_id, _FAILED, actor=actor, reason=why)
+    return Outcome(dataset_id, "failed", why)
+
+
+def last_failure(tx: Tx, dataset_id: str, since: datetime | None) -> str:
+    """Why the last rewrite of a dataset failed; empty if none did, or since then."""
+    told = [event for event in events.of_entity(tx, "dataset", dataset_id) if event.action in (_FAILED, "erased")]
+    if not told or told[-1].action != _FAILED or (since is not None and told[-1].at < since):
+        return ""
+    return told[-1].reason
 
 
 def _rewrite(

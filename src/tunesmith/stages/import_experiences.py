@@ -20,7 +20,7 @@ from tunesmith.domain.experience import Context
 from tunesmith.errors import DataError, Refused, StoreError, TunesmithError, UsageError
 from tunesmith.stages import capture
 from tunesmith.stages.capture import Capture, Checked, Rules
-from tunesmith.store import assessments
+from tunesmith.store import assessments, experiences
 from tunesmith.store.database import Database
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class ImportReport:
     num_rows: int = 0
     num_new: int = 0
     num_known: int = 0
+    num_forgotten: int = 0
+    """Of those known before."""
     num_refused: int = 0
     classes: Counter[str] = field(default_factory=Counter)
     """Of the new ones."""
@@ -193,7 +195,9 @@ def _store_part(
     with database.write() as tx:
         kept = [capture.store(tx, options.profile, each, options.rules, actor=options.actor) for _, each in part]
         classes = [assessments.get(tx, each.id).class_name.value for each in kept if each.is_new]
+        num_forgotten = experiences.num_forgotten(tx, [each.id for each in kept if not each.is_new])
     report.last_id = kept[-1].id
     report.num_new += len(classes)
     report.num_known += len(kept) - len(classes)
+    report.num_forgotten += num_forgotten
     report.classes.update(classes)

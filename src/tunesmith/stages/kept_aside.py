@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tunesmith.store.database import Tx
 
 FILE_NAME = "quarantine.jsonl"
 _DECIDED = "quarantine_decided"
+_Numbered = tuple[int, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,26 @@ class Released:
     num_rows: int
     screens: tuple[str, ...]
     """The screens to prepare it with: those of the dataset but for the ones that stopped these rows."""
+    places: tuple[str, ...] = ()
+    """Where the rows came from, which they keep when others are forgotten and the numbers move up."""
 
 
-def num_rows(folder: Path) -> int:
-    """How many rows lie aside in a dataset's folder, as its manifest says; nothing is read where there are none."""
+def num_undecided(tx: Tx, dataset_id: str, folder: Path) -> int:
+    """How many rows lie aside that nobody has released or left there; rows are read only where some were released."""
+    num = _num_rows(folder)
+    if num == 0:
+        return 0
+    decided: set[str] = set()
+    for event in events.of_entity(tx, "dataset", dataset_id):
+        if event.action == _DECIDED:
+            if "places" not in event.detail:
+                return 0  # left where they are, all of them
+            decided.update(event.detail["places"])
+    return sum(place not in decided for place, _ in _placed(_read(folder))) if decided else num
+
+
+def _num_rows(folder: Path) -> int:
+    """As the manifest says."""
     if not (folder / FILE_NAME).is_file():
         return 0
     try:
@@ -85,19 +103,21 @@ def release(folder: Path, numbers: Sequence[int], target: Path, screens: Sequenc
 
     if target.exists():
         raise Conflict(f"{show(str(target), 200)} is there already; choose another name")
-    wanted, written, stopped_by = set(numbers), [], set()
-    for number, row in _read(folder):
+    wanted, written, stopped_by, places = set(numbers), [], set(), []
+    for place, (number, row) in _placed(_read(folder)):
         if number in wanted:
             wanted.discard(number)
             written.append(to_json(openai_row(_example(row))) + "\n")
             stopped_by |= {str(each["screen"]) for each in row["findings"]}
+            places.append(place)
     if wanted:
         raise NotFound(f"no row {min(wanted)} was kept aside; `dataset quarantine` numbers them")
     try:
         _write_privately(target, "".join(written))
     except OSError as error:
         raise DataError(f"cannot write {show(str(target), 200)}: {error.strerror}; choose another place") from None
-    return Released(target, len(written), tuple(name for name in screens if name not in stopped_by))
+    left = tuple(name for name in screens if name not in stopped_by)
+    return Released(target, len(written), left, tuple(places))
 
 
 def _write_privately(target: Path, text: str) -> None:
@@ -114,17 +134,24 @@ def _write_privately(target: Path, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def decide(tx: Tx, dataset_id: str, *, actor: str, reason: str, released: Sequence[int] = ()) -> None:
-    """A person has looked at what was kept aside; it waits for nobody any more."""
-    detail = {"released": list(released)}
+def decide(
+    tx: Tx, dataset_id: str, *, actor: str, reason: str, released: tuple[Sequence[int], Released] | None
+) -> None:
+    """A person has looked: these rows were released, or all that are left stay aside; they wait for nobody any more."""
+    detail = {} if released is None else {"released": list(released[0]), "places": list(released[1].places)}
     events.record(tx, "dataset", dataset_id, _DECIDED, actor=actor, reason=reason, detail=detail)
 
 
-def is_decided(tx: Tx, dataset_id: str) -> bool:
-    return any(event.action == _DECIDED for event in events.of_entity(tx, "dataset", dataset_id))
+def _placed(rows: Iterable[_Numbered]) -> Iterator[tuple[str, _Numbered]]:
+    """Each row with its file, its line and how many rows of this line came before: a conversation can be several."""
+    seen: Counter[str] = Counter()
+    for number, row in rows:
+        line = f"{row['source']}:{row['line']}"
+        yield f"{line}:{seen[line]}", (number, row)
+        seen[line] += 1
 
 
-def _read(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read(folder: Path) -> Iterator[_Numbered]:
     path = folder / FILE_NAME
     if not path.is_file():
         raise UsageError("no row of this dataset was kept aside")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -31,7 +34,9 @@ _READING = (RunState.QUEUED, RunState.TRAINING, RunState.PAUSED, RunState.EVALUA
 _KEPT_REASONS = ("moved", "sent_to_review")
 """Events whose reason is ours and names ids only; the reasons of others may repeat what was said."""
 _LEFT_OUT = re.compile(r"not in dataset (ds-[0-9a-z]+):")
-_CHECKPOINT_S = 1.0
+_PATIENCE_S = 3.0
+_REWRITTEN_BYTES = 1024**3
+"""Rewriting a larger file would keep others from writing for so long that workers lose their leases."""
 _NAMED = 100  # experiences in one event; the table of erasures has them all
 
 
@@ -73,6 +78,7 @@ def forget(tx: Tx, experience_id: str, *, actor: str, reason: str) -> bool:
     _forget_words_elsewhere(tx, experience)
     experiences.move(tx, experience_id, ExperienceState.FORGOTTEN, actor=actor, reason=reason)
     _blank(tx, experience)
+    _owe_rewrite(tx)
     return True
 
 
@@ -300,17 +306,66 @@ def settle(tx: Tx, done: Pending, *, actor: str, cases: Sequence[datasets.Heldou
     events.record(tx, "dataset", now.id, "erased", actor=actor, reason=reason, detail=detail)
 
 
-def scrub(database: Database) -> None:
-    """SQLite: bring the write-ahead log into the file, where freed texts are zeros, and cut it to nothing.
+def _owe_rewrite(tx: Tx) -> None:
+    """SQLite: odd means that something was forgotten since the file was last rewritten; it only ever grows."""
+    if not tx.is_postgres:
+        owed = _num_changes(tx.execute)
+        tx.execute(f"PRAGMA user_version = {owed + 1 + owed % 2}")
 
-    Whoever reads at this moment keeps the log; the next checkpoint then does it.
+
+def owes_rewrite(tx: Tx) -> bool:
+    """Whether the file may still hold something forgotten, in unused corners of its pages."""
+    return not tx.is_postgres and _num_changes(tx.execute) % 2 == 1
+
+
+def _num_changes(execute: Callable[[str], Any]) -> int:
+    return int(execute("PRAGMA user_version").fetchone()[0])
+
+
+def scrub(database: Database) -> str:
+    """SQLite: rewrite the file if something was forgotten, and cut the write-ahead log; why it must wait, or nothing.
+
+    Freed texts become zeros by themselves, but not the copies that stay in pages when rows move to other pages.
     """
     if database.engine.dialect.name != "sqlite":
-        return
+        return ""
     with database.engine.connect() as conn:
         cursor = conn.connection.cursor()
         (before,) = cursor.execute("PRAGMA busy_timeout").fetchone()
-        cursor.execute(f"PRAGMA busy_timeout = {int(_CHECKPOINT_S * 1000)}")
-        cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        cursor.execute(f"PRAGMA busy_timeout = {int(before)}")
-        cursor.close()
+        cursor.execute(f"PRAGMA busy_timeout = {int(_PATIENCE_S * 1000)}")
+        try:
+            return _rewrite_file(cursor, Path(database.where))
+        except database.engine.dialect.loaded_dbapi.OperationalError as error:  # busy, or no room
+            return str(error)
+        finally:
+            if conn.connection.in_transaction:
+                cursor.execute("ROLLBACK")
+            cursor.execute(f"PRAGMA busy_timeout = {int(before)}")
+            cursor.close()
+
+
+def _rewrite_file(cursor: Any, path: Path) -> str:
+    if not _cut_log(cursor):
+        return "somebody reads it"  # and would keep the old pages; so not at the price of a rewrite
+    owed = _num_changes(cursor.execute)
+    if owed % 2 == 0:
+        return ""
+    size = path.stat().st_size
+    if size > _REWRITTEN_BYTES:
+        return f"it has {size / 1024**3:.1f} GiB, and others could not write for too long"
+    if min(shutil.disk_usage(place).free for place in (path.resolve().parent, tempfile.gettempdir())) < 2 * size:
+        return f"there is less than {2 * size / 1024**2:.0f} MiB of free disk"
+    cursor.execute("VACUUM")
+    if not _cut_log(cursor):
+        return "somebody reads it"
+    cursor.execute("BEGIN IMMEDIATE")
+    if _num_changes(cursor.execute) == owed:  # else more was forgotten meanwhile
+        cursor.execute(f"PRAGMA user_version = {owed + 1}")
+    cursor.execute("COMMIT")
+    _cut_log(cursor)
+    return ""
+
+
+def _cut_log(cursor: Any) -> bool:
+    """Bring the write-ahead log into the file; False: somebody reads or writes at this moment."""
+    return not cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]

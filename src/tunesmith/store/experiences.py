@@ -134,6 +134,14 @@ def _tombstone(tx: Tx, profile: str, natural_key: str) -> str | None:
     return None if found is None else str(found["id"])
 
 
+def num_forgotten(tx: Tx, ids: Sequence[str]) -> int:
+    """How many of these, each as often as it is named, are tombstones."""
+    table = experiences
+    query = sa.select(table.c.id).where(table.c.id.in_(set(ids)), table.c.state == ExperienceState.FORGOTTEN)
+    found = set(tx.conn.execute(query).scalars()) if ids else set()
+    return sum(each in found for each in ids)
+
+
 class Taken(Refused):
     """It cannot be reserved, or not any more: another dataset has it, or a person must look first. Choose again."""
 
@@ -317,6 +325,8 @@ def find(tx: Tx, text: str) -> Experience:
     if not colon:
         return _experience(find_one(tx, experiences, "xp", text))
     row = tx.first(sa.select(experiences).where(experiences.c.profile == profile, experiences.c.natural_key == key))
+    if row is None and (forgotten := _tombstone(tx, profile, key)) is not None:
+        return get(tx, forgotten)
     if row is None:
         raise NotFound(
             f"profile {show(profile)} has no experience with the key {show(key)}; what was just captured is there "
