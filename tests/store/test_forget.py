@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -91,17 +92,22 @@ def test_sqlite_file_holds_no_byte_of_it_afterwards(tmp_path: Path) -> None:
 def test_sqlite_file_is_rewritten_so_that_no_page_keeps_a_copy(tmp_path: Path) -> None:
     """Rows that move to other pages leave copies in these, which no deletion turns into zeros."""
     with a_workspace(tmp_path) as client:
-        ids = [add(client, f"{SECRET}-{n:03} question", f"answer {n} " * (1 + n * 7 % 40)) for n in range(300)]
-        for number, known in enumerate(ids):
-            client.feedback.add(known, "down", comment=f"{SECRET}-{number:03} comment " * (1 + number % 9))
-        gone = [each for number, each in enumerate(ids) if number // 10 % 2]
-        client.experiences.forget(gone[:80], reason="asked")
-        client.experiences.forget(gone[80:], reason="asked")
+        database, file = client._session.database, client.workspace.data_dir / "store.db"
+        add(client, "the first question", "Yes.")
+        talks = [[{"role": "user", "content": f"{SECRET}-{n:03} " + "q" * (n * 13 % 700)}] for n in range(400)]
+        with database.write() as tx:
+            ids = [experiences.add(tx, PROFILE, f"{n}", talk, actor=ACTOR)[0] for n, talk in enumerate(talks)]
+        for number in range(3):  # rows that grow and part their pages, as when they are reserved
+            with database.write() as tx:
+                for known in ids[number::4]:
+                    force(tx, tables.experiences, known, task_type="t" * (20 + 40 * number))
+        gone = [n for n in range(400) if n // 20 % 2]
+        client.experiences.forget([ids[n] for n in gone], reason="asked")
         stored = b"".join(path.read_bytes() for path in client.workspace.data_dir.glob("store.db*"))
-        assert [n for n in range(300) if n // 10 % 2 and f"{SECRET}-{n:03}".encode() in stored] == []
-        with sqlite3.connect(client.workspace.data_dir / "store.db") as file:
-            assert file.execute("PRAGMA freelist_count").fetchone() == (0,)
+        assert [n for n in gone if f"{SECRET}-{n:03}".encode() in stored] == []
         assert f"{SECRET}-000".encode() in stored
+        with closing(sqlite3.connect(file)) as reader:
+            assert reader.execute("PRAGMA freelist_count").fetchone() == (0,)
 
 
 def test_sqlite_file_that_somebody_reads_is_rewritten_by_the_next_sweep(
