@@ -24,6 +24,7 @@ from store_processes import kill_amid, start
 from tunesmith import lifecycle
 from tunesmith.client import Client
 from tunesmith.data.dataset import iter_examples
+from tunesmith.domain.classification import Judgement
 from tunesmith.domain.example import Example, Split
 from tunesmith.domain.experience import ExperienceState
 from tunesmith.domain.learning import CorrectionState
@@ -31,7 +32,7 @@ from tunesmith.domain.run import RUN, DataEffect, RunState, effect_of_end
 from tunesmith.errors import DataError, Refused, UsageError
 from tunesmith.ids import new_id
 from tunesmith.stages.unrecorded import remove_unrecorded
-from tunesmith.store import candidates, datasets, events, experiences, learning_tables, members, tables
+from tunesmith.store import candidates, datasets, events, experiences, feedback, learning_tables, members, tables
 from tunesmith.store.database import Database
 
 SMALL = {"min_new": 5, "max_examples": 40}
@@ -320,7 +321,8 @@ def test_what_preparing_refuses_goes_back_with_a_reason_and_others_take_its_plac
         leaked = _corrected(client, 4)
         for each in leaked:
             secret = "The key is ghp_" + "q7Zk2Lw9Xc4Vb1Nm8Rt5Yp3Ds6Fg0HjKaUe2"
-            client.feedback.add(each, correction=secret, rater="ann")
+            with database.write() as tx:  # as it was stored before the profile asked for the screen
+                feedback.add(tx, each, Judgement("ann", correction=secret), actor=ACTOR)
         _gold(client, 60)
         dataset, report = client.datasets.assemble(PROFILE, overrides=["experience.mix.replay=0"])
         assert report.mix is not None
