@@ -146,7 +146,7 @@ def _placed(rows: Iterable[_Numbered]) -> Iterator[tuple[str, _Numbered]]:
     """Each row with its file, its line and how many rows of this line came before: a conversation can be several."""
     seen: Counter[str] = Counter()
     for number, row in rows:
-        line = f"{row['source']}:{row['line']}"
+        line = f"{escaped(str(row['source']))}:{row['line']}"
         yield f"{line}:{seen[line]}", (number, row)
         seen[line] += 1
 

@@ -335,7 +335,7 @@ def scrub(database: Database) -> str:
         cursor.execute(f"PRAGMA busy_timeout = {int(_PATIENCE_S * 1000)}")
         try:
             return _rewrite_file(cursor, Path(database.where))
-        except database.engine.dialect.loaded_dbapi.OperationalError as error:  # busy, or no room
+        except database.engine.dialect.loaded_dbapi.DatabaseError as error:  # busy, no room, or damaged
             return str(error)
         finally:
             if conn.connection.in_transaction:
