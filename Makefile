@@ -45,7 +45,7 @@ check: $(VENV)/.dev  ## formatting, lint, strict types
 test: $(VENV)/.dev  ## all tests that need only package installs; COVERAGE=--cov prints branch coverage and takes longer
 	$(PYTEST) -m "not extra and not soak and not gpu" -n $(WORKERS) --dist loadgroup --reruns 1 -r fEsR $(COVERAGE)
 
-test-extra: $(VENV)/.extra  ## tests that need something big: a real base of 135 M parameters (fetched once, 93 MB)
+test-extra: $(VENV)/.extra  ## the demo under test, models that teach, a real base of 135 M parameters (fetched once, 93 MB)
 	$(PYTEST) -m extra -rs
 
 soak: $(VENV)/.dev  ## drills with their full counts; hours

@@ -20,6 +20,8 @@ from tunesmith.programs.shim import all_processes, read_process
 from tunesmith.stages.lesson import remove_left_behind
 from tunesmith.store.learning_tables import corrections
 
+pytestmark = pytest.mark.extra  # every test starts a program that loads a model: minutes in all
+
 NUM = 24
 
 

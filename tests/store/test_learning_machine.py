@@ -379,11 +379,11 @@ def _postgres_url(server: Postgres) -> Callable[[Path], str]:
 
 
 def test_any_walk_keeps_every_promise_on_sqlite(folder: Path, sqlite_template: Path) -> None:
-    _walk(folder, _sqlite_url(sqlite_template), examples=12, steps=30, given=7)
+    _walk(folder, _sqlite_url(sqlite_template), examples=7, steps=30, given=7)
 
 
 def test_any_walk_keeps_every_promise_on_postgres(folder: Path, postgres: Postgres) -> None:
-    _walk(folder, _postgres_url(postgres), examples=5, steps=30, given=11)
+    _walk(folder, _postgres_url(postgres), examples=3, steps=30, given=11)
 
 
 @pytest.mark.soak

@@ -15,7 +15,7 @@ from tunesmith.files import verify_folder
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'tunesmith[train]'")
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("real-training")]
+pytestmark = [pytest.mark.extra, pytest.mark.timeout(600), pytest.mark.xdist_group("real-training")]
 
 
 def run(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:

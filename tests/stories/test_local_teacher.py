@@ -24,6 +24,8 @@ from tunesmith.domain.teaching import Taught, TeachSpec
 from tunesmith.programs.host import Program
 from tunesmith.programs.protocol import ANSWERS, CONTROL
 
+pytestmark = pytest.mark.extra  # every test starts a program that loads a model: minutes in all
+
 RUN_AND_TELL = """
 import sys
 from tunesmith.cli.main import call

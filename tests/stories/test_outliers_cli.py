@@ -23,6 +23,8 @@ from tunesmith.errors import ProgramError, Refused, UsageError
 from tunesmith.stages.score_examples import Scored, scored
 from tunesmith.store import datasets
 
+pytestmark = pytest.mark.extra  # every test starts a program that loads a model: minutes in all
+
 NUM_GOOD, NUM_BAD = 120, 6
 HOSTILE = "\x1b[2Jqx~ \u202ejj#%& ask eve.stone@gmail.com"
 TINY = {"recipe": {"max_length": 256}}
