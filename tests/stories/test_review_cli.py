@@ -167,6 +167,7 @@ def test_forgetting_fails_where_a_dataset_cannot_be_rewritten(root: Path, tell: 
         assert "it is forgotten in the store, but still in the files of" in done.err
         assert dataset in done.err
         assert "Is a directory" in done.err
+        assert "its folder is" not in done.err  # it is not the dataset that is damaged
     assert tell("experience", "show", known, "--json").json["experience"]["state"] == "forgotten"
     (item,) = tell("inbox", "--json").json
     assert (item["kind"], item["id"], "Is a directory" in item["reason"]) == ("erasure", dataset, True)

@@ -77,7 +77,7 @@ def finish(
         with _alone(workspace.datasets_dir, wait) as is_ours:
             return [_finish_one(database, workspace, each, actor, on_step) for each in todo] if is_ours else []
     except OSError as error:  # not even the lock can be taken
-        return [_failed(database, each.dataset_id, workspace.datasets_dir, error, actor) for each in todo]
+        return [_failed(database, each.dataset_id, None, error, actor) for each in todo]
 
 
 @contextmanager
@@ -125,10 +125,10 @@ def _finish_one(database: Database, workspace: Workspace, todo: Pending, actor: 
     return Outcome(dataset.id, "done", f"{len(todo.experience_ids)} taken out")
 
 
-def _failed(database: Database, dataset_id: str, folder: Path, error: Exception, actor: str) -> Outcome:
+def _failed(database: Database, dataset_id: str, folder: Path | None, error: Exception, actor: str) -> Outcome:
     log.warning("erasure_failed", dataset=dataset_id, reason=f"{type(error).__name__}: {error}")
     is_ours = isinstance(error, TunesmithError | OSError)  # what others say may quote what was said
-    why = f"{error if is_ours else type(error).__name__}; its folder is {folder}"
+    why = f"{error if is_ours else type(error).__name__}{f'; its folder is {folder}' if folder else ''}"
     with database.write() as tx:
         if last_failure(tx, dataset_id, None) != why:  # a sweep that fails as the last one did says nothing new
             events.record(tx, "dataset", dataset_id, _FAILED, actor=actor, reason=why)
