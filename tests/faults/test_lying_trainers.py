@@ -99,8 +99,13 @@ def test_sim_that_hangs_shows_where_when_asked(world: World) -> None:
     spec = world.train_spec(options={"script": "stall", "at_step": 1})
     running = world.launch(spec)
     wait_until(lambda: (world.folder(spec) / "events.jsonl").exists() and is_training(world.folder(spec)))
-    running.dump_stacks()
-    wait_until(lambda: "in _stall" in tail_of_log(world.folder(spec)))
+
+    def is_shown() -> bool:
+        running.dump_stacks()  # asked again: it may say that it trains a moment before it hangs
+        time.sleep(0.2)
+        return "in _stall" in tail_of_log(world.folder(spec))
+
+    wait_until(is_shown)
     assert running.poll() is None
 
 
