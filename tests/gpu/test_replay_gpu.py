@@ -79,7 +79,7 @@ def test_replayed_passes_equal_computed_ones_for_other_rows_and_moved_parameters
                     parameter
                 )
     assert recording.recordings.problem is None
-    assert recording.recordings.num_made >= 1
+    assert len(recording.recordings._made) >= 1
 
 
 def test_gradients_of_several_passes_of_a_step_add_up() -> None:

@@ -16,7 +16,8 @@ from tunesmith.domain.learning import CorrectionState, ReviewDecision
 from tunesmith.domain.verifiers import Finding
 from tunesmith.ids import new_id
 from tunesmith.stages.curriculum_due import outlook
-from tunesmith.store import corrections, cycles, events, experiences, feedback, reviews, tables
+from tunesmith.stages.rate import judge
+from tunesmith.store import corrections, cycles, events, experiences, reviews, tables
 from tunesmith.store.corrections import Correction
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.learning_tables import corrections as table
@@ -76,7 +77,7 @@ def test_what_is_corrected_reserved_in_review_or_not_poor_is_no_entry(database: 
             .values(class_name=ExperienceClass.NEEDS_IMPROVEMENT)
         )
         corrected = poor(tx)
-        feedback.add(tx, corrected, Judgement("ann", correction="Order 17 is sent."), actor=ACTOR)
+        judge(tx, corrected, Judgement("ann", correction="Order 17 is sent."), Thresholds(), actor=ACTOR)
         attempt(tx, poor(tx), CorrectionState.ACCEPTED)
         rejected = poor(tx)
         tx.run(
@@ -165,3 +166,13 @@ def test_last_cycle_is_under_way_until_it_ends(database: Database) -> None:
         last = cycles.last(tx, PROFILE)
         assert last is not None
         assert (last.id, last.ended_at, last.summary) == ("cyc-2", None, "")
+
+
+def test_correction_that_was_taken_back_makes_it_an_entry_again(database: Database) -> None:
+    with database.write() as tx:
+        experience_id = poor(tx)
+        corrected = Judgement("bob", 0.0, correction="Order 17 is on its way.")
+        judge(tx, experience_id, corrected, Thresholds(), actor=ACTOR)
+        assert ids(tx) == []
+        judge(tx, experience_id, Judgement("bob", 0.2), Thresholds(), actor=ACTOR)
+        assert ids(tx) == [experience_id]

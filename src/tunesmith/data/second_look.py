@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from tunesmith.data.quarantine import Quarantine
 from tunesmith.data.screens.finding import Finding
-from tunesmith.data.screens.outliers import Languages, Lengths, length_reason
+from tunesmith.data.screens.outliers import GRAIN_BITS, Languages, Lengths, length_reason
 from tunesmith.data.screens.quotas import SourceRows, TemplateRows, allowed
 from tunesmith.data.screens.triggers import Openings, TriggerClusters, opening_of
 from tunesmith.data.split_files import SplitWriter
@@ -29,7 +29,6 @@ from tunesmith.domain.screen import Screen
 
 _READ_ROWS = 4096
 _SPLIT_BITS = 40
-_GRAIN_BITS = 5  # of a step of lengths
 
 
 class Suspects:
@@ -75,7 +74,7 @@ class SecondLook:
     def note(self, rows: Any, openings: Mapping[int, int], source: int) -> None:
         """Take note of rows that are kept, all of one source."""
         if self._lengths is not None:
-            steps = pc.value_counts(pc.shift_right(rows.column("num_chars"), _GRAIN_BITS))
+            steps = pc.value_counts(pc.shift_right(rows.column("num_chars"), GRAIN_BITS))
             self._lengths.add(dict(zip(*(steps.field(place).to_pylist() for place in (0, 1)), strict=True)))
         if self._openings is not None or self._sources is not None:
             keys = rows.column("key").to_pylist()

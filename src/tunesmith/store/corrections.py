@@ -17,7 +17,7 @@ from tunesmith.ids import next_id
 from tunesmith.store import events
 from tunesmith.store.database import Tx
 from tunesmith.store.learning_tables import corrections, reviews
-from tunesmith.store.tables import assessments, experiences, feedback
+from tunesmith.store.tables import assessments, experiences
 
 _ACTIONS = {
     CorrectionState.ACCEPTED: "corrected",
@@ -118,7 +118,6 @@ def entries(tx: Tx, profile: str, only: str | None = None) -> Iterator[Entry]:
             experiences.c.state == ExperienceState.COLLECTED,
             sa.not_(experiences.c.in_review),
             sa.func.coalesce(tried.c.accepted, 0) == 0,
-            ~sa.exists().where(feedback.c.experience_id == experiences.c.id, feedback.c.correction.is_not(None)),
         )
     )
     if only is not None:
@@ -126,6 +125,8 @@ def entries(tx: Tx, profile: str, only: str | None = None) -> Iterator[Entry]:
     rows = tx.conn.execute(query.execution_options(yield_per=1000))
     try:
         for row in rows.mappings():
+            if row["feedback"].get("num_corrections"):  # by those whose last word it still is
+                continue
             yield Entry(
                 id=row["id"],
                 seq=row["seq"],

@@ -11,7 +11,8 @@ from tunesmith.domain.languages import language_of
 _MIN_ROWS = 1000  # fewer tell nothing about what is usual
 _USUAL = 0.99
 _FACTOR = 8
-_GRAIN = 32  # characters
+GRAIN_BITS = 5
+"""Lengths that differ only in so many of the last bits count as one step."""
 _MAX_CHARS = 400  # of an answer that tell its language
 _MAIN = 0.8  # of the rows whose language can be told
 _FEW = 0.005
@@ -21,17 +22,13 @@ Place = int
 
 
 class Lengths:
-    """How many rows have which length, in steps of 32 characters."""
+    """How many rows have which length, in steps (`GRAIN_BITS`)."""
 
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
 
     def add(self, steps: dict[int, int]) -> None:
         self.counts.update(steps)
-
-    @staticmethod
-    def step_of(num_chars: int) -> int:
-        return num_chars // _GRAIN
 
     @property
     def limit(self) -> int | None:
@@ -42,8 +39,8 @@ class Lengths:
         for step, num in sorted(self.counts.items()):
             passed += num
             if passed >= _USUAL * total:
-                limit = _FACTOR * (step + 1) * _GRAIN
-                return limit if (max(self.counts) + 1) * _GRAIN > limit else None
+                limit = _FACTOR * (step + 1 << GRAIN_BITS)
+                return limit if (max(self.counts) + 1 << GRAIN_BITS) > limit else None
         return None
 
 

@@ -39,7 +39,8 @@ class Recordings:
         self._pool = torch.cuda.graph_pool_handle()
         self._seen: set[Form] = set()
         self._made: dict[Form, Recording] = {}
-        self._turn = 0
+        self.turn = 0
+        """How many passes were begun."""
         self.problem: str | None = None
         """Why nothing is recorded any more."""
 
@@ -53,7 +54,7 @@ class Recordings:
         recording = self._recording(form, row)
         if recording is None:
             return self._through(row.ids, row.cos, row.sin, row.attend)
-        self._turn += 1
+        self.turn += 1
         start = torch.empty(0, device=row.ids.device, requires_grad=True)  # so that somebody asks for gradients
         made: tuple[Any, Any] = _Replayed.apply(start, row, recording, self)
         return made
@@ -67,14 +68,6 @@ class Recordings:
             except RuntimeError as error:  # a kernel that cannot be recorded, or no memory for it
                 self.problem = " ".join(str(error).split())[:200]
         return self._made.get(form)
-
-    @property
-    def num_made(self) -> int:
-        return len(self._made)
-
-    @property
-    def turn(self) -> int:
-        return self._turn
 
 
 def _has_room(device: Any) -> bool:
