@@ -21,12 +21,13 @@ LEVELS: list[set[str]] = [
     {"settings", "data", "modeling"},
     {"config"},
     {"programs"},
-    {"store", "trainers", "evaluators", "targets", "teachers"},
+    {"store", "trainers", "evaluators", "targets", "teachers", "engine"},
     {"stages"},
     {"lifecycle"},
     {"control"},
     {"worker"},
     {"client"},
+    {"gateway"},
     {"demo"},
     {"cli"},
 ]
@@ -40,7 +41,14 @@ ALLOWED_SIDEWAYS = {
 }
 TORCH = {"torch", "transformers", "peft", "safetensors", "accelerate", "numpy", "matplotlib"}
 TORCH |= {"trl", "datasets", "unsloth"}
-MAY_IMPORT_TORCH_AT_TOP = ("trainers/native/", "trainers/trl/", "evaluators/held_out", "modeling/", "demo/base_model")
+MAY_IMPORT_TORCH_AT_TOP = (
+    "trainers/native/",
+    "trainers/trl/",
+    "evaluators/held_out",
+    "modeling/",
+    "engine/",
+    "demo/base_model",
+)
 
 
 def room_of(path: Path) -> str:

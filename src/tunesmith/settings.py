@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -63,6 +63,56 @@ class WorkerSettings(Section):
         return self
 
 
+class HandOverSettings(Section):
+    shares_device: Literal["auto", "always", "never"] = "auto"
+    """Whether training needs the device that serving holds; auto: where both use a GPU of the same machine."""
+    requests: Literal["queue", "refuse"] = "queue"
+    """What requests meet while serving is aside: they wait, up to serve.timeout_s, or get 503 with Retry-After."""
+    mode: Literal["unload", "cpu"] = "unload"
+    """unload: nothing is answered meanwhile; cpu: answered slowly, on the CPU."""
+    drain_s: float = Field(default=30.0, ge=0.0)
+    """How long answers under way may go on before the device is given."""
+    patience_s: Seconds = 120.0
+    """A device that was asked for and that nobody trains on is taken back after this long."""
+
+
+class ServeSettings(Section):
+    host: str = "127.0.0.1"
+    """Where to listen; anything but loopback needs serve.key_file."""
+    port: int = Field(default=8321, ge=0, le=65535)
+    """0 takes any free port."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which this server may be asked, beside loopback's; others are refused, so that no web page drives it."""
+    allowed_origins: tuple[str, ...] = ()
+    """Web pages (scheme://host:port) that may ask; none by default."""
+    key_file: str | None = None
+    """File with one API key a line, relative to the workspace; then every request needs one of them."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the embedded engine computes."""
+    max_body_bytes: int = Field(default=4 << 20, ge=1024, le=1 << 30)
+    """Largest body of a request."""
+    max_batch: int = Field(default=32, ge=1, le=1024)
+    """Most answers written at once by one engine."""
+    max_waiting: int = Field(default=256, ge=0, le=100_000)
+    """Most requests that wait for their turn; more get 429 with Retry-After."""
+    max_tokens: int = Field(default=1024, ge=1, le=1_000_000)
+    """Most tokens of one answer; a request may ask for fewer."""
+    timeout_s: Seconds = 120.0
+    """Longest time for one answer, waiting included."""
+    max_adapters: int = Field(default=8, ge=1, le=4096)
+    """Most adapter versions in an engine's memory; the least recently asked is let go first, never one in use."""
+    hysteresis_s: float = Field(default=60.0, ge=0.0)
+    """An adapter asked for within this time is not let go for another one."""
+    max_engines: int = Field(default=2, ge=1, le=64)
+    """Most base models in memory at once."""
+    max_memory_gb: float | None = Field(default=None, gt=0.0)
+    """An engine whose process takes more than this (GB of 2^30 bytes) is ended and started again; unset: no limit."""
+    follow_s: Seconds = 0.5
+    """How often the server looks in the store for what is wanted live."""
+    hand_over: HandOverSettings = HandOverSettings()
+    """What happens when training needs the device that serving holds."""
+
+
 class Settings(Section):
     """What tunesmith.yaml, the environment and the command line say about the workspace itself."""
 
@@ -70,3 +120,5 @@ class Settings(Section):
     """Where runs, tasks and everything else is recorded."""
     worker: WorkerSettings = WorkerSettings()
     """How workers hold tasks and watch programs."""
+    serve: ServeSettings = ServeSettings()
+    """How `tunesmith serve` listens, and what it may use."""

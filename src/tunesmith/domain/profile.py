@@ -13,6 +13,7 @@ from tunesmith.domain.experience_policy import ExperiencePolicy
 from tunesmith.domain.screen import Limits, ScreenChoice
 from tunesmith.domain.section import Section as Section  # noqa: PLC0414 - known from here
 from tunesmith.domain.section import Share as Share  # noqa: PLC0414
+from tunesmith.domain.shadow import Shadow
 from tunesmith.ids import is_name
 
 _MODULE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*\Z")
@@ -331,6 +332,8 @@ class Profile(Section):
     """What is measured on the held-out pool after training."""
     gate: Gate = Gate()
     """What an adapter must show before it goes live."""
+    shadow: Shadow = Shadow()
+    """Whether a promoted candidate meets mirrored traffic before it goes live."""
     deploy: Deploy = Deploy()
     """When a promoted adapter goes live."""
     watch: Watch = Watch()

@@ -20,6 +20,7 @@ from tunesmith.domain.profile import (
     Validation,
     Watch,
 )
+from tunesmith.domain.shadow import Shadow
 
 PROTOCOL_VERSION = 1
 
@@ -83,6 +84,7 @@ class RunSpec(Section):
     checkpoints: Checkpoints
     evaluation: Evaluation
     gate: Gate
+    shadow: Shadow = Shadow()
     deploy: Deploy
     watch: Watch
     targets: tuple[Target, ...]

@@ -149,7 +149,9 @@ def _have_it_looked_at(context: StageContext, profile: str) -> None:
 
 def _bring(target: Target, served: ServedAdapter | None) -> str | None:
     try:
-        target.serve(served)
+        if served is not None:
+            target.load(served)
+        target.flip(served)
         observed = target.observe()
     except TargetError as error:
         return str(error)

@@ -250,6 +250,7 @@ def _spec(
         checkpoints=profile.checkpoints,
         evaluation=profile.evaluation,
         gate=profile.gate,
+        shadow=profile.shadow,
         deploy=profile.deploy,
         watch=profile.watch,
         targets=profile.targets,

@@ -1,11 +1,17 @@
-"""The contract of a target: can it serve this adapter, make it serve, say what it serves."""
+"""The contract of a target, in the order of a deployment: may it, can it, load, probe, flip, drain, unload; observe.
+
+Names are never reused (`support@v7`), so a target may hold several versions at once and nothing cached under a name
+can belong to another. Every method may be called again after a crash and then does the same thing once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from tunesmith.domain.parity import Reading
 from tunesmith.errors import TunesmithError
 
 
@@ -25,13 +31,31 @@ class ServedAdapter:
 
 
 class Target(Protocol):
-    """Every method may be called again after a crash and then does the same thing once."""
-
     def refusal(self, adapter: ServedAdapter) -> str | None:
-        """Trial load: why this target cannot serve the adapter, or None. Changes nothing that is served."""
+        """Its limits, and a trial load: why this target cannot serve the adapter, or None.
 
-    def serve(self, adapter: ServedAdapter | None) -> None:
-        """Serve this adapter, or the bare base; raises TargetError. At every moment the old or the new is served."""
+        Changes nothing that is served. Raises TargetError where the target cannot be asked now.
+        """
+
+    def load(self, adapter: ServedAdapter) -> None:
+        """Have it ready beside what is served, to be asked for by its name."""
+
+    def probe(
+        self, adapter: ServedAdapter, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
+    ) -> list[Reading] | None:
+        """What a loaded adapter makes of prompts here, greedily; None where nobody can be asked (a directory)."""
+
+    def flip(self, adapter: ServedAdapter | None) -> None:
+        """Let the profile's name mean this version, or the bare base. At every moment the old or the new is served."""
+
+    def drain(self, name: str, timeout_s: float) -> None:
+        """Wait until nothing is answered by that version any more; raises TargetError after `timeout_s`."""
+
+    def unload(self, name: str) -> None:
+        """Let a version go that is not served; an unknown name is no error."""
+
+    def loaded(self) -> frozenset[str]:
+        """The names of this profile's versions that it holds now."""
 
     def observe(self) -> str | None:
         """The verified digest of what is served now; None for the bare base. Raises TargetError if unhealthy."""

@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tunesmith.domain.parity import Reading
 from tunesmith.domain.profile import Target
 from tunesmith.domain.serving_limits import FOR, MAX_RANK, adapter_violations, option_problem, whole_model_refusal
 from tunesmith.errors import ConfigError, DataError
@@ -52,7 +54,18 @@ class DirectoryTarget:
             return str(error)
         return "; ".join(violations) or None
 
-    def serve(self, adapter: ServedAdapter | None) -> None:
+    def load(self, adapter: ServedAdapter) -> None:
+        try:
+            self._copy(adapter)
+        except (OSError, DataError) as error:
+            raise TargetError(f"{self.path}: {error}") from error
+
+    def probe(
+        self, adapter: ServedAdapter, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
+    ) -> list[Reading] | None:
+        return None  # a folder answers nothing
+
+    def flip(self, adapter: ServedAdapter | None) -> None:
         try:
             if adapter is None:
                 self.current.unlink(missing_ok=True)
@@ -63,6 +76,20 @@ class DirectoryTarget:
                 fsync_folder(self.path)
         except (OSError, DataError) as error:
             raise TargetError(f"{self.path}: {error}") from error
+
+    def drain(self, name: str, timeout_s: float) -> None:
+        """Who reads the folder keeps what it has open."""
+
+    def unload(self, name: str) -> None:
+        folder = self.versions / name
+        if self.current.is_symlink() and self.current.resolve() == folder.resolve():
+            raise TargetError(f"{name} is served; flip to another version first")
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def loaded(self) -> frozenset[str]:
+        if not self.versions.is_dir():
+            return frozenset()
+        return frozenset(folder.name for folder in self.versions.iterdir() if not folder.name.startswith("."))
 
     def observe(self) -> str | None:
         try:
