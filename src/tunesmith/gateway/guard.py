@@ -1,0 +1,160 @@
+"""The door in front of every route: which Host, which Origin, which key; and the one shape in which errors leave.
+
+It stands before the router, so a route that forgets something is still guarded, and what is not found is not told to
+whoever may not ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match, Route
+
+from tunesmith.errors import TunesmithError, show
+from tunesmith.gateway.bodies import ClientGone
+from tunesmith.gateway.refusals import ApiError, error_body, headers_of, status_of
+from tunesmith.gateway.scopes import Keys, Scope
+from tunesmith.logs import logger
+
+log = logger("gateway")
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_METHODS = b"GET, POST, OPTIONS"
+_HEADERS = b"authorization, content-type, x-tunesmith-session, x-tunesmith-consent"
+_SERVER_ERROR = 500
+
+
+class Guard:
+    """An ASGI application around another. Refuses to be made where a route declares no scope."""
+
+    def __init__(
+        self,
+        app: App,
+        routes: Iterable[BaseRoute],
+        scopes: dict[str, Scope],
+        *,
+        keys: Keys,
+        hosts: Iterable[str],
+        origins: Iterable[str],
+    ) -> None:
+        self._app = app
+        self._routes = [_declared(route, scopes) for route in routes]
+        self._keys = keys
+        self._hosts = LOOPBACK | {name.lower() for name in hosts}
+        self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = False
+        cors: list[tuple[bytes, bytes]] = []
+
+        async def send_on(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                message = {**message, "headers": [*message.get("headers", []), *cors]}
+            await send(message)
+
+        try:
+            self._check_host(scope)
+            cors = self._check_origin(scope)
+            if scope["method"] == "OPTIONS":
+                await _send(send_on, 204, b"", [(b"allow", _METHODS)])
+                return
+            self._check_key(scope)
+            await self._app(scope, receive, send_on)
+        except ClientGone:
+            return
+        except Exception as error:
+            if not begun:
+                with suppress(OSError):
+                    await _send_error(send_on, scope, _known(error))
+            elif not isinstance(error, OSError):
+                log.exception("answer_broken", path=scope["path"])
+
+    def _check_host(self, scope: Message) -> None:
+        names = [value for name, value in scope["headers"] if name == b"host"]
+        if len(names) != 1 or host_name(names[0].decode("latin-1")) not in self._hosts:
+            shown = show(names[0].decode("latin-1")) if names else "no Host at all"
+            message = f"this server is not asked as {shown}; add the name to serve.allowed_hosts if it should be"
+            raise ApiError(403, message, code="host_not_allowed")
+
+    def _check_origin(self, scope: Message) -> list[tuple[bytes, bytes]]:
+        """Headers for a page that may ask; raises for one that may not."""
+        said = dict(scope["headers"])
+        origin = said.get(b"origin")
+        if origin is None and said.get(b"sec-fetch-site") in (b"cross-site", b"same-site"):
+            origin = b"null"  # a browser that asks for another page's sake, without saying whose
+        if origin is None:
+            return []
+        if origin.decode("latin-1").rstrip("/").lower() not in self._origins:
+            message = f"web pages of {show(origin.decode('latin-1'))} may not ask; see serve.allowed_origins"
+            raise ApiError(403, message, code="origin_not_allowed")
+        allowed = [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
+        if scope["method"] == "OPTIONS":
+            allowed += [(b"access-control-allow-methods", _METHODS), (b"access-control-allow-headers", _HEADERS)]
+        return allowed
+
+    def _check_key(self, scope: Message) -> None:
+        values = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(values) > 1:
+            raise ApiError(401, "there are several Authorization headers; send one", code="invalid_api_key")
+        mine = self._keys.scopes_of(values[0].decode("latin-1") if values else None)
+        needed = self._scope_of(scope)
+        if needed not in mine:
+            whose = "the server's own token" if needed is Scope.CONTROL else "another key"
+            message = f"{scope['method']} {show(scope['path'])} needs the scope {needed}; use {whose}"
+            raise ApiError(403, message, code="scope_missing")
+
+    def _scope_of(self, scope: Message) -> Scope:
+        """What is not there needs no less than the least that there is."""
+        for route, needed in self._routes:
+            if route.matches(scope)[0] is not Match.NONE:
+                return needed
+        return Scope.READ
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header, without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower().rstrip(".")
+
+
+def _declared(route: BaseRoute, scopes: dict[str, Scope]) -> tuple[Route, Scope]:
+    path = getattr(route, "path", None)
+    if not isinstance(route, Route) or path not in scopes:
+        raise TunesmithError(f"the route {path or route!r} declares no scope, so the server does not start")
+    return route, scopes[path]
+
+
+def _known(error: Exception) -> Exception:
+    """Starlette's own refusals (no such path, no such method) in our words."""
+    if isinstance(error, HTTPException):
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "refused")
+        return ApiError(error.status_code, f"there is nothing here ({error.detail})", code=code)
+    return error
+
+
+async def _send_error(send: Send, scope: Message, error: Exception) -> None:
+    status = status_of(error)
+    if status >= _SERVER_ERROR and not isinstance(error, TunesmithError):
+        log.exception("request_failed", method=scope["method"], path=scope["path"][:200])
+    await _send(send, status, orjson.dumps(error_body(error)), headers_of(error))
+
+
+async def _send(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    kind = [(b"content-type", b"application/json")] if body else []
+    lengths = [(b"content-length", str(len(body)).encode())] if body or status != 204 else []  # noqa: PLR2004
+    await send({"type": "http.response.start", "status": status, "headers": [*kind, *lengths, *headers]})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
