@@ -30,6 +30,8 @@ class Evidence(Section):
     policy: str
     baseline: str
     """Digest of the adapter that was live, or `base`."""
+    references: str | None = None
+    """sha256 of what the candidate answered in the trainer's stack; None where the evaluator left that out."""
 
 
 class Judged(Section):

@@ -166,4 +166,6 @@ class Result(_Wire):
     metrics: dict[str, float] = Field(default_factory=dict)
     scores: Artifact | None = None
     """Evaluators: the file that holds a `Scores`; too long for a result."""
+    references: Artifact | None = None
+    """Evaluators: the file that holds the candidate's `References`, without which nobody who can be asked serves it."""
     detail: dict[str, Any] = Field(default_factory=dict)

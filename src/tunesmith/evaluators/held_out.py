@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
+from tunesmith.domain.parity import MAX_TOKENS, References, choose_prompts
 from tunesmith.domain.profile import ArchitectureLock
 from tunesmith.domain.program import Artifact, CaseScore, Phase, Result, ResultStatus, Scores
 from tunesmith.domain.spec import AdapterRef, EvaluateSpec, Subject
@@ -27,8 +29,10 @@ from tunesmith.modeling.base_files import base_digest, is_whole_model
 from tunesmith.modeling.chat import ChatFormat, Tokenized
 from tunesmith.modeling.generation import Answer, Sampling, answer_all
 from tunesmith.modeling.loading import load_base, load_tokenizer, pick_device
+from tunesmith.modeling.readings import read_prompts, shown_tokens
 from tunesmith.modeling.scoring import batches_by_count, mean_nlls
 from tunesmith.programs.host import Program, ProgramFailure
+from tunesmith.programs.protocol import REFERENCES
 
 LOSS, GREEDY, SAMPLED = "heldout_loss", "exact_match_greedy", "exact_match_sampled"
 _MEASURED = (LOSS, GREEDY, SAMPLED)
@@ -47,6 +51,8 @@ class _Case:
     reference: str = ""
     tokens: Tokenized | None = None
     prompt: tuple[int, ...] = ()
+    asked: tuple[dict[str, Any], ...] = ()
+    """The messages in front of the answer."""
     error: str | None = None
 
 
@@ -92,6 +98,8 @@ def evaluate(program: Program) -> Result:
         for subject in spec.subjects:
             with _wearing(base, subject.adapter, spec.base.lock) as model:
                 by_subject[subject.label] = rounds.score(model, subject)
+                if subject.label == "candidate" and subject.adapter is not None:
+                    fields["references"] = rounds.refer(model, subject.adapter.digest)
     except _Terminated:
         return program.result(ResultStatus.INTERRUPTED, detail={"reason": "terminated"})
     content = Scores(by_subject=by_subject).model_dump_json()
@@ -138,7 +146,7 @@ def _case(case_id: str, messages: Sequence[dict[str, Any]], chat: ChatFormat, sp
         return _Case(case_id, error=f"{len(tokens)} tokens are more than the {context} the base may use")
     # What the model has to write: the same text as the content, or more where the answer calls a function.
     reference = chat.text_of(token for token, trained in zip(tokens.ids, tokens.trained, strict=True) if trained)
-    return _Case(case_id, reference, tokens, prompt)
+    return _Case(case_id, reference, tokens, prompt, tuple(messages[:-1]))
 
 
 @contextmanager
@@ -179,6 +187,26 @@ class _Rounds:
             sampling = Sampling(self._spec.evaluation.temperature, self._spec.seed)
             self._exact(model, subject, sheet, SAMPLED, sampling)
         return tuple(sheet.score(case) for case in self._cases)
+
+    def refer(self, model: Any, digest: str) -> Artifact | None:
+        """Write down what the adapter reads and answers here, for comparison with whoever will serve it."""
+        context = self._spec.base.context - MAX_TOKENS
+        asked = choose_prompts([case.asked for case in self._sound if len(case.prompt) <= context])
+        try:
+            readings = tuple(read_prompts(model, self._chat, asked, MAX_TOKENS))
+        except ValidationError:  # what is not a number cannot be compared, and the gate will say so
+            return None
+        references = References(
+            adapter=digest,
+            base=self._spec.base.digest,
+            dtype="bfloat16" if next(model.parameters()).is_cuda else "float32",
+            max_tokens=MAX_TOKENS,
+            readings=readings,
+            tokens=shown_tokens(self._chat, readings),
+        )
+        content = references.model_dump_json()
+        write_atomic(self._program.dir / REFERENCES, content)
+        return Artifact(path=REFERENCES, digest=sha256_text(content))
 
     def _losses(self, model: Any, subject: Subject, sheet: _Sheet) -> None:
         self._program.phase(Phase.SCORE, subject.label)

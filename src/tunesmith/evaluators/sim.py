@@ -10,15 +10,18 @@ import hashlib
 import json
 import os
 import signal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tunesmith.domain.parity import Reading, References, choose_prompts
 from tunesmith.domain.program import Artifact, CaseScore, Phase, Result, ResultStatus, Scores
 from tunesmith.domain.spec import AdapterRef, EvaluateSpec
 from tunesmith.domain.task import ErrorClass
 from tunesmith.files import sha256_file, verify_folder, write_atomic
 from tunesmith.modeling.base_files import base_digest
 from tunesmith.programs.host import Program, ProgramFailure
+from tunesmith.programs.protocol import REFERENCES
 
 MARKER = "sim.json"
 _SCORES = "scores.json"
@@ -49,6 +52,7 @@ def evaluate(program: Program) -> Result:
         if program.terminating:
             return program.result(ResultStatus.INTERRUPTED)
     write_atomic(program.dir / _SCORES, Scores(by_subject=by_subject).model_dump_json())
+    references = _refer(program, base)
     if any(_side(subject.adapter).get("eval_script") == "wrong_digest" for subject in spec.subjects):
         digests = dict.fromkeys(digests, "0" * 64)
     return program.result(
@@ -56,7 +60,44 @@ def evaluate(program: Program) -> Result:
         base_digest=base,
         cases_digest=cases_digest,
         scores=Artifact(path=_SCORES, digest=sha256_file(program.dir / _SCORES)),
+        references=references,
         detail={"subject_digests": digests},
+    )
+
+
+def _refer(program: Program, base: str) -> Artifact | None:
+    spec = program.evaluate_spec
+    candidate = next((subject.adapter for subject in spec.subjects if subject.label == "candidate"), None)
+    if candidate is None:
+        return None
+    rows = [json.loads(line) for line in Path(spec.cases.path).read_bytes().splitlines() if line.strip()]
+    prompts = choose_prompts([row["messages"][:-1] for row in rows])
+    references = References(
+        adapter=candidate.digest,
+        base=base,
+        dtype="float32",
+        max_tokens=1,
+        readings=tuple(simulated_reading(candidate.digest, messages) for messages in prompts),
+    )
+    write_atomic(program.dir / REFERENCES, references.model_dump_json())
+    return Artifact(path=REFERENCES, digest=sha256_file(program.dir / REFERENCES))
+
+
+def simulated_reading(digest: str, messages: Sequence[Mapping[str, Any]]) -> Reading:
+    """What a simulated adapter makes of a prompt: one word, by its digest. A drill's target can say the same."""
+    text = json.dumps(list(messages), ensure_ascii=False)
+    word = int.from_bytes(hashlib.sha256(f"{digest}:{text}".encode()).digest()[:3], "big")
+    return Reading(
+        messages=tuple(dict(message) for message in messages),
+        prompt_text=text,
+        prompt_ids=tuple(text.encode()),
+        num_prompt=len(text.encode()),
+        answer_ids=(word,),
+        answer_text=str(word),
+        log_probs=(-0.25,),
+        margins=(1.0,),
+        starts=(0,),
+        finish="length",
     )
 
 

@@ -68,8 +68,18 @@ class ChatFormat:
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The tokens in front of an answer to these messages."""
+        return tuple(self._encode(self.prompt_text(messages)))
+
+    def prompt_text(self, messages: Sequence[Message]) -> str:
+        """What the template writes in front of an answer to these messages."""
         self._refuse_forged("a prompt", messages)
-        return tuple(self._encode(self._template.render(messages, "a prompt", add_generation_prompt=True)))
+        return self._template.render(messages, "a prompt", add_generation_prompt=True)
+
+    def shown(self, token: int) -> str:
+        """A token as people read it; the ones that begin a sequence and end an answer are named."""
+        text = str(self._tokenizer.convert_ids_to_tokens(token))
+        names = {self._tokenizer.bos_token_id: " BOS", **dict.fromkeys(self.stop_ids, " EOS")}
+        return f"{text!r}{names.get(token, '')}"
 
     def text_of(self, ids: Iterable[int]) -> str:
         """What the tokens say, special ones left out."""

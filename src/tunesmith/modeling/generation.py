@@ -44,7 +44,7 @@ def answer_all(
         return []
     device = next(model.parameters()).device
     draws = None if sampling is None else _draws(sampling.seed, keys, max_new_tokens)
-    stops = torch.tensor(sorted(chat.stop_ids | _model_stops(model)), device=device)
+    stops = torch.tensor(sorted(stop_ids(model, chat)), device=device)
     ids, mask = _pad_left(prompts, chat.pad_id, device)
     written: list[Any] = []
     open_rows = torch.ones(len(prompts), dtype=torch.bool, device=device)
@@ -104,9 +104,9 @@ def _pad_left(prompts: Sequence[Sequence[int]], pad_id: int, device: Any) -> tup
     return ids, mask
 
 
-def _model_stops(model: Any) -> set[int]:
-    """What the base's own generation settings stop at, beside the end of turn of its template."""
+def stop_ids(model: Any, chat: ChatFormat) -> frozenset[int]:
+    """What ends an answer: the end of turn of the template, and what the base's own generation settings stop at."""
     stop = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if stop is None:
-        return set()
-    return set(stop) if isinstance(stop, Iterable) else {stop}
+        return chat.stop_ids
+    return chat.stop_ids | (frozenset(stop) if isinstance(stop, Iterable) else {stop})

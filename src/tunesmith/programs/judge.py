@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from tunesmith.domain.parity import References
 from tunesmith.domain.program import Metrics, Result, ResultStatus, Scores
 from tunesmith.domain.spec import EvaluateSpec, TrainSpec
 from tunesmith.domain.task import AttemptState, ErrorClass
@@ -26,12 +27,14 @@ from tunesmith.programs.protocol import (
     MAX_COUNT,
     MAX_RESULT,
     MAX_STDOUT,
+    REFERENCES,
     RESULT,
     STDOUT,
 )
 from tunesmith.programs.shim import CANNOT_START_EXIT
 
 _MAX_SCORES = 256 << 20
+_MAX_REFERENCES = 16 << 20
 _MAX_MESSAGE = 4000
 _PRECEDENCE = (ErrorClass.PROTOCOL, ErrorClass.NONFINITE, ErrorClass.MISMATCH)
 _WITHOUT_RESULT = {
@@ -76,6 +79,15 @@ def read_scores(directory: Path, result: Result) -> Scores:
         return Scores.model_validate_json(data, strict=True)
     except ValidationError as error:
         raise ProgramError(f"the scores are malformed: {_first(error)}") from None
+
+
+def read_references(directory: Path, digest: str) -> References:
+    """What the trainer's stack said about the candidate, as a judged evaluator wrote it down."""
+    data = read_capped(directory / REFERENCES, _MAX_REFERENCES, digest)
+    try:
+        return References.model_validate_json(data, strict=True)
+    except ValidationError as error:
+        raise ProgramError(f"the references are malformed: {_first(error)}") from None
 
 
 def _judge(
@@ -238,7 +250,23 @@ def _evaluate_problems(spec: EvaluateSpec, directory: Path, result: Result) -> l
                 f"scores of {label[:40]}: {len(by_case)} cases, not the {len(case_ids)} that were asked, in their order"
             )
             problems.append((ErrorClass.MISMATCH, text))
-    return problems
+    return problems + _reference_problems(spec, directory, result)
+
+
+def _reference_problems(spec: EvaluateSpec, directory: Path, result: Result) -> list[Problem]:
+    """An evaluator may leave them out; what it leaves must be about the candidate."""
+    if result.references is None:
+        return []
+    if result.references.path != REFERENCES:
+        return [_mismatch("references.path", REFERENCES, result.references.path)]
+    try:
+        found = read_references(directory, result.references.digest)
+    except ProgramError as error:
+        return [(ErrorClass.PROTOCOL, error.message)]
+    candidate = next((subject.adapter for subject in spec.subjects if subject.label == "candidate"), None)
+    about = {"references.adapter": (candidate and candidate.digest, found.adapter)}
+    about["references.base"] = (spec.base.digest, found.base)
+    return [_mismatch(name, wanted, told) for name, (wanted, told) in about.items() if wanted != told]
 
 
 def _case_ids(spec: EvaluateSpec) -> list[str]:

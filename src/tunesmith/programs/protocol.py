@@ -15,6 +15,7 @@ STDERR = "stderr.log"
 CHECKPOINTS = "checkpoints"
 ARTIFACT = "artifact"
 ANSWERS = "answers.jsonl"
+REFERENCES = "references.json"
 
 EXIT_OK = 0  # succeeded or stopped
 EXIT_FAILED = 1

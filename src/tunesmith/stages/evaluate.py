@@ -13,6 +13,7 @@ from tunesmith.domain.task import AttemptState, ErrorClass
 from tunesmith.files import canonical_json, sha256_file, sha256_text, write_atomic
 from tunesmith.programs.judge import judge_evaluate, read_scores
 from tunesmith.stages.context import Measured, StageContext, StageEnd
+from tunesmith.stages.hand_over import take_device
 from tunesmith.stages.supervise import Supervisor
 from tunesmith.store import adapters, datasets, runs
 from tunesmith.store.adapters import Adapter
@@ -31,6 +32,9 @@ def evaluate(context: StageContext) -> StageEnd:
         return StageEnd.failed(ErrorClass.BUG, f"run {run.id} has no adapter to evaluate")
     if not pool:
         return StageEnd.failed(ErrorClass.DATA, f"profile {run.profile} has no held-out cases")
+    held = take_device(context, run.spec.trainer)
+    if held is not None:
+        return StageEnd.held(held)
     context.attempt_dir.mkdir(parents=True, exist_ok=True)
     spec = EvaluateSpec(
         attempt=context.attempt_ref,
@@ -58,7 +62,8 @@ def evaluate(context: StageContext) -> StageEnd:
         error = context.with_log(judgement.error or "")
         return StageEnd(judgement.outcome, error_class=judgement.error_class, error=error)
     scores = read_scores(context.attempt_dir, judgement.result)
-    judged = _judge(run.spec, spec, scores, pool)
+    references = judgement.result.references
+    judged = _judge(run.spec, spec, scores, pool, None if references is None else references.digest)
     return StageEnd.succeeded(
         Measured(
             judged=judged,
@@ -69,7 +74,9 @@ def evaluate(context: StageContext) -> StageEnd:
     )
 
 
-def _judge(run: RunSpec, spec: EvaluateSpec, scores: Scores, pool: list[datasets.HeldoutCase]) -> Judged:
+def _judge(
+    run: RunSpec, spec: EvaluateSpec, scores: Scores, pool: list[datasets.HeldoutCase], references: str | None
+) -> Judged:
     metrics = run.evaluation.metrics
     report = compare(
         [case.id for case in pool],
@@ -88,6 +95,7 @@ def _judge(run: RunSpec, spec: EvaluateSpec, scores: Scores, pool: list[datasets
         cases=spec.cases.digest,
         policy=policy_digest(run),
         baseline=BARE_BASE if baseline is None else baseline.digest,
+        references=references,
     )
     return Judged(evidence=evidence, report=report, verdict=decide(report, run.gate, metrics))
 
