@@ -20,6 +20,7 @@ from tunesmith.domain.run import RunState, effect_of_end
 from tunesmith.domain.task import AttemptState, ErrorClass, RetryDecision, TaskKind, TaskState, backoff_s
 from tunesmith.errors import StoreError
 from tunesmith.stages.context import (
+    DeviceHeld,
     DryRunPassed,
     Flipped,
     Looked,
@@ -90,6 +91,10 @@ def _after_train(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> N
         runs.move(tx, run.id, RunState.PAUSED, actor=actor, reason="paused on request")
         requests.acknowledge_all(tx, run.id, actor=actor, answer="paused")
         return
+    if isinstance(end.fact, DeviceHeld):
+        tasks.step_back(tx, claim.lease, end.fact.again_s, actor=actor, reason=end.fact.reason)
+        runs.move(tx, run.id, RunState.QUEUED, actor=actor, reason=end.fact.reason)
+        return
     decision = _end_attempt(tx, claim, end, actor)
     if decision.state is TaskState.WAITING:
         runs.move(tx, run.id, RunState.QUEUED, actor=actor, reason=decision.reason)
@@ -118,8 +123,12 @@ def _after_train(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> N
 
 
 def _after_evaluate(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:
-    if end.decided_by is RequestKind.CANCEL:
+    is_held = isinstance(end.fact, DeviceHeld)
+    if end.decided_by is RequestKind.CANCEL or (is_held and _is_cancelled(tx, run)):
         _cancel(tx, claim, run, actor)
+        return
+    if isinstance(end.fact, DeviceHeld):
+        tasks.step_back(tx, claim.lease, end.fact.again_s, actor=actor, reason=end.fact.reason)
         return
     decision = _end_attempt(tx, claim, end, actor)
     if decision.state is TaskState.WAITING:
@@ -287,6 +296,10 @@ def _go_on(tx: Tx, run: Run, state: RunState, kind: TaskKind, actor: str, reason
 def _wait_for_a_person(tx: Tx, run: Run, actor: str, reason: str) -> None:
     runs.move(tx, run.id, RunState.HELD, actor=actor, reason=reason)
     requests.acknowledge_all(tx, run.id, actor=actor, answer="the run is held")
+
+
+def _is_cancelled(tx: Tx, run: Run) -> bool:
+    return strongest([request.kind for request in requests.unanswered(tx, run.id)]) is RequestKind.CANCEL
 
 
 def _cancel(tx: Tx, claim: Claim, run: Run, actor: str) -> None:

@@ -127,6 +127,14 @@ class DryRunPassed:
 
 
 @dataclass(frozen=True)
+class DeviceHeld:
+    """Nothing was begun: serving computes on the device, and was asked to step aside."""
+
+    reason: str
+    again_s: float
+
+
+@dataclass(frozen=True)
 class Measured:
     judged: Judged
     adapter_id: str
@@ -161,7 +169,7 @@ class Reconciled:
     pass
 
 
-Fact = Trained | DryRunPassed | Measured | Flipped | NotFlipped | Looked | Reconciled
+Fact = Trained | DryRunPassed | DeviceHeld | Measured | Flipped | NotFlipped | Looked | Reconciled
 
 
 @dataclass(frozen=True)
@@ -183,6 +191,10 @@ class StageEnd:
     @classmethod
     def failed(cls, error_class: ErrorClass, error: str) -> StageEnd:
         return cls(AttemptState.FAILED, error_class=error_class, error=error)
+
+    @classmethod
+    def held(cls, device: DeviceHeld) -> StageEnd:
+        return cls(AttemptState.INTERRUPTED, fact=device, error=device.reason)
 
     @classmethod
     def cancelled(cls) -> StageEnd:

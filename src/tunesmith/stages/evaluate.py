@@ -14,7 +14,7 @@ from tunesmith.files import canonical_json, sha256_file, sha256_text, write_atom
 from tunesmith.programs.judge import judge_evaluate, read_scores
 from tunesmith.stages.context import Measured, StageContext, StageEnd
 from tunesmith.stages.hand_over import take_device
-from tunesmith.stages.supervise import Supervisor
+from tunesmith.stages.supervise import ProgramEnd, Supervisor
 from tunesmith.store import adapters, datasets, runs
 from tunesmith.store.adapters import Adapter
 
@@ -49,12 +49,9 @@ def evaluate(context: StageContext) -> StageEnd:
         seed=run.spec.recipe.seed,
     )
     end = Supervisor(context, lambda event: None, None).run(EVALUATOR, spec)
-    if end.decided_by is RequestKind.CANCEL:
-        return StageEnd.cancelled()
-    if end.killed_for is not None:
-        return StageEnd.failed(end.killed_for, context.with_log(end.why))
-    if end.interrupted is not None:
-        return StageEnd(AttemptState.INTERRUPTED, error=end.interrupted)
+    ended_early = _ended_early(context, end)
+    if ended_early is not None:
+        return ended_early
     judgement = judge_evaluate(spec, context.attempt_dir, end.exit_code)
     if judgement.outcome is AttemptState.INTERRUPTED:
         return StageEnd(AttemptState.INTERRUPTED, error_class=ErrorClass.TRANSIENT, error=judgement.error)
@@ -72,6 +69,17 @@ def evaluate(context: StageContext) -> StageEnd:
             scores_path=(context.attempt_dir / "scores.json").relative_to(context.workspace.data_dir).as_posix(),
         )
     )
+
+
+def _ended_early(context: StageContext, end: ProgramEnd) -> StageEnd | None:
+    """Where somebody ended the evaluator, there is nothing to judge."""
+    if end.decided_by is RequestKind.CANCEL:
+        return StageEnd.cancelled()
+    if end.killed_for is not None:
+        return StageEnd.failed(end.killed_for, context.with_log(end.why))
+    if end.interrupted is not None:
+        return StageEnd(AttemptState.INTERRUPTED, error=end.interrupted)
+    return None
 
 
 def _judge(

@@ -17,6 +17,7 @@ from tunesmith.programs.judge import Judgement, judge_train
 from tunesmith.programs.process_identity import ProcessIdentity, kill_stray
 from tunesmith.programs.protocol import CHECKPOINTS
 from tunesmith.stages.context import DryRunPassed, StageContext, StageEnd, Trained
+from tunesmith.stages.hand_over import take_device
 from tunesmith.stages.outlook import corrections
 from tunesmith.stages.supervise import ProgramEnd, Supervisor
 from tunesmith.store import checkpoints, queue, runs
@@ -32,6 +33,9 @@ def train(context: StageContext) -> StageEnd:
         run = runs.get(tx, context.run_id)
         earlier = queue.attempts_of_run(tx, run.id)
     _end_strays(earlier, context.settings.worker.grace_s)
+    held = None if run.spec.dry_run else take_device(context, run.spec.trainer)
+    if held is not None:
+        return StageEnd.held(held)
     problem = _dataset_problem(run.spec)
     if problem is not None:
         return StageEnd.failed(ErrorClass.DATA, problem)

@@ -224,6 +224,13 @@ def again_later(
     _end(tx, lease, guard(tx, lease), Ending(outcome, decision, payload=payload), actor)
 
 
+def step_back(tx: Tx, lease: Lease, delay_s: float, *, actor: str, reason: str) -> None:
+    """The attempt could not even begin: the task waits; nothing is counted, and nothing forgiven."""
+    held = guard(tx, lease)
+    decision = RetryDecision(TaskState.WAITING, held.counts, delay_s, reason)
+    _end(tx, lease, held, Ending(AttemptState.INTERRUPTED, decision, error=reason), actor)
+
+
 def _end(tx: Tx, lease: Lease, held: Held, ending: Ending, actor: str) -> None:
     """The one setter of an attempt's outcome, and of the state of the task whose lease goes with it."""
     decision = ending.decision
