@@ -92,25 +92,29 @@ def detach(adapted: Any) -> Any:
 
 def put_weights(adapted: Any, folder: Path) -> None:
     """Replace the adapter's weights by those of a folder; all of them, and nothing else."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in _state(adapted).items()}
+    set_peft_model_state_dict(adapted, read_weights(folder, shapes), adapter_name=_NAME)
+
+
+def read_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """The weights in a folder, which must be exactly those named, of these shapes, and finite."""
     _refuse_pickles(folder)
     try:
-        weights = load_file(folder / WEIGHTS)
+        weights: dict[str, Any] = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise DataError(f"adapter {folder.name}: {WEIGHTS} cannot be read ({error})") from None
     bad = [name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())]
     if bad:
         raise DataError(f"adapter {folder.name}: {bad[0]} holds NaN or infinity; it must not be used")
-    expected = _state(adapted)
-    if set(weights) != set(expected):
-        odd = sorted(set(weights) ^ set(expected))
+    if set(weights) != set(shapes):
+        odd = sorted(set(weights) ^ set(shapes))
         raise DataError(f"adapter {folder.name}: it does not belong to this base model ({odd[0]} does not match)")
     for name, tensor in weights.items():
-        if tensor.shape != expected[name].shape:
+        if tuple(tensor.shape) != shapes[name]:
             raise DataError(
-                f"adapter {folder.name}: {name} has shape {tuple(tensor.shape)}, "
-                f"this base model needs {tuple(expected[name].shape)}"
+                f"adapter {folder.name}: {name} has shape {tuple(tensor.shape)}, this base model needs {shapes[name]}"
             )
-    set_peft_model_state_dict(adapted, weights, adapter_name=_NAME)
+    return weights
 
 
 def save_adapter(adapted: Any, folder: Path, base_name: str) -> None:

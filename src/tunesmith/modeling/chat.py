@@ -81,6 +81,14 @@ class ChatFormat:
         names = {self._tokenizer.bos_token_id: " BOS", **dict.fromkeys(self.stop_ids, " EOS")}
         return f"{text!r}{names.get(token, '')}"
 
+    def raw_prompt(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text as it is, control tokens and the tokenizer's own beginning included."""
+        return tuple(self._tokenizer(text).input_ids)
+
+    def token_text(self, token: int) -> str:
+        """What one token says, special ones too."""
+        return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
+
     def text_of(self, ids: Iterable[int]) -> str:
         """What the tokens say, special ones left out."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))

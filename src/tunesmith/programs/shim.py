@@ -25,7 +25,7 @@ from typing import NamedTuple, NoReturn
 KEEPALIVE_EXIT = 76
 CANNOT_START_EXIT = 127
 _KEEPALIVE_SHARE = 0.9  # the program ends itself at 0.8; this is for one that does not, or cannot
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -276,7 +276,7 @@ def _become_program(command: list[str], shim: int) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         os.setpgid(0, 0)
-        set_process_option(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        set_process_option(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == shim:  # else the shim died before the option was set
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             os.execvp(command[0], command)  # noqa: S606

@@ -1,0 +1,174 @@
+"""The engine's desk: takes requests in, reads prompts and adapters beside the computing, and sends answers out.
+
+Three threads stand beside the one that computes: one reads lines and turns prompts into tokens, one reads adapters,
+one writes lines. The computing thread alone changes what is computed.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from tunesmith.domain.generation import Ended, Finish, Generation, TokenReading
+from tunesmith.engine.rows import EngineRefusal, Listener, Row
+from tunesmith.engine.speech import Words
+from tunesmith.engine.wire import MAX_LINE, asked_from, line, piece_of
+from tunesmith.errors import DataError, TunesmithError
+from tunesmith.files import verify_folder
+from tunesmith.logs import logger
+from tunesmith.modeling.adapter_parts import AdapterParts, AdapterReader
+from tunesmith.modeling.base_files import is_whole_model
+
+log = logger("engine")
+Do = Callable[[], None]
+"""Something for the computing thread to do between two passes."""
+
+
+class Outbox:
+    """Lines on their way to the gateway; the computing never waits for whoever reads them."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        threading.Thread(target=self._send, name="outbox", daemon=True).start()
+
+    def put(self, message: Mapping[str, Any]) -> None:
+        self._lines.put(line(message))
+
+    def refuse(self, request_id: str, refusal: EngineRefusal) -> None:
+        self.put({"id": request_id, "error": refusal.as_json()})
+
+    def _send(self) -> None:
+        while True:
+            lines = [self._lines.get()]
+            while not self._lines.empty():
+                lines.append(self._lines.get())
+            try:
+                self._channel.sendall(b"".join(lines))
+            except OSError:
+                os._exit(0)  # the gateway is gone: nobody waits for anything
+
+
+class Answers(Listener):
+    """Tells the gateway of rows that somebody reads as they are written."""
+
+    def __init__(self, outbox: Outbox, digest_of: Callable[[str | None], str | None]) -> None:
+        self._outbox, self._digest_of = outbox, digest_of
+
+    def piece(self, row: Row, text: str, tokens: tuple[TokenReading, ...]) -> None:
+        self._outbox.put({"id": row.id, "piece": piece_of(text, tokens)})
+
+    def ended(self, row: Row, finish: Finish) -> None:
+        ended = Ended(finish, len(row.prompt), len(row.ids), row.adapter, self._digest_of(row.adapter))
+        self._outbox.put({"id": row.id, "ended": asdict(ended)})
+
+    def failed(self, row: Row, refusal: EngineRefusal) -> None:
+        self._outbox.refuse(row.id, refusal)
+
+
+class Readings(Listener):
+    """Collects greedy answers for the parity probe, and sends them once all are there."""
+
+    def __init__(self, outbox: Outbox, request_id: str, words: Words, prompts: list[Any]) -> None:
+        self._outbox, self._id, self._words, self._prompts = outbox, request_id, words, prompts
+        self._found: dict[str, dict[str, Any]] = {}
+        self._has_failed = False
+
+    def piece(self, row: Row, text: str, tokens: tuple[TokenReading, ...]) -> None:
+        """Only the whole is of interest."""
+
+    def ended(self, row: Row, finish: Finish) -> None:
+        messages = self._prompts[int(row.id.rpartition("#")[2])]
+        said = [token for token in row.ids if token not in row.stop_ids]
+        self._found[row.id] = {
+            "messages": messages,
+            "prompt_text": self._words.prompt_text(messages),
+            "prompt_ids": row.prompt,
+            "num_prompt": len(row.prompt),
+            "answer_ids": row.ids,
+            "answer_text": self._words.text_of(said),
+            "log_probs": row.log_probs,
+            "finish": finish,
+        }
+        if len(self._found) == len(self._prompts) and not self._has_failed:
+            ordered = [self._found[f"{self._id}#{number}"] for number in range(len(self._prompts))]
+            self._outbox.put({"id": self._id, "done": {"readings": ordered}})
+
+    def failed(self, row: Row, refusal: EngineRefusal) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            self._outbox.refuse(self._id, refusal)
+
+
+class Loader:
+    """Reads adapters one after the other, while others are being asked."""
+
+    def __init__(self, reader: AdapterReader, outbox: Outbox, inbox: queue.SimpleQueue[Do]) -> None:
+        self._reader, self._outbox, self._inbox = reader, outbox, inbox
+        self._wanted: queue.SimpleQueue[tuple[Mapping[str, Any], Callable[[AdapterParts], None]]] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="loader", daemon=True).start()
+
+    def read(self, message: Mapping[str, Any], then: Callable[[AdapterParts], None]) -> None:
+        self._wanted.put((message, then))
+
+    def _work(self) -> None:
+        while True:
+            message, then = self._wanted.get()
+            try:
+                parts = self._read(Path(message["path"]), message["digest"])
+            except (TunesmithError, OSError) as error:
+                self._outbox.refuse(message["id"], EngineRefusal(str(error), "adapter_refused", 422))
+            except (MemoryError, RuntimeError) as error:
+                log.exception("load_failed", adapter=message["name"])
+                reason = " ".join(str(error).split())[:200]
+                self._outbox.refuse(
+                    message["id"], EngineRefusal(f"adapter {message['name']}: {reason}", "load_failed", 503, 5.0)
+                )
+            else:
+                self._inbox.put(partial(then, parts))
+
+    def _read(self, folder: Path, digest: str) -> AdapterParts:
+        verify_folder(folder, digest)
+        if is_whole_model(folder):
+            raise DataError(f"{folder.name} is a model of its own, no adapter: it needs an engine of its own")
+        return self._reader.read(folder)
+
+
+def lines_of(channel: socket.socket) -> Any:
+    """Whole lines until the other side closes."""
+    with channel.makefile("rb") as source:
+        while (read := source.readline(MAX_LINE)).endswith(b"\n"):
+            yield orjson.loads(read)
+
+
+def rows_to_read(message: Mapping[str, Any], words: Words, outbox: Outbox) -> list[Row]:
+    """The rows of a parity probe; raises EngineRefusal at the first prompt that cannot be read."""
+    prompts = list(message["prompts"])
+    listener = Readings(outbox, message["id"], words, prompts)
+    rows = []
+    for number, messages in enumerate(prompts):
+        asked = Generation(
+            id=f"{message['id']}#{number}",
+            adapter=message["adapter"],
+            messages=messages,
+            max_tokens=message["max_tokens"],
+            temperature=0.0,
+            num_top=0,
+        )
+        rows.append(Row.of(asked, words.prompt_of(asked), words.context, words, listener))
+    return rows
+
+
+def row_to_answer(message: Mapping[str, Any], words: Words, answers: Answers) -> Row:
+    """Raises EngineRefusal where it cannot be answered."""
+    asked = asked_from(message)
+    return Row.of(asked, words.prompt_of(asked), words.context, words, answers)

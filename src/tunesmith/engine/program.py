@@ -1,0 +1,163 @@
+"""The engine at work: one base model, adapters beside it, and everybody's answers one token at a time."""
+
+from __future__ import annotations
+
+import os
+import queue
+import resource
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tunesmith.domain.engine_spec import EngineSpec
+from tunesmith.engine.desk import Answers, Do, Loader, Outbox, lines_of, row_to_answer, rows_to_read
+from tunesmith.engine.rows import EngineRefusal, Row
+from tunesmith.engine.sites import Sites
+from tunesmith.engine.speech import Words
+from tunesmith.engine.turns import Turns
+from tunesmith.errors import ConfigError
+from tunesmith.files import verify_folder
+from tunesmith.modeling.adapter_parts import AdapterParts, AdapterReader
+from tunesmith.modeling.architecture import read_architecture
+from tunesmith.modeling.base_files import base_digest
+from tunesmith.modeling.loading import load_base, pick_device
+
+
+class EngineProgram:
+    """Reads requests in one thread, computes in another: the main one."""
+
+    def __init__(self, spec: EngineSpec, channel: socket.socket) -> None:
+        self._channel = channel
+        self._outbox = Outbox(channel)
+        self._inbox: queue.SimpleQueue[Do] = queue.SimpleQueue()
+        folder, weights = Path(spec.base), Path(spec.weights or spec.base)
+        if spec.digest is not None and base_digest(folder) != spec.digest:
+            raise ConfigError(f"the base model in {folder} is not the one that was asked for; put it back")
+        if spec.weights is not None:
+            verify_folder(weights, spec.weights_digest)
+        model = load_base(weights, _device(spec.device))
+        self._device = next(model.parameters()).device
+        self._base_bytes = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+        self._words = Words(folder, model, read_architecture(folder).context)
+        self._sites = Sites(model)
+        self._turns = Turns(model, self._sites, self._words.pad_id, spec.max_batch)
+        self._loader = Loader(AdapterReader(model), self._outbox, self._inbox)
+        self._adapters: dict[str, tuple[str, int]] = {}
+        self._answers = Answers(self._outbox, self._digest_of)
+
+    def run(self) -> None:
+        self._outbox.put({"ready": {"device": str(self._device), "base_bytes": self._base_bytes}})
+        threading.Thread(target=self._listen, name="listener", daemon=True).start()
+        with torch.inference_mode():
+            while True:
+                if self._turns.is_idle:
+                    self._inbox.get()()
+                while not self._inbox.empty():
+                    self._inbox.get()()
+                self._turns.turn()
+
+    def _listen(self) -> None:
+        try:
+            for message in lines_of(self._channel):
+                try:
+                    self._take(message)
+                except EngineRefusal as refusal:
+                    self._outbox.refuse(message["id"], refusal)
+        finally:
+            os._exit(0)  # the gateway closed its end, or said something that is no message
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        match message["do"]:
+            case "generate":
+                row = row_to_answer(message, self._words, self._answers)
+                self._inbox.put(lambda: self._admit([row]))
+            case "read":
+                rows = rows_to_read(message, self._words, self._outbox)
+                self._inbox.put(lambda: self._admit(rows))
+            case "cancel":
+                self._inbox.put(lambda: self._cancel(message["id"]))
+            case "load":
+                self._inbox.put(lambda: self._load(message))
+            case "unload":
+                self._inbox.put(lambda: self._unload(message))
+            case "state":
+                self._inbox.put(lambda: self._outbox.put({"id": message["id"], "done": self._state()}))
+            case other:
+                raise ConfigError(f"the gateway says {other!r}, which this engine does not know")
+
+    def _admit(self, rows: list[Row]) -> None:
+        for row in rows:
+            if row.adapter is not None and row.adapter not in self._adapters:
+                refusal = EngineRefusal(f"adapter {row.adapter} is not loaded", "unknown_adapter", 404)
+                row.listener.failed(row, refusal)
+            else:
+                self._turns.waiting.append(row)
+
+    def _cancel(self, row_id: str) -> None:
+        row = self._turns.remove(row_id)
+        if row is not None:
+            row.listener.ended(row, "cancelled")
+
+    def _load(self, message: Mapping[str, Any]) -> None:
+        name, digest = message["name"], message["digest"]
+        if name not in self._adapters:
+            self._loader.read(message, lambda parts: self._add(message, parts))
+        elif self._adapters[name][0] == digest:
+            self._outbox.put({"id": message["id"], "done": {"bytes": self._adapters[name][1]}})
+        else:
+            text = f"adapter {name} is loaded with another content; a version's name is never used again"
+            self._outbox.refuse(message["id"], EngineRefusal(text, "name_taken", 409))
+
+    def _add(self, message: Mapping[str, Any], parts: AdapterParts) -> None:
+        name = message["name"]
+        if name not in self._adapters:
+            self._sites.add(name, parts)
+            self._adapters[name] = (message["digest"], parts.num_bytes)
+        self._load(message)
+
+    def _unload(self, message: Mapping[str, Any]) -> None:
+        name = message["name"]
+        users = sum(row.adapter == name for row in self._turns.rows())
+        if users:
+            text = f"adapter {name} is answering {users} requests; let them end first"
+            self._outbox.refuse(message["id"], EngineRefusal(text, "in_use", 409, 1.0))
+            return
+        if self._adapters.pop(name, None) is not None:
+            self._sites.remove(name)
+        self._outbox.put({"id": message["id"], "done": {}})
+
+    def _digest_of(self, adapter: str | None) -> str | None:
+        return None if adapter is None else self._adapters[adapter][0]
+
+    def _state(self) -> dict[str, Any]:
+        is_cuda = self._device.type == "cuda"
+        return {
+            "adapters": {name: {"digest": digest, "bytes": size} for name, (digest, size) in self._adapters.items()},
+            "rows": self._turns.num_rows,
+            "waiting": len(self._turns.waiting),
+            "mixes": self._sites.can_mix,
+            "device": str(self._device),
+            "base_bytes": self._base_bytes,
+            "cache_bytes": self._turns.num_bytes,
+            "device_bytes": torch.cuda.memory_reserved(self._device) if is_cuda else None,
+            "most_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+        }
+
+
+def _device(wanted: str) -> Any:
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("serve.device: there is no CUDA device here; set it to auto or cpu")
+    return pick_device() if wanted == "auto" else torch.device(wanted)
+
+
+def serve(spec: EngineSpec, channel: socket.socket) -> None:
+    """Answer until the other side of the channel is closed; does not return."""
+    if spec.threads is not None:
+        torch.set_num_threads(spec.threads)
+    sys.setswitchinterval(0.0005)  # a thread that reads must not hold up each of the many small steps of a pass
+    EngineProgram(spec, channel).run()

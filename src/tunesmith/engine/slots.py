@@ -1,0 +1,137 @@
+"""The memory of a batch: keys and values of every row in its own slot, so that rows come and go without moving others.
+
+A row's tokens lie at the front of its slot, one after the other; what lies behind them is left over and never seen.
+Room is made in steps, and only then is anything copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import Cache
+
+_ROOM = 64
+"""Slots grow to a multiple of this many tokens."""
+
+
+class _Layer:
+    def __init__(self) -> None:
+        self.keys: Any = None
+        self.values: Any = None
+
+
+class Prompts(Cache):  # type: ignore[misc]
+    """Takes in what a first pass over whole prompts computes, layer by layer."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.taken: dict[int, tuple[Any, Any]] = {}
+
+    def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        self.taken[layer_idx] = (key_states, value_states)
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return query_length, 0
+
+
+class Slots(Cache):  # type: ignore[misc]
+    """Rows 0 … n - 1 are in use. A pass adds one token to each, at the place behind the row's last."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self._layers: dict[int, _Layer] = {}
+        self.lengths: list[int] = []
+        self._rows: Any = None
+        self._places: Any = None
+        self._width = 0
+
+    def join(self, prompts: Prompts, lengths: Sequence[int]) -> None:
+        """Take rows over from a first pass; all of them or, where memory is out, none."""
+        start, num = len(self.lengths), len(lengths)
+        self._make_room(prompts, start + num, max(lengths) + 1)
+        for index, (keys, values) in prompts.taken.items():
+            layer, width = self._layers[index], keys.shape[2]
+            layer.keys[start : start + num, :, :width] = keys
+            layer.values[start : start + num, :, :width] = values
+        self.lengths += lengths
+
+    def leave(self, row: int) -> int:
+        """Give a row's slot to the last row; returns the number that the last row had."""
+        last = len(self.lengths) - 1
+        if row != last:
+            length = self.lengths[last]
+            for layer in self._layers.values():
+                layer.keys[row, :, :length] = layer.keys[last, :, :length]
+                layer.values[row, :, :length] = layer.values[last, :, :length]
+            self.lengths[row] = length
+        self.lengths.pop()
+        if not self.lengths:
+            self._layers.clear()  # nobody is here: give the memory back
+        return last
+
+    def aim(self, device: Any) -> tuple[Any, Any]:
+        """Before a pass: room for one more token of each row; returns their places and who may look at what."""
+        longest = max(self.lengths) + 1
+        self._make_room(None, len(self.lengths), longest)
+        self._width = longest
+        self._rows = torch.arange(len(self.lengths), device=device)
+        self._places = torch.tensor(self.lengths, device=device)
+        seen = torch.arange(longest, device=device)[None] <= self._places[:, None]
+        return self._places[:, None], seen[:, None, None]
+
+    def advance(self) -> None:
+        """After a pass: the new tokens are there."""
+        self.lengths = [length + 1 for length in self.lengths]
+
+    def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        layer, num = self._layers[layer_idx], len(self.lengths)
+        layer.keys[self._rows, :, self._places] = key_states[:, :, 0]
+        layer.values[self._rows, :, self._places] = value_states[:, :, 0]
+        return layer.keys[:num, :, : self._width], layer.values[:num, :, : self._width]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._width - 1
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self._width - 1
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self._width, 0
+
+    @property
+    def num_bytes(self) -> int:
+        held = [tensor for layer in self._layers.values() for tensor in (layer.keys, layer.values)]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+    def _make_room(self, prompts: Prompts | None, num: int, longest: int) -> None:
+        for index, (keys, values) in (prompts.taken if prompts is not None else {}).items():
+            if index not in self._layers:
+                layer = _Layer()
+                layer.keys = keys.new_zeros((0, keys.shape[1], 0, keys.shape[3]))
+                layer.values = values.new_zeros((0, values.shape[1], 0, values.shape[3]))
+                self._layers[index] = layer
+        for layer in self._layers.values():
+            layer.keys = _roomier(layer.keys, num, longest, len(self.lengths))
+            layer.values = _roomier(layer.values, num, longest, len(self.lengths))
+
+
+def _roomier(held: Any, num: int, longest: int, in_use: int) -> Any:
+    """The same content with room for so many rows of so many tokens; grows by half at least."""
+    rows, heads, room, size = held.shape
+    if rows >= num and room >= longest:
+        return held
+    rows = rows if rows >= num else max(num, rows + rows // 2)
+    wanted = room if room >= longest else max(longest, room + room // 2)
+    wanted = -(-wanted // _ROOM) * _ROOM
+    made = held.new_zeros((rows, heads, wanted, size))
+    made[:in_use, :, :room] = held[:in_use]
+    return made

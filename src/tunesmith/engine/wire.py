@@ -1,0 +1,51 @@
+"""What gateway and engine say to each other: one JSON object per line over a socket that only the two of them hold.
+
+To the engine: ``{"do": "generate" | "cancel" | "load" | "unload" | "read" | "state", "id": …, …}``.
+From it: ``{"ready": {…}}`` once, then for an id any number of ``piece``, and at last ``ended``, ``done`` or ``error``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+
+from tunesmith.domain.generation import Ended, Generation, Piece, TokenReading
+
+MAX_LINE = 64 << 20
+"""The longest line either side takes."""
+
+
+def line(message: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(message) + b"\n"
+
+
+def asked_line(asked: Generation) -> bytes:
+    return line({"do": "generate", **asdict(asked)})
+
+
+def asked_from(message: Mapping[str, Any]) -> Generation:
+    fields = {key: value for key, value in message.items() if key != "do"}
+    fields["stop"] = tuple(fields.get("stop") or ())
+    return Generation(**fields)
+
+
+def piece_of(text: str, tokens: tuple[TokenReading, ...]) -> list[Any]:
+    return [text, [[token.id, token.text, token.log_prob, token.top] for token in tokens]]
+
+
+def piece_from(raw: list[Any]) -> Piece:
+    text, tokens = raw
+    return Piece(
+        text,
+        tuple(
+            TokenReading(number, said, log_prob, tuple((one, its, value) for one, its, value in top))
+            for number, said, log_prob, top in tokens
+        ),
+    )
+
+
+def ended_from(raw: Mapping[str, Any]) -> Ended:
+    return Ended(**raw)
