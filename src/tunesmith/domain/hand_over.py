@@ -95,7 +95,7 @@ class TaskSeen:
 
     state: TaskState
     is_held_here: bool
-    """A worker of this machine has leased it, and the lease has not run out."""
+    """A worker of this machine has leased it, lives, and the lease has not run out."""
     program_runs: bool
     """The process of its last attempt lives on this machine."""
     somebody_here: bool

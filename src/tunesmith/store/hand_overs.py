@@ -47,14 +47,17 @@ class Server:
 
 @dataclass(frozen=True)
 class Taker:
-    """The task of a hand-over, as the store knows it; whether its program still runs only the machine can tell."""
+    """The task of a hand-over, as the store knows it; which of the processes still run only the machine can tell."""
 
     state: TaskState
-    is_held_here: bool
     lease_left_s: float
-    process: str | None
-    """Of its last attempt."""
-    somebody_here: bool
+    """How long the lease of a worker of this machine still runs; 0 without one."""
+    holder: str | None
+    """Process of the worker that has leased it."""
+    program: str | None
+    """Process of its last attempt."""
+    workers: tuple[str, ...]
+    """Processes of the workers of this machine that take such tasks."""
     is_followed: bool
 
 
@@ -138,23 +141,24 @@ _OPEN = sa.text("hand_overs.state <> 'over'")  # as the partial index says it
 
 def taker_of(tx: Tx, hand_over: HandOver) -> Taker:
     """What the store knows about the task a hand-over is for."""
-    query = sa.select(tasks, workers.c.host.label("held_on")).select_from(
+    query = sa.select(tasks, workers.c.host.label("held_on"), workers.c.process.label("holder")).select_from(
         tasks.outerjoin(workers, workers.c.id == tasks.c.worker_id)
     )
     task = tx.first(query.where(tasks.c.id == hand_over.task_id))
     assert task is not None, hand_over.task_id  # a foreign key
     left_s = 0.0
-    if task["state"] == TaskState.LEASED and task["lease_clock"] == tx.lease_clock:
+    is_here = task["held_on"] in (hand_over.host, None)  # one that is not listed any more may still compute
+    if is_here and task["state"] == TaskState.LEASED and task["lease_clock"] == tx.lease_clock:
         left_s = max(0.0, float(task["lease_until"]) - tx.lease_now)
     query = sa.select(attempts.c.process).where(attempts.c.task_id == hand_over.task_id)
     last = tx.first(query.order_by(attempts.c.number.desc()).limit(1))
     kinds = _open_kinds(tx, task["run_id"], hand_over.task_id)
     return Taker(
         state=TaskState(task["state"]),
-        is_held_here=left_s > 0 and task["held_on"] in (hand_over.host, None),
         lease_left_s=left_s,
-        process=None if last is None else last["process"],
-        somebody_here=_somebody(tx, hand_over.host, {TaskKind(task["kind"]), *kinds}),
+        holder=task["holder"],
+        program=None if last is None else last["process"],
+        workers=_workers(tx, hand_over.host, {TaskKind(task["kind"]), *kinds}),
         is_followed=follows(kinds),
     )
 
@@ -167,10 +171,11 @@ def _open_kinds(tx: Tx, run_id: str | None, task_id: str) -> set[TaskKind]:
     return {TaskKind(row["kind"]) for row in tx.all(sa.select(tasks.c.kind).where(*others))}
 
 
-def _somebody(tx: Tx, host: str, kinds: Collection[TaskKind]) -> bool:
+def _workers(tx: Tx, host: str, kinds: Collection[TaskKind]) -> tuple[str, ...]:
     wanted = DEVICE_KINDS.intersection(kinds)
     alive = (workers.c.host == host, workers.c.seen_clock == tx.lease_clock, workers.c.seen_until > tx.lease_now)
-    return any(wanted.intersection(row["kinds"]) for row in tx.all(sa.select(workers.c.kinds).where(*alive)))
+    rows = tx.all(sa.select(workers.c.kinds, workers.c.process).where(*alive).order_by(workers.c.id))
+    return tuple(row["process"] for row in rows if wanted.intersection(row["kinds"]))
 
 
 def servers_on(tx: Tx, host: str) -> list[Server]:
