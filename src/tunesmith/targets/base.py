@@ -7,7 +7,7 @@ can belong to another. Every method may be called again after a crash and then d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,3 +59,21 @@ class Target(Protocol):
 
     def observe(self) -> str | None:
         """The verified digest of what is served now; None for the bare base. Raises TargetError if unhealthy."""
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where one version can be asked for over OpenAI's routes, and how it is named there."""
+
+    url: str
+    model: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the body beside `model` that choose the version."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+class Proxied(Target, Protocol):
+    """A target whose server answers requests that the gateway passes on."""
+
+    def doors(self, adapter: ServedAdapter | None) -> list[Door]:
+        """One for each replica that should answer; None is the bare base. Raises TargetError where there is none."""
