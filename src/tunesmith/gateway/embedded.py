@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -71,7 +71,7 @@ class EmbeddedEngine:
             if child is not None:
                 await child.stop(grace_s)
 
-    async def generate(self, asked: Generation) -> AsyncIterator[Piece | Ended]:
+    async def generate(self, asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
         child = await self._running()
         if self._max_under_way is not None and child.num_under_way >= self._max_under_way:
             raise EngineError(

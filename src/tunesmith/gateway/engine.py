@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from tunesmith.domain.generation import Ended, Generation, Piece
@@ -34,7 +34,7 @@ class Engine(Protocol):
     async def stop(self, grace_s: float = 0.0) -> None:
         """End, and give all memory back; answers under way get `grace_s` to be written to their end."""
 
-    def generate(self, asked: Generation) -> AsyncIterator[Piece | Ended]:
+    def generate(self, asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
         """The answer in pieces, `Ended` last; closing the iterator cancels it. Raises EngineError."""
 
     async def load(self, adapter: ServedAdapter) -> int:
