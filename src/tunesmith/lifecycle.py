@@ -6,6 +6,7 @@ state and the next task, in one transaction. Nothing else in tunesmith knows the
     train ──▶ evaluate ──▶ deploy ──▶ watch ──▶ deployed
       │           │           │          └────▶ rolled_back ──▶ (rollback task)
       │           │           └──▶ held, or evaluate again if what is live moved
+      │           ├──▶ shadow (a watch of mirrored traffic) ──▶ evaluate again · rejected
       │           └──▶ held · rejected · completed
       └──▶ queued again (retry, lost, interrupted) · paused · validated (dry run) · failed
 """
@@ -39,6 +40,7 @@ from tunesmith.store import (
     members,
     requests,
     runs,
+    shadows,
     tasks,
 )
 from tunesmith.store.database import Tx
@@ -71,6 +73,8 @@ def settle(tx: Tx, claim: Claim, end: StageEnd, *, actor: str) -> None:
             _after_evaluate(tx, claim, run, end, actor)
         case TaskKind.DEPLOY:
             _after_deploy(tx, claim, run, end, actor)
+        case TaskKind.WATCH if run.state is RunState.SHADOWING:
+            _after_shadow(tx, claim, run, end, actor)
         case TaskKind.WATCH:
             _after_watch(tx, claim, run, end, actor)
         case TaskKind.CURRICULUM | TaskKind.PREPARE | TaskKind.EXPORT:
@@ -155,6 +159,8 @@ def _after_evaluate(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -
             _wait_for_a_person(tx, run, actor, reason)
         case Decision.PROMOTE if run.spec.deploy.when == "never":
             finish(tx, run, RunState.COMPLETED, actor=actor, reason=reason)
+        case Decision.PROMOTE if run.spec.shadow.enabled and not shadows.has_passed(tx, run.id):
+            _go_on(tx, run, RunState.SHADOWING, TaskKind.WATCH, actor, f"promoted, shadows live traffic first: {reason}")
         case Decision.PROMOTE if run.spec.deploy.when == "approved":
             _wait_for_a_person(tx, run, actor, f"promoted, waits for approval: {reason}")
         case Decision.PROMOTE:
@@ -184,6 +190,25 @@ def _after_deploy(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> 
         case _:
             _take_back(tx, run, actor)
             _wait_for_a_person(tx, run, actor, _why(end, decision.reason))
+
+
+def _after_shadow(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:
+    if end.decided_by is RequestKind.CANCEL or _is_cancelled(tx, run):
+        _cancel(tx, claim, run, actor)
+        return
+    if isinstance(end.fact, Looked) and end.fact.decision == "again":
+        tasks.again_later(tx, claim.lease, run.spec.shadow.interval_s, actor=actor, reason=end.fact.reason)
+        return
+    decision = _end_attempt(tx, claim, end, actor)
+    if decision.state is TaskState.WAITING:
+        return
+    match end.fact:
+        case Looked(decision="passed", reason=reason):
+            _go_on(tx, run, RunState.EVALUATING, TaskKind.EVALUATE, actor, f"shadowed well, measured again: {reason}")
+        case Looked(reason=reason):
+            finish(tx, run, RunState.REJECTED, actor=actor, reason=reason)
+        case _:
+            finish(tx, run, RunState.REJECTED, actor=actor, reason=_why(end, decision.reason))
 
 
 def _after_watch(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:

@@ -157,9 +157,9 @@ class NotFlipped:
 
 @dataclass(frozen=True)
 class Looked:
-    """One look of the watch: still going, over, or bad enough to roll back."""
+    """One look of the watch: still going, over, or bad enough to roll back; or one at a candidate's shadow."""
 
-    decision: str  # again | healthy | roll_back | moved_on
+    decision: str  # again | healthy | roll_back | moved_on; of a shadow: again | passed | failed
     reason: str
     num_failures: int = 0
 

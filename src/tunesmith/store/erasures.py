@@ -19,7 +19,7 @@ from tunesmith.domain.experience import ExperienceClass, ExperienceState
 from tunesmith.domain.learning import ReviewDecision
 from tunesmith.domain.run import RunState
 from tunesmith.errors import Refused
-from tunesmith.store import datasets, events, experiences, members
+from tunesmith.store import datasets, events, experiences, members, shadows
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.experiences import Experience
 from tunesmith.store.learning_tables import corrections, erasures, reviews
@@ -189,6 +189,7 @@ def _blank(tx: Tx, experience: Experience) -> None:
     )
     tx.run(feedback.delete().where(feedback.c.experience_id == mine))
     tx.run(corrections.delete().where(corrections.c.experience_id == mine))
+    shadows.forget(tx, experience.profile, experience.natural_key)
     tx.run(reviews.update().where(reviews.c.experience_id == mine).values(reason=""))
     tx.run(members_table.update().where(members_table.c.experience_id == mine).values(reason=""))
     its = (events_table.c.entity == "experience", events_table.c.entity_id == mine)

@@ -1,0 +1,202 @@
+"""Shadow traffic: live requests are asked of candidates too, after their answer was sent and while nobody waits.
+
+Those answers are never shown. What becomes of them is stored in batches; what cannot be mirrored or stored is counted,
+and never stands in anybody's way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tunesmith import logs
+from tunesmith.client.session import Session
+from tunesmith.domain.experience import Interaction
+from tunesmith.domain.serving import ServerState, ShadowOutcome
+from tunesmith.domain.shadowing import is_mirrored
+from tunesmith.domain.verifiers import verify
+from tunesmith.errors import StoreError, TunesmithError
+from tunesmith.gateway.engine import EngineError
+from tunesmith.gateway.hooks import Engines, Exchange, HandOver
+from tunesmith.settings import ServeSettings
+from tunesmith.stages.experience_rules import rules_of
+from tunesmith.store import shadows
+from tunesmith.store.shadows import Candidate, ShadowAnswer
+
+_MAX_WAITING = 64
+_MAX_UNSTORED = 512
+_BATCH_S = 0.5
+_LOOK_S = 0.02
+_MAX_ERROR = 300
+_NOT_ITS_FAULT = frozenset(
+    {"aside", "busy", "overloaded", "engines_in_use", "engine_start", "engine_stopped", "engine_memory", "stopping"}
+)
+"""Refusals of the engine that say nothing about the candidate."""
+log = logs.logger("shadow")
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    candidate: Candidate
+    verifiers: Mapping[str, Mapping[str, Any]]
+
+
+class Mirror:
+    """Implements `hooks.Shadow`. One mirrored request at a time, and only while no live one is under way."""
+
+    def __init__(
+        self, session: Session, settings: ServeSettings, engines: Engines, hand_over: HandOver, counts: Counter[str]
+    ) -> None:
+        self._session = session
+        self._settings = settings
+        self._engines = engines
+        self._hand_over = hand_over
+        self._counts = counts
+        self._wanted: dict[str, list[_Wanted]] = {}
+        self._waiting: deque[tuple[_Wanted, Exchange]] = deque()
+        self._some = asyncio.Event()
+        self._unstored: deque[ShadowAnswer] = deque(maxlen=_MAX_UNSTORED)
+
+    def answered(self, exchange: Exchange) -> None:
+        """Remember a live answer for the candidates of its profile; the oldest that waits gives way to a new one."""
+        if not exchange.is_live:
+            return
+        for wanted in self._wanted.get(exchange.profile, ()):
+            if not is_mirrored(exchange.response_id, wanted.candidate.policy.share):
+                continue
+            if len(self._waiting) >= _MAX_WAITING:
+                self._waiting.popleft()
+                self._counts["shadow_dropped"] += 1
+            self._waiting.append((wanted, exchange))
+            self._some.set()
+
+    async def run(self) -> None:
+        """Follow which candidates there are, ask them, store what came of it; until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow())
+            group.create_task(self._ask())
+            group.create_task(self._store())
+
+    # --- which candidates there are ------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                self._wanted = await asyncio.to_thread(self._look)
+            except TunesmithError as error:  # those that were known go on
+                log.warning("shadow_not_followed", reason=str(error))
+            await asyncio.sleep(max(1.0, self._settings.follow_s))
+
+    def _look(self) -> dict[str, list[_Wanted]]:
+        session = self._session
+        with session.database.read() as tx:
+            found = shadows.candidates(tx)
+        wanted: dict[str, list[_Wanted]] = {}
+        for candidate in found:
+            rules = rules_of(
+                session.database, session.workspace, candidate.profile, actor=session.actor, environ=session.environ
+            )
+            wanted.setdefault(candidate.profile, []).append(_Wanted(candidate, rules.policy.wanted))
+        return wanted
+
+    # --- asking them ---------------------------------------------------------------------------------------------
+
+    async def _ask(self) -> None:
+        while True:
+            while not self._waiting:
+                self._some.clear()
+                await self._some.wait()
+            await self._quiet()
+            if not self._waiting:
+                continue
+            wanted, exchange = self._waiting.popleft()
+            try:
+                seen = await self._mirror(wanted, exchange)
+            except Exception:
+                log.exception("shadow_failed", response=exchange.response_id)
+                seen = None
+            self._counts["shadow_dropped" if seen is None else "shadow_asked"] += 1
+            if seen is not None:
+                self._keep(seen)
+
+    async def _quiet(self) -> None:
+        """Until the engines have nothing to do, and compute on their own device."""
+        while self._engines.num_active or self._hand_over.state is not ServerState.SERVING:
+            await asyncio.sleep(_LOOK_S)
+
+    async def _mirror(self, wanted: _Wanted, exchange: Exchange) -> ShadowAnswer | None:
+        """The same prompt and sampling, asked of the candidate; None where that was not possible now."""
+        candidate, begun = wanted.candidate, time.monotonic()
+        asked = replace(exchange.asked, id=f"{exchange.asked.id}.shadow", adapter=candidate.name)
+        answer: str | None = None
+        error: str | None = None
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                answer = await self._engines.answer(candidate.name, asked)
+            outcome = ShadowOutcome.ANSWERED
+        except TimeoutError:
+            outcome, error = ShadowOutcome.TIMED_OUT, f"no answer within {self._settings.timeout_s:g} s"
+        except TunesmithError as refused:
+            if isinstance(refused, EngineError) and refused.code in _NOT_ITS_FAULT:
+                return None
+            outcome, error = ShadowOutcome.FAILED, str(refused)[:_MAX_ERROR]
+        return ShadowAnswer(
+            run_id=candidate.run_id,
+            adapter_id=candidate.adapter_id,
+            response_id=exchange.response_id,
+            live_version=exchange.version,
+            outcome=outcome,
+            answer=None if answer is None else _storable(answer),
+            error=None if error is None else _storable(error),
+            seconds=time.monotonic() - begun,
+            live_seconds=exchange.seconds,
+            flags=() if answer is None else _flags(exchange.messages, answer, wanted.verifiers),
+            live_flags=_flags(exchange.messages, exchange.answer, wanted.verifiers),
+        )
+
+    # --- storing what came of it ---------------------------------------------------------------------------------
+
+    def _keep(self, seen: ShadowAnswer) -> None:
+        if len(self._unstored) == self._unstored.maxlen:
+            self._counts["shadow_lost"] += 1
+        self._unstored.append(seen)
+
+    async def _store(self) -> None:
+        while True:
+            await asyncio.sleep(_BATCH_S)
+            batch = list(self._unstored)
+            if not batch:
+                continue
+            try:
+                num = await asyncio.to_thread(self._write, batch)
+            except StoreError as error:  # they stay, as many as there is room for
+                log.warning("shadow_not_stored", num=len(batch), reason=str(error))
+                continue
+            except Exception:
+                log.exception("shadow_not_stored", num=len(batch))
+                num = 0
+            for seen in batch:
+                if self._unstored and self._unstored[0] is seen:
+                    self._unstored.popleft()
+            self._counts["shadow_stored"] += num
+
+    def _write(self, batch: Sequence[ShadowAnswer]) -> int:
+        with self._session.database.write() as tx:
+            return shadows.add(tx, batch)
+
+
+def _flags(
+    messages: Sequence[Mapping[str, Any]], answer: str, wanted: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, ...]:
+    """Which of the profile's verifiers say something against an answer."""
+    findings = verify(Interaction([*messages, {"role": "assistant", "content": answer}]), wanted)
+    return tuple(sorted(name for name, finding in findings.items() if finding.flagged))
+
+
+def _storable(text: str) -> str:
+    """NUL and lone surrogates are what no database keeps."""
+    return text.replace("\0", "�").encode(errors="replace").decode()

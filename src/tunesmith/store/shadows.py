@@ -1,0 +1,147 @@
+"""Shadow answers: what a candidate said to mirrored requests, shown to nobody; who is forgotten goes here too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from tunesmith.domain.adapter import AdapterState, version_name
+from tunesmith.domain.erasure import tombstone_key
+from tunesmith.domain.run import RunState
+from tunesmith.domain.serving import ShadowOutcome
+from tunesmith.domain.shadow import Shadow
+from tunesmith.domain.shadowing import Observed
+from tunesmith.store.database import Tx
+from tunesmith.store.serving_tables import shadow_answers
+from tunesmith.store.tables import adapters, events, experiences, runs
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An adapter version that answers mirrored traffic now."""
+
+    run_id: str
+    adapter_id: str
+    profile: str
+    name: str
+    policy: Shadow
+
+
+@dataclass(frozen=True)
+class ShadowAnswer:
+    """One mirrored request, as it is stored."""
+
+    run_id: str
+    adapter_id: str
+    response_id: str
+    live_version: str
+    outcome: ShadowOutcome
+    answer: str | None
+    error: str | None
+    seconds: float
+    live_seconds: float
+    flags: tuple[str, ...]
+    live_flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a shadow has come."""
+
+    num: int
+    num_failed: int
+    num_timed_out: int
+    num_flagged: int
+    num_live_flagged: int
+    seconds: float | None
+    """Mean over what was answered."""
+    live_seconds: float | None
+    first_at: datetime | None
+
+
+def candidates(tx: Tx) -> list[Candidate]:
+    """Which candidates are shadowing, of every profile."""
+    query = (
+        sa.select(runs.c.id, runs.c.profile, runs.c.spec, adapters.c.id.label("adapter_id"), adapters.c.version)
+        .join(adapters, adapters.c.run_id == runs.c.id)
+        .where(runs.c.state == RunState.SHADOWING, adapters.c.state == AdapterState.CANDIDATE)
+        .order_by(runs.c.seq)
+    )
+    return [
+        Candidate(
+            run_id=row["id"],
+            adapter_id=row["adapter_id"],
+            profile=row["profile"],
+            name=version_name(row["profile"], row["version"]),
+            policy=Shadow.model_validate(row["spec"].get("shadow", {})),
+        )
+        for row in tx.all(query)
+    ]
+
+
+def add(tx: Tx, answers: Sequence[ShadowAnswer]) -> int:
+    """Store what is still wanted; how many were. Not of a run that shadows no more, nor of somebody forgotten."""
+    return sum(_is_wanted(tx, answer) and _add(tx, answer) for answer in answers)
+
+
+def _add(tx: Tx, answer: ShadowAnswer) -> bool:
+    values = {**vars(answer), "flags": list(answer.flags), "live_flags": list(answer.live_flags)}
+    return tx.add_once(shadow_answers, **values, observed_at=tx.now)
+
+
+def _is_wanted(tx: Tx, answer: ShadowAnswer) -> bool:
+    query = sa.select(runs.c.profile).where(runs.c.id == answer.run_id, runs.c.state == RunState.SHADOWING)
+    run = tx.first(query)
+    if run is None:
+        return False
+    gone = (experiences.c.profile == run["profile"], experiences.c.natural_key == tombstone_key(answer.response_id))
+    return tx.first(sa.select(experiences.c.id).where(*gone)) is None
+
+
+def observed(tx: Tx, run_id: str) -> list[Observed]:
+    """Every mirrored request of a run, in the order in which they were stored."""
+    table = shadow_answers
+    query = sa.select(table.c.outcome, table.c.flags, table.c.live_flags).where(table.c.run_id == run_id)
+    return [
+        Observed(ShadowOutcome(row["outcome"]), bool(row["flags"]), bool(row["live_flags"]))
+        for row in tx.all(query.order_by(table.c.seq))
+    ]
+
+
+def progress(tx: Tx, run_id: str) -> Progress | None:
+    """What `run show` tells about a shadow; None where nothing was mirrored."""
+    table = shadow_answers
+    rows = tx.all(sa.select(table).where(table.c.run_id == run_id).order_by(table.c.seq))
+    if not rows:
+        return None
+    answered = [row for row in rows if row["outcome"] == ShadowOutcome.ANSWERED]
+    return Progress(
+        num=len(rows),
+        num_failed=sum(row["outcome"] == ShadowOutcome.FAILED for row in rows),
+        num_timed_out=sum(row["outcome"] == ShadowOutcome.TIMED_OUT for row in rows),
+        num_flagged=sum(bool(row["flags"]) for row in answered),
+        num_live_flagged=sum(bool(row["live_flags"]) for row in answered),
+        seconds=sum(row["seconds"] for row in answered) / len(answered) if answered else None,
+        live_seconds=sum(row["live_seconds"] for row in answered) / len(answered) if answered else None,
+        first_at=min(row["observed_at"] for row in rows),
+    )
+
+
+def has_passed(tx: Tx, run_id: str) -> bool:
+    """Whether the run's candidate has shadowed long and well enough before; its history says so."""
+    passed = (events.c.old_state == RunState.SHADOWING, events.c.new_state == RunState.EVALUATING)
+    query = sa.select(events.c.seq).where(events.c.entity == "run", events.c.entity_id == run_id, *passed)
+    return tx.first(query.limit(1)) is not None
+
+
+def forget(tx: Tx, profile: str, response_id: str) -> None:
+    """Whoever is forgotten as an experience is forgotten here: the whole row goes."""
+    of_profile = sa.select(runs.c.id).where(runs.c.profile == profile)
+    tx.run(
+        shadow_answers.delete().where(
+            shadow_answers.c.response_id == response_id, shadow_answers.c.run_id.in_(of_profile)
+        )
+    )
