@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from peft.utils import ModulesToSaveWrapper
 
 from tunesmith.errors import DataError
 from tunesmith.modeling.adapters import detach, read_config, read_weights
@@ -148,13 +149,13 @@ class AdapterReader:
         config = LoraConfig(task_type="CAUSAL_LM", **{**settings, "lora_dropout": 0.0})
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about tied weights when merging, which never happens here
+                warnings.simplefilter("ignore")  # about merging and shards, which nobody does here
                 adapted = get_peft_model(self._skeleton, config, adapter_name=_NAME, low_cpu_mem_usage=True)
+                state = get_peft_model_state_dict(adapted, adapter_name=_NAME, save_embedding_layers=False)
         except (ValueError, TypeError, KeyError) as error:
             self._skeleton = None
             reason = " ".join(str(error).split())[:200]
             raise DataError(f"adapter {folder.name}: it does not belong to this base model ({reason})") from None
-        state = get_peft_model_state_dict(adapted, adapter_name=_NAME, save_embedding_layers=False)
         shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
         makers = {
             name.removeprefix(_PREFIX): maker
@@ -167,7 +168,7 @@ class AdapterReader:
 
 def _maker(folder: Path, name: str, module: Any) -> Maker | None:
     """How this module's part is made of the file's weights; None where the adapter does nothing there."""
-    if _NAME in getattr(module, "modules_to_save", ()):
+    if isinstance(module, ModulesToSaveWrapper):
         names = [part for part, _ in module.modules_to_save[_NAME].named_parameters()]
         return lambda weights, live: Whole(_with_weights(live, {part: weights[f"{name}.{part}"] for part in names}))
     if _NAME in getattr(module, "lora_embedding_A", ()):

@@ -1,0 +1,101 @@
+"""One pass for rows of many adapters gives each row what transformers and peft give it alone."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_builders import KINDS, a_lively_base, an_adapter, asking
+
+from tunesmith.engine.rows import EngineRefusal, Row
+from tunesmith.engine.sites import Sites
+from tunesmith.engine.speech import Words
+from tunesmith.engine.turns import Turns
+from tunesmith.modeling.adapter_parts import AdapterReader
+from tunesmith.modeling.adapters import detach, load_adapter
+from tunesmith.modeling.chat import ChatFormat
+from tunesmith.modeling.generation import stop_ids
+from tunesmith.modeling.loading import load_base, load_tokenizer
+
+CPU = torch.device("cpu")
+# what peft says about merging and shards, which nobody does here
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::peft.utils.warning.PeftWarning"),
+    pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings=True"),
+]
+
+
+class Collected:
+    """Hears what becomes of rows."""
+
+    def __init__(self) -> None:
+        self.finished: dict[str, str] = {}
+        self.refused: dict[str, EngineRefusal] = {}
+
+    def piece(self, row: Row, text: str, tokens: Any) -> None:
+        pass
+
+    def ended(self, row: Row, finish: str) -> None:
+        self.finished[row.id] = finish
+
+    def failed(self, row: Row, refusal: EngineRefusal) -> None:
+        self.refused[row.id] = refusal
+
+
+@pytest.fixture(scope="module", params=["untied", "tied"])
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bases") / request.param
+    return a_lively_base(folder, tied=request.param == "tied")
+
+
+@pytest.fixture(scope="module")
+def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return {kind: an_adapter(base, folder / kind, kind, seed=number).path for number, kind in enumerate(KINDS)}
+
+
+def alone(base: Path, folder: Path | None, prompt: tuple[int, ...], num: int) -> list[int]:
+    """What transformers and peft write, greedily and without any of our code for serving."""
+    model = load_base(base, CPU)
+    stops = stop_ids(model, ChatFormat(load_tokenizer(base)))
+    adapted = model if folder is None else load_adapter(model, folder)
+    made = adapted.generate(
+        input_ids=torch.tensor([prompt]), max_new_tokens=num, do_sample=False, eos_token_id=sorted(stops)
+    )
+    if folder is not None:
+        detach(adapted)
+    return list(made[0, len(prompt) :].tolist())
+
+
+def test_mixed_rows_joining_and_leaving_at_random_equal_peft_alone(base: Path, adapters: dict[str, Path]) -> None:
+    model = load_base(base, CPU)
+    sites, reader = Sites(model), AdapterReader(model)
+    for kind, folder in adapters.items():
+        sites.add(kind, reader.read(folder))
+    words = Words(base, model, 256)
+    turns, heard, luck = Turns(model, sites, words.pad_id, 7), Collected(), random.Random(5)
+    rows: list[Row] = []
+    with torch.inference_mode():
+        while len(rows) < 30 or not turns.is_idle:
+            if len(rows) < 30 and luck.random() < 0.4:
+                kind = luck.choice([None, *adapters])
+                asked = asking(
+                    "".join(luck.choices("abcdefg ", k=luck.randint(1, 40))), kind, max_tokens=luck.randint(1, 24)
+                )
+                row = Row.of(asked, words.prompt_of(asked), 256, words, heard)
+                row.id = str(len(rows))
+                rows.append(row)
+                turns.waiting.append(row)
+            if rows and luck.random() < 0.03:
+                turns.remove(luck.choice(rows).id)
+            turns.turn()
+    assert not heard.refused
+    assert sites.can_mix
+    for row in rows:
+        expected = alone(base, None if row.adapter is None else adapters[row.adapter], row.prompt, row.max_new)
+        assert row.ids == (expected if row.id in heard.finished else expected[: len(row.ids)]), row.adapter
+    said = {tuple(row.ids) for row in rows}
+    assert len(said) > 20, "rows that all say the same prove nothing"
