@@ -44,6 +44,8 @@ class WorkerSettings(Section):
     """How often a worker looks for tasks whose lease ran out."""
     poll_s: Seconds = 0.5
     """How often an idle worker looks for a new task."""
+    targets_s: Seconds = 30.0
+    """How often an idle worker looks whether the targets serve what is wanted."""
     grace_s: float = Field(default=10.0, ge=0.0)
     """Time a program gets between TERM and KILL."""
     phase_deadlines_s: dict[Phase, Seconds] = Field(default_factory=PHASE_DEADLINES_S.copy, validate_default=True)
@@ -99,6 +101,8 @@ class ServeSettings(Section):
     """Most tokens of one answer; a request may ask for fewer."""
     timeout_s: Seconds = 120.0
     """Longest time for one answer, waiting included."""
+    grace_s: float = Field(default=20.0, ge=0.0)
+    """Time that answers under way get after TERM."""
     max_adapters: int = Field(default=8, ge=1, le=4096)
     """Most adapter versions in an engine's memory; the least recently asked is let go first, never one in use."""
     hysteresis_s: float = Field(default=60.0, ge=0.0)

@@ -26,9 +26,10 @@ from tunesmith.stages import forget
 from tunesmith.stages.context import Pulse, StageContext, StageEnd
 from tunesmith.stages.curriculum import ABANDONED_AFTER, curriculum
 from tunesmith.stages.curriculum_due import open_due
-from tunesmith.stages.deploy import deploy, roll_back
+from tunesmith.stages.deploy import deploy
 from tunesmith.stages.evaluate import evaluate
 from tunesmith.stages.lesson import remove_left_behind
+from tunesmith.stages.reconcile import look_at_targets, roll_back
 from tunesmith.stages.train import train
 from tunesmith.stages.unrecorded import remove_unrecorded
 from tunesmith.stages.watch import watch
@@ -63,7 +64,7 @@ class Worker:
         self.settings = settings
         self.kinds = frozenset(kinds) & frozenset(STAGES)
         self.stopping = threading.Event()
-        self._swept = self._looked = self._erase_after = 0.0
+        self._swept = self._looked = self._erase_after = self._saw_targets = 0.0
         self._unsure = False
         self._pulse: Pulse | None = None
 
@@ -173,6 +174,7 @@ class Worker:
             self.sweep()
             self._swept = boot_seconds()
             self._open_cycles()
+            self._look_at_targets()
         with self.database.write(durable=False) as tx:
             # after an error we cannot know whether the last claim was committed: look before taking another
             held = tasks.held_by(tx, self.id) if self._unsure else None
@@ -219,6 +221,12 @@ class Worker:
         if TaskKind.CURRICULUM in self.kinds and boot_seconds() - self._looked >= _CYCLES_EVERY * self.timing.sweep_s:
             open_due(self.database, self.workspace, actor=self.id)
             self._looked = boot_seconds()
+
+    def _look_at_targets(self) -> None:
+        """Have targets brought back that lost what they should serve: a server restarted, somebody moved a link."""
+        if TaskKind.ROLLBACK in self.kinds and boot_seconds() - self._saw_targets >= self.timing.targets_s:
+            look_at_targets(self.database, self.workspace, actor=self.id)
+            self._saw_targets = boot_seconds()
 
     def _anything_left(self) -> bool:
         with self.database.read() as tx:

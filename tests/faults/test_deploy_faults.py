@@ -151,7 +151,7 @@ def test_rollback_that_a_target_refuses_is_told_and_tried_until_it_works(make_fl
     worker = fleet.start()
     [item] = wait_for(lambda: fleet.client.system.inbox() or None, 10, "for the inbox to tell")
     assert (item.kind, item.profile) == ("target directory", PROFILE)
-    assert "directory" in item.reason
+    assert "current" in item.reason
     wait_for(lambda: _num_rollbacks(fleet) >= 2, 15, "for it to be tried again")
     (link / "in the way").unlink()
     link.rmdir()

@@ -281,6 +281,8 @@ class Target(Section):
     """Which kind of target."""
     options: dict[str, Any] = Field(default_factory=dict)
     """What this kind needs, e.g. path for a directory, and `for: vllm` if vLLM reads it."""
+    parity_tolerance: float | None = Field(default=None, gt=0.0, le=10.0)
+    """How far the log-probability of a token may be from the trainer's stack; unset: what the kind is known to need."""
 
     @field_validator("name")
     @classmethod

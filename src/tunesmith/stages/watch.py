@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from tunesmith.domain.adapter import AdapterState
+from tunesmith.domain.run import RunState
 from tunesmith.stages.context import Looked, StageContext, StageEnd
-from tunesmith.stages.deploy import look
+from tunesmith.stages.reconcile import look
+from tunesmith.stages.shadow import look_at_shadow
 from tunesmith.store import adapters, deployments, runs
 
 
@@ -15,12 +17,13 @@ def watch(context: StageContext) -> StageEnd:
         adapter = adapters.of_run(tx, run.id)
         deployment = deployments.get(tx, run.profile)
         now = tx.now
+    if run.state is RunState.SHADOWING:
+        return look_at_shadow(context)
     assert adapter is not None, run.id
     if deployment is None or adapter.state is not AdapterState.LIVE:
         return StageEnd.succeeded(Looked("moved_on", f"{adapter.name} is {adapter.state}"))
     policy = run.spec.watch
-    troubles = {config["name"]: look(context, run.profile, config) for config in deployment.targets}
-    trouble = "; ".join(f"target {name}: {what}" for name, what in troubles.items() if what is not None)
+    trouble = "; ".join(f"target {name}: {what}" for name, what in look(context, run.profile).items())
     if trouble:
         num_failures = int(context.claim.task.payload.get("num_failures", 0)) + 1
         if num_failures >= policy.max_failures:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
 import sqlalchemy as sa
 
 from tunesmith.domain.adapter import ADAPTER, AdapterState, version_name
+from tunesmith.domain.run import RunState
 from tunesmith.errors import NotFound, Refused
 from tunesmith.ids import new_id
 from tunesmith.store import events
 from tunesmith.store.database import Tx
 from tunesmith.store.runs import find_one
-from tunesmith.store.tables import adapters, profiles
+from tunesmith.store.tables import adapters, profiles, runs
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,26 @@ def newest_superseded(tx: Tx, profile: str) -> str | None:
     mine = (adapters.c.profile == profile, adapters.c.state == AdapterState.SUPERSEDED)
     row = tx.first(sa.select(adapters.c.id).where(*mine).order_by(adapters.c.version.desc()).limit(1))
     return None if row is None else str(row["id"])
+
+
+def of_runs_in(tx: Tx, profile: str, states: Collection[RunState], state: AdapterState) -> list[Adapter]:
+    """The adapters in a state whose runs are in one of some states."""
+    joined = sa.select(adapters).join(runs, runs.c.id == adapters.c.run_id)
+    query = joined.where(adapters.c.profile == profile, adapters.c.state == state, runs.c.state.in_(sorted(states)))
+    return [_adapter(row) for row in tx.all(query.order_by(adapters.c.version))]
+
+
+def by_digest(tx: Tx, profile: str, digest: str) -> Adapter | None:
+    """The newest version with that content; the same bytes may have been trained twice."""
+    mine = (adapters.c.profile == profile, adapters.c.digest == digest)
+    row = tx.first(sa.select(adapters).where(*mine).order_by(adapters.c.version.desc()).limit(1))
+    return None if row is None else _adapter(row)
+
+
+def names_in(tx: Tx, profile: str, state: AdapterState) -> frozenset[str]:
+    """The names of all versions in a state."""
+    query = sa.select(adapters.c.version).where(adapters.c.profile == profile, adapters.c.state == state)
+    return frozenset(version_name(profile, row["version"]) for row in tx.all(query))
 
 
 def listing(tx: Tx, profile: str | None = None, limit: int = 100) -> list[Adapter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,10 +12,12 @@ import sqlalchemy as sa
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.gate import BARE_BASE
 from tunesmith.domain.run import RunState
+from tunesmith.domain.task import TaskKind, TaskState
 from tunesmith.errors import Refused
 from tunesmith.store import adapters, events, runs
 from tunesmith.store.database import Tx
-from tunesmith.store.tables import deployments, observations, profiles
+from tunesmith.store.tables import deployments, observations, profiles, tasks
+from tunesmith.store.tasks import add as add_task
 
 
 @dataclass(frozen=True)
@@ -53,19 +56,39 @@ def flip(
 ) -> None:
     """Make an adapter live by compare-and-swap: only if what is live is still the verdict's baseline."""
     lock(tx, adapter.profile)
+    check_flip(tx, adapter.profile, baseline)
     live = adapters.live(tx, adapter.profile)
-    if live_digest(tx, adapter.profile) != baseline:
-        raise LiveMoved(f"what is live for {adapter.profile} changed since the verdict")
-    watched = runs.watching(tx, adapter.profile)
+    if live is not None:
+        adapters.move(tx, live.id, AdapterState.SUPERSEDED, actor=actor, reason=f"replaced by {adapter.name}")
+    adapters.move(tx, adapter.id, AdapterState.LIVE, actor=actor, reason=reason)
+    _want(tx, adapter.profile, adapter.id, live.id if live else None, targets, actor)
+
+
+def check_flip(tx: Tx, profile: str, baseline: str) -> None:
+    """Refuse where nothing may be flipped now: what is live moved on, or has not been watched to the end."""
+    live = adapters.live(tx, profile)
+    if live_digest(tx, profile) != baseline:
+        raise LiveMoved(f"what is live for {profile} changed since the verdict")
+    watched = runs.watching(tx, profile)
     if watched is not None:
         raise Refused(f"run {watched.id} is being watched; nothing is flipped until that is over")
     if live is not None and live.run_id is not None and runs.get(tx, live.run_id).state is RunState.DEPLOYING:
         # flipped a moment ago and not yet watched: were it replaced now, nobody would have looked at it
         raise Refused(f"run {live.run_id} is still being deployed; nothing is flipped until it has been watched")
-    if live is not None:
-        adapters.move(tx, live.id, AdapterState.SUPERSEDED, actor=actor, reason=f"replaced by {adapter.name}")
-    adapters.move(tx, adapter.id, AdapterState.LIVE, actor=actor, reason=reason)
-    _want(tx, adapter.profile, adapter.id, live.id if live else None, targets, actor)
+
+
+def pinned(tx: Tx, profile: str) -> adapters.Adapter | None:
+    """N−1: what a roll-back would put in place of what is live; None for the bare base."""
+    previous = _usable_previous(tx, get(tx, profile))
+    return None if previous is None else adapters.get(tx, previous)
+
+
+def kept(tx: Tx, profile: str) -> frozenset[str]:
+    """The versions that stay loaded: what is live, N−1, and candidates that are about to go live or shown traffic."""
+    under_way = (RunState.DEPLOYING, RunState.SHADOWING)
+    candidates = adapters.of_runs_in(tx, profile, under_way, AdapterState.CANDIDATE)
+    found = (adapters.live(tx, profile), pinned(tx, profile), *candidates)
+    return frozenset(adapter.name for adapter in found if adapter is not None)
 
 
 def roll_back(tx: Tx, profile: str, *, actor: str, reason: str, to: adapters.Adapter | None = None) -> str | None:
@@ -124,19 +147,52 @@ def _want(
     events.record(tx, "deployment", profile, "wanted", actor=actor, detail={"wanted": wanted, "previous": previous})
 
 
-def observe(tx: Tx, profile: str, target: str, *, adapter_id: str | None, error: str | None) -> None:
-    """Note what a target serves now, or why that could not be found out or changed."""
+def have_followed(tx: Tx, profile: str, *, actor: str, at_once: bool = False) -> None:
+    """Have the targets brought to what is wanted: one task is open for that, due now if it should be done at once."""
+    if at_once:
+        hasten(tx, profile)
+    lock(tx, profile)
+    if tx.first(sa.select(tasks.c.id).where(*_following(profile))) is None:
+        add_task(tx, TaskKind.ROLLBACK, actor=actor, profile=profile, priority=0)
+
+
+def hasten(tx: Tx, profile: str) -> None:
+    """A target answers again: what pauses because it did not is due."""
+    paused = (*_following(profile), tasks.c.state == TaskState.WAITING, tasks.c.available_at.is_not(None))
+    tx.run(tasks.update().where(*paused).values(available_at=None, available_clock=None))
+
+
+def _following(profile: str) -> tuple[sa.ColumnElement[bool], ...]:
+    """The open tasks that bring a profile's targets along."""
+    is_open = tasks.c.state.in_([TaskState.WAITING, TaskState.LEASED])
+    return (tasks.c.profile == profile, tasks.c.kind == TaskKind.ROLLBACK, is_open)
+
+
+def observe(
+    tx: Tx, profile: str, target: str, *, adapter_id: str | None = None, is_known: bool = True, error: str | None = None
+) -> None:
+    """Note what a target serves now, and what is wrong with that; where it cannot be asked, what it was last seen with.
+
+    An event only where something changed: targets are looked at for ever.
+    """
     key = (observations.c.profile == profile, observations.c.target == target)
     before = tx.first(sa.select(observations).where(*key))
+    values: dict[str, Any] = {"error": error}
+    if is_known:
+        values["observed_adapter_id"] = adapter_id
     if error is None:
-        values: dict[str, Any] = {"observed_adapter_id": adapter_id, "synced_at": tx.now, "error": None}
-    else:
-        values = {"error": error}
+        values["synced_at"] = tx.now
     tx.put(observations, {"profile": profile, "target": target}, **values)
-    changed = before is None or before["observed_adapter_id"] != adapter_id or before["error"] != error
-    if changed:
-        detail = {"target": target, "observed": adapter_id}
+    if before is None or any(before[name] != values[name] for name in values if name != "synced_at"):
+        observed = values.get("observed_adapter_id", before and before["observed_adapter_id"])
+        detail = {"target": target, "observed": observed}
         events.record(tx, "deployment", profile, "observed", actor="target", reason=error or "", detail=detail)
+
+
+def forget_others(tx: Tx, profile: str, targets: Collection[str]) -> None:
+    """Drop what was seen of targets that are none of the profile's any more."""
+    others = (observations.c.profile == profile, observations.c.target.not_in(sorted(targets)))
+    tx.run(observations.delete().where(*others))
 
 
 def get(tx: Tx, profile: str) -> Deployment | None:

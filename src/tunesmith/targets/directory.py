@@ -8,10 +8,12 @@ PATH/current               → versions/dates@v7; absent while the bare base is 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +72,10 @@ class DirectoryTarget:
             if adapter is None:
                 self.current.unlink(missing_ok=True)
             else:
-                self._copy(adapter)
-                self._point(self.versions / adapter.name)
+                self.versions.mkdir(parents=True, exist_ok=True)
+                with self._in_use():
+                    self._copy(adapter)
+                    self._point(self.versions / adapter.name)
             if self.path.is_dir():
                 fsync_folder(self.path)
         except (OSError, DataError) as error:
@@ -84,7 +88,9 @@ class DirectoryTarget:
         folder = self.versions / name
         if self.current.is_symlink() and self.current.resolve() == folder.resolve():
             raise TargetError(f"{name} is served; flip to another version first")
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.is_dir():
+            with self._in_use(alone=True):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def loaded(self) -> frozenset[str]:
         if not self.versions.is_dir():
@@ -112,6 +118,16 @@ class DirectoryTarget:
         if not isinstance(config, dict):
             raise DataError(f"{folder.name}: adapter_config.json is not readable JSON")
         return adapter_violations(config, self._served)
+
+    @contextlib.contextmanager
+    def _in_use(self, *, alone: bool = False) -> Iterator[None]:
+        """Nothing is removed while somebody moves the link, be it a worker that hung and has lost its task since."""
+        with (self.path / ".in_use").open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
+            except BlockingIOError:
+                raise TargetError(f"{self.path} is being moved to another version") from None
+            yield
 
     def _copy(self, adapter: ServedAdapter) -> None:
         """Copy the adapter below `versions`, whole or not at all; a damaged earlier copy is replaced."""
