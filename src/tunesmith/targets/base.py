@@ -68,8 +68,12 @@ class Door:
     url: str
     model: str
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the body beside `model` that choose the version."""
+    """Fields of the body beside `model` that choose the version; whatever a request says there does not count."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Fields for requests that do not say."""
+    is_named: bool = True
+    """Whether an answer names the model that gave it; then it must be the one asked for."""
 
 
 class Proxied(Target, Protocol):

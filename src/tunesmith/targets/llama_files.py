@@ -16,23 +16,10 @@ from tunesmith.targets.gguf_adapter import convert, read_base
 from tunesmith.targets.llama_processes import HeldAdapter
 from tunesmith.targets.options import TargetOptions, Text, Url, Variable
 
-_OURS = frozenset(
-    (
-        "-m",
-        "--model",
-        "--host",
-        "--port",
-        "--api-key",
-        "--api-key-file",
-        "--cache-ram",
-        "-cram",
-        "--slots",
-        "--no-slots",
-    )
-    + ("--lora", "--lora-scaled", "--lora-init-without-apply")
-)
+_OURS = frozenset({"-m", "--model", "--host", "--port", "--api-key", "--api-key-file", "--cache-ram", "-cram"})
+_OURS |= {"--slots", "--no-slots", "--lora", "--lora-scaled", "--lora-init-without-apply"}
 """Arguments that the target sets itself."""
-PLAIN = {"top_k": 0, "min_p": 0.0}
+PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 """llama.cpp cuts unlikely tokens by default; a request that does not ask for it gets what other servers give."""
 
 

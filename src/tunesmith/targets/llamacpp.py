@@ -128,7 +128,7 @@ class LlamacppTarget:
             process, place = self._holder(adapter.name)
             lora = [{"id": place, "scale": 1.0}]
         asked = process.http(self._options.timeout_s)
-        return [Door(asked.url, self._made.model.name, {**PLAIN, "lora": lora}, asked.headers)]
+        return [Door(asked.url, self._made.model.name, {"lora": lora}, asked.headers, PLAIN, is_named=False)]
 
     def _ensure(self, adapter: ServedAdapter) -> None:
         """A living process whose default it is. Call it with the lock held."""

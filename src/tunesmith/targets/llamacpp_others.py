@@ -90,8 +90,8 @@ class LlamacppServerOfOthers:
         else:
             lora = [{"id": self._needed(adapter.name), "scale": 1.0}]
         # how it caches prompts is not ours to say, and its cache does not tell adapters apart
-        extra = {**PLAIN, "lora": lora, "cache_prompt": False}
-        return [Door(self._http.url, self._made.model.name, extra, self._http.headers)]
+        extra = {"lora": lora, "cache_prompt": False}
+        return [Door(self._http.url, self._made.model.name, extra, self._http.headers, PLAIN, is_named=False)]
 
     def _adapters(self) -> list[dict[str, Any]]:
         told = self._http.get("/lora-adapters")

@@ -9,10 +9,22 @@ from typing import Any
 
 from tunesmith.errors import NotFound
 from tunesmith.targets.base import Target
+from tunesmith.targets.command import CommandTarget
 from tunesmith.targets.directory import DirectoryTarget
+from tunesmith.targets.embedded import EmbeddedTarget
+from tunesmith.targets.llamacpp import llamacpp_target
+from tunesmith.targets.ollama import OllamaTarget
+from tunesmith.targets.vllm import VllmTarget
 
 GROUP = "tunesmith.targets"
-TARGETS: dict[str, Callable[..., Target]] = {"directory": DirectoryTarget}
+TARGETS: dict[str, Callable[..., Target]] = {
+    "directory": DirectoryTarget,
+    "embedded": EmbeddedTarget,
+    "vllm": VllmTarget,
+    "llamacpp": llamacpp_target,
+    "ollama": OllamaTarget,
+    "command": CommandTarget,
+}
 
 
 def target_kinds() -> frozenset[str]:
