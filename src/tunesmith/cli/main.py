@@ -31,6 +31,7 @@ from tunesmith.cli import (
     profile,
     review,
     run,
+    serve,
     system,
 )
 from tunesmith.cli.grammar import CallError, Nouns, hoist_workspace, usage_message
@@ -46,6 +47,7 @@ app = typer.Typer(
 app.command("init")(init.init)
 app.command("demo")(init.demo)
 app.command("worker")(system.worker)
+app.command("serve", epilog=serve.EXAMPLE)(serve.serve)
 app.command("plan")(plan.plan)
 app.command("inbox", epilog=inbox.EXAMPLE)(inbox.inbox)
 app.command("doctor")(system.doctor)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tunesmith.client.experiences import Experiences, FeedbackNoun
     from tunesmith.client.profiles import Profiles
     from tunesmith.client.runs import Runs
+    from tunesmith.client.serving import Serving
     from tunesmith.client.system import System
 
 __all__ = ["Client"]
@@ -97,6 +98,12 @@ class Client:
         from tunesmith.client.capturing import CaptureQueue
 
         return CaptureQueue(self._session)
+
+    @cached_property
+    def serving(self) -> Serving:
+        from tunesmith.client.serving import Serving
+
+        return Serving(self._session)
 
     @cached_property
     def system(self) -> System:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,6 +20,10 @@ class CapturePolicy(Section):
     """Share of interactions that `client.capture` keeps, by the hash of their key: one is always kept, or never."""
     max_chars: int = Field(default=200_000, ge=100, le=10_000_000)
     """Longest interaction in characters, all messages together; longer ones are refused."""
+    finished_only: bool = True
+    """Whether `tunesmith serve` keeps only answers that ended by themselves, not those cut at a limit."""
+    consent: Literal["assumed", "required"] = "assumed"
+    """assumed: `tunesmith serve` keeps an answer unless the request says no; required: only if it says yes."""
     implicit_feedback: bool = True
     """Whether a next turn that reads like a complaint counts as a hint against the answer before it."""
 

@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import Any
 
 import orjson
-from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
 from tunesmith.errors import TunesmithError, show
@@ -29,7 +30,6 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _METHODS = b"GET, POST, OPTIONS"
 _HEADERS = b"authorization, content-type, x-tunesmith-session, x-tunesmith-consent"
-_SERVER_ERROR = 500
 
 
 class Guard:
@@ -69,7 +69,7 @@ class Guard:
             self._check_host(scope)
             cors = self._check_origin(scope)
             if scope["method"] == "OPTIONS":
-                await _send(send_on, 204, b"", [(b"allow", _METHODS)])
+                await Response(status_code=204, headers={"allow": _METHODS.decode()})(scope, receive, send_on)
                 return
             self._check_key(scope)
             await self._app(scope, receive, send_on)
@@ -78,7 +78,7 @@ class Guard:
         except Exception as error:
             if not begun:
                 with suppress(OSError):
-                    await _send_error(send_on, scope, _known(error))
+                    await _response(scope, error)(scope, receive, send_on)
             elif not isinstance(error, OSError):
                 log.exception("answer_broken", path=scope["path"])
 
@@ -138,23 +138,15 @@ def _declared(route: BaseRoute, scopes: dict[str, Scope]) -> tuple[Route, Scope]
     return route, scopes[path]
 
 
-def _known(error: Exception) -> Exception:
-    """Starlette's own refusals (no such path, no such method) in our words."""
-    if isinstance(error, HTTPException):
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "refused")
-        return ApiError(error.status_code, f"there is nothing here ({error.detail})", code=code)
-    return error
+async def error_response(request: Request, error: Exception) -> Response:
+    """What a route raised, in the one shape."""
+    return _response(request.scope, error)
 
 
-async def _send_error(send: Send, scope: Message, error: Exception) -> None:
+def _response(scope: Message, error: Exception) -> Response:
     status = status_of(error)
-    if status >= _SERVER_ERROR and not isinstance(error, TunesmithError):
+    if not isinstance(error, TunesmithError):
         log.exception("request_failed", method=scope["method"], path=scope["path"][:200])
-    await _send(send, status, orjson.dumps(error_body(error)), headers_of(error))
-
-
-async def _send(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-    kind = [(b"content-type", b"application/json")] if body else []
-    lengths = [(b"content-length", str(len(body)).encode())] if body or status != 204 else []  # noqa: PLR2004
-    await send({"type": "http.response.start", "status": status, "headers": [*kind, *lengths, *headers]})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    response = Response(orjson.dumps(error_body(error)), status_code=status, media_type="application/json")
+    response.raw_headers.extend(headers_of(error))
+    return response

@@ -1,4 +1,4 @@
-"""What a request may say: every parameter is used, accepted without effect, not supported, or unknown; none is ignored."""
+"""What a request may say: a parameter is used, accepted without effect, not supported, or unknown; none is ignored."""
 
 from __future__ import annotations
 
@@ -199,10 +199,10 @@ def _stops(stop: Any) -> tuple[str, ...]:
 def _metadata(value: Any) -> dict[str, str]:
     if value is None:
         return {}
-    if not isinstance(value, dict) or len(value) > 16:  # noqa: PLR2004 - OpenAI's own limits
+    if not isinstance(value, dict) or len(value) > 16:
         raise wrong("metadata", "is an object of at most 16 texts")
     for name, text in value.items():
-        if len(name) > 64 or not isinstance(text, str) or len(text) > _MAX_NAME:  # noqa: PLR2004
+        if len(name) > 64 or not isinstance(text, str) or len(text) > _MAX_NAME:
             raise wrong("metadata", f"{show(name)} is no text of at most {_MAX_NAME} characters")
     return value
 

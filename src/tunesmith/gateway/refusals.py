@@ -1,4 +1,4 @@
-"""Errors as the OpenAI clients expect them: a status, and `{"error": {message, type, param, code}}` with all four keys."""
+"""Errors as the OpenAI clients expect them: a status, and `{"error": {message, type, param, code}}`, all four keys."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def headers_of(error: Exception) -> list[tuple[bytes, bytes]]:
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, math.ceil(retry_after_s))).encode()))
-    if status_of(error) == 401:  # noqa: PLR2004 - the status itself
+    if status_of(error) == 401:
         headers.append((b"www-authenticate", b'Bearer realm="tunesmith"'))
     if status_of(error) in (413, 408):
         headers.append((b"connection", b"close"))  # the rest of the body is not read

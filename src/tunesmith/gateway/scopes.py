@@ -30,7 +30,7 @@ _SHORTEST_KEY = 16
 
 @dataclass(frozen=True)
 class Keys:
-    """The tokens that open something, as hashes: what is compared is always of one length, and nothing can be logged."""
+    """The tokens that open something, as hashes: all of one length to compare, and nothing that could be logged."""
 
     control: bytes
     others: tuple[tuple[bytes, frozenset[Scope]], ...] | None
@@ -84,7 +84,7 @@ def _read_key_file(path: Path) -> tuple[tuple[bytes, frozenset[Scope]], ...]:
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        if len(words[0]) < _SHORTEST_KEY or len(words) > 2 or not _BEARER.match(f"Bearer {words[0]}"):  # noqa: PLR2004
+        if len(words[0]) < _SHORTEST_KEY or len(words) > 2 or not _BEARER.match(f"Bearer {words[0]}"):
             raise ConfigError(
                 f"serve.key_file: line {number} is not `KEY` or `KEY scope,scope` with a key of "
                 f"{_SHORTEST_KEY} to 512 visible characters"

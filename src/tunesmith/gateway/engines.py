@@ -1,0 +1,247 @@
+"""The embedded engines of this server: one per model folder, started when first asked, the idle one let go first."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tunesmith.domain.generation import Ended, Generation, Piece
+from tunesmith.domain.parity import Reading
+from tunesmith.errors import ConfigError
+from tunesmith.gateway.engine import EngineError
+from tunesmith.gateway.limits import Room
+from tunesmith.gateway.paging import Pager, RestartedEngine
+from tunesmith.gateway.switchboard import Route, Switchboard
+from tunesmith.logs import logger
+from tunesmith.modeling.base_files import base_digest, base_files
+from tunesmith.settings import ServeSettings
+
+log = logger("gateway")
+Device = Literal["auto", "cpu", "cuda"]
+MakeEngine = Callable[[Route, Device], RestartedEngine]
+_STEP_S = 0.02
+_STOP_GRACE_S = 5.0
+
+
+class Seat:
+    """One engine, the adapters beside it, and how much is under way there."""
+
+    def __init__(self, route: Route, engine: RestartedEngine, pager: Pager) -> None:
+        self.folder = route.folder
+        self.whole = route.version.name if route.version.is_whole else None
+        """The fully tuned version that it is, where it is one."""
+        self.engine = engine
+        self.pager = pager
+        self.num_active = 0
+        self.used_at = time.monotonic()
+        self.is_ready = False
+        self.base_digest: str | None = None
+
+
+class EnginePool:
+    """Implements `hooks.Engines` and what the routes need."""
+
+    def __init__(self, settings: ServeSettings, make_engine: MakeEngine) -> None:
+        self._settings = settings
+        self._make_engine = make_engine
+        self._board: Switchboard | None = None
+        self._seats: dict[Path, Seat] = {}
+        self._rooms: dict[Path, Room] = {}
+        self._opening = asyncio.Lock()
+        self._aside: Literal["unload", "cpu"] | None = None
+        self._stale: set[Path] = set()
+        """Seats that run on another device than they should, and end when they are idle."""
+
+    def follow(self, board: Switchboard) -> None:
+        """Whose names decide what is pinned; it needs us first, to have versions ready."""
+        self._board = board
+
+    async def _find_route(self, name: str) -> Route:
+        assert self._board is not None, "the server joins them before its first request"
+        return await self._board.resolve(name)
+
+    # -- for the routes
+
+    def room(self, folder: Path) -> Room:
+        most = self._settings.max_batch + self._settings.max_waiting
+        return self._rooms.setdefault(folder, Room(most))
+
+    async def generate(self, route: Route, asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
+        """One answer of a version, loaded where it is not; closing the iterator cancels it."""
+        seat = await self._seat(route)
+        seat.num_active += 1
+        try:
+            await self._prepare(seat, route)
+            async with aclosing(seat.pager.answer(asked, route.beside)) as parts:
+                async for part in parts:
+                    yield part
+        finally:
+            seat.num_active -= 1
+            seat.used_at = time.monotonic()
+
+    async def get_ready(self, route: Route) -> None:
+        """Load what a name is about to mean, where its engine runs; where none does, the first request will."""
+        seat = self._seats.get(route.folder)
+        if seat is not None and seat.is_ready and route.place.is_embedded:
+            await self.load(route)
+
+    async def load(self, route: Route) -> None:
+        """Have a version ready, starting its engine if need be."""
+        seat = await self._seat(route)
+        seat.num_active += 1
+        try:
+            await self._prepare(seat, route)
+            if route.beside is not None:
+                await seat.pager.load(route.beside)
+        finally:
+            seat.num_active -= 1
+
+    async def read(
+        self, route: Route, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
+    ) -> list[Reading]:
+        """What a version makes of prompts, for the parity probe."""
+        seat = await self._seat(route)
+        seat.num_active += 1
+        try:
+            await self._prepare(seat, route)
+            async with seat.pager.using(route.beside) as name:
+                return await seat.engine.read(name, prompts, max_tokens)
+        finally:
+            seat.num_active -= 1
+
+    async def unload(self, name: str) -> None:
+        for seat in list(self._seats.values()):
+            await seat.pager.unload(name)
+
+    # -- seats
+
+    async def _seat(self, route: Route) -> Seat:
+        folder = route.folder
+        if self._aside == "unload":
+            raise EngineError(
+                "the device is lent to a training; ask again later", code="aside", http_status=503, retry_after_s=15.0
+            )
+        async with self._opening:
+            seat = self._seats.get(folder)
+            if seat is not None and folder in self._stale and not seat.num_active:
+                await self._close(seat)
+                seat = None
+            if seat is None:
+                await self._make_room()
+                device: Device = "cpu" if self._aside == "cpu" else self._settings.device
+                engine = self._make_engine(route, device)
+                pager = Pager(
+                    engine, max_adapters=self._settings.max_adapters, hysteresis_s=self._settings.hysteresis_s
+                )
+                seat = self._seats[folder] = Seat(route, engine, pager)
+            return seat
+
+    async def _prepare(self, seat: Seat, route: Route) -> None:
+        """The engine runs, holds the base that the version was made for, and knows what is to stay."""
+        seat.pager.pin(frozenset() if self._board is None else self._board.pinned())
+        await seat.engine.start()
+        seat.is_ready = True
+        if route.beside is not None:
+            await self._check_base(seat, route)
+
+    async def _make_room(self) -> None:
+        """End the engine that was idle the longest, if there are as many as allowed."""
+        while len(self._seats) >= self._settings.max_engines:
+            idle = [seat for seat in self._seats.values() if not seat.num_active]
+            if not idle:
+                raise EngineError(
+                    f"{len(self._seats)} base models are in use and serve.max_engines allows no more; ask again later",
+                    code="engines_in_use",
+                    http_status=503,
+                    retry_after_s=5.0,
+                )
+            await self._close(min(idle, key=lambda seat: seat.used_at))
+
+    async def _close(self, seat: Seat) -> None:
+        self._seats.pop(seat.folder, None)
+        self._stale.discard(seat.folder)
+        log.info("engine_ends", base=seat.folder.name)
+        await seat.engine.stop(0.0)
+
+    async def _check_base(self, seat: Seat, route: Route) -> None:
+        """An adapter of another base would answer nonsense; files are hashed once while an engine runs."""
+        wanted = route.version.base_digest
+        if seat.base_digest is None:
+            try:
+                await asyncio.to_thread(base_files, seat.folder)
+                seat.base_digest = await asyncio.to_thread(base_digest, seat.folder)
+            except ConfigError as error:
+                raise EngineError(error.message, http_status=503) from None
+        if wanted is not None and wanted != seat.base_digest:
+            raise EngineError(
+                f"{route.version.name} was made for another base than {seat.folder.name} holds now; put that one back",
+                code="base_changed",
+                http_status=503,
+            )
+
+    # -- hooks.Engines
+
+    @property
+    def num_active(self) -> int:
+        return sum(seat.num_active for seat in self._seats.values())
+
+    async def step_aside(self, mode: Literal["unload", "cpu"], drain_s: float) -> None:
+        """Answers under way may end, then every engine does; see `hooks.Engines`."""
+        self._aside = mode
+        deadline = time.monotonic() + drain_s
+        while self.num_active and time.monotonic() < deadline:
+            await asyncio.sleep(_STEP_S)
+        async with self._opening:
+            seats = list(self._seats.values())
+            self._seats.clear()
+            self._stale.clear()
+        await asyncio.gather(*(seat.engine.stop(0.0) for seat in seats))
+
+    async def answer(self, name: str, asked: Generation) -> str:
+        """The whole answer of an exact version, for mirrored traffic; takes a place only where nobody waits."""
+        route = await self._find_route(name)
+        room = self.room(route.folder)
+        if room.num_rows >= self._settings.max_batch:
+            raise EngineError("the engine is busy with people", code="busy", http_status=503, retry_after_s=5.0)
+        room.enter(1)
+        texts: list[str] = []
+        try:
+            row = replace(asked, adapter=route.beside.name if route.beside else None)
+            async with aclosing(self.generate(route, row)) as parts:
+                async for part in parts:
+                    texts.append(part.text if isinstance(part, Piece) else "")
+        finally:
+            room.leave(1)
+        return "".join(texts)
+
+    async def come_back(self) -> None:
+        if self._aside == "cpu":
+            self._stale = set(self._seats)
+        self._aside = None
+
+    async def close(self) -> None:
+        seats = list(self._seats.values())
+        self._seats.clear()
+        await asyncio.gather(*(seat.engine.stop(_STOP_GRACE_S) for seat in seats), return_exceptions=True)
+
+    def held(self) -> list[str]:
+        """The names of all versions that some engine has in memory."""
+        wholes = [seat.whole for seat in self._seats.values() if seat.whole is not None and seat.is_ready]
+        return sorted([*wholes, *(one["name"] for seat in self._seats.values() for one in seat.pager.state())])
+
+    def state(self) -> list[dict[str, object]]:
+        """Which engines there are, for /healthz."""
+        return [
+            {
+                "base": seat.folder.name,
+                "is_ready": seat.is_ready,
+                "num_active": seat.num_active,
+                "adapters": seat.pager.state(),
+            }
+            for seat in self._seats.values()
+        ]

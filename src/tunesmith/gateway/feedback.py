@@ -1,0 +1,85 @@
+"""`POST /v1/feedback`: what somebody thinks of an answer, by the response's id."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tunesmith.client.experience_views import RatedView
+from tunesmith.client.experiences import FeedbackNoun
+from tunesmith.errors import NotFound, nearest, show
+from tunesmith.gateway.answers import choice_key
+from tunesmith.gateway.bodies import read_json
+from tunesmith.gateway.gateway import Gateway
+from tunesmith.gateway.parameters import MOST_CHOICES
+from tunesmith.gateway.refusals import ApiError, wrong
+from tunesmith.gateway.responses import JsonAnswer
+
+_FIELDS = {"response_id", "rating", "comment", "correction", "rater", "choice"}
+_FRESH_S = 3.0
+"""How long the thread that keeps answers may take over one that was just given."""
+_MAX_ID = 200
+
+
+async def feedback(request: Request) -> Response:
+    gateway: Gateway = request.app.state.gateway
+    body = await read_json(request.headers, request.receive, gateway.settings.max_body_bytes)
+    said = _checked({name: value for name, value in body.items() if value is not None})
+    rated = await asyncio.to_thread(_rate, gateway, said)
+    gateway.counts["feedback"] += 1
+    return JsonAnswer(
+        {
+            "object": "feedback",
+            "id": rated.id,
+            "response_id": said["response_id"],
+            "experience_id": rated.experience_id,
+            "is_new": rated.is_new,
+            "class": str(rated.class_name),
+        }
+    )
+
+
+def _checked(said: dict[str, Any]) -> dict[str, Any]:
+    for name in said:
+        if name not in _FIELDS:
+            message = f"unknown parameter {show(name)}{nearest(name, _FIELDS)}"
+            raise ApiError(400, message, code="unknown_parameter", param=name[:100])
+    for name in ("response_id", "comment", "correction", "rater"):
+        if name in said and not isinstance(said[name], str):
+            raise wrong(name, "is no text")
+    if not 0 < len(said.get("response_id", "")) <= _MAX_ID:
+        raise wrong("response_id", "must be the id of an answer, such as chatcmpl-…")
+    rating = said.get("rating")
+    if rating is not None and (isinstance(rating, bool) or not isinstance(rating, str | int | float)):
+        raise wrong("rating", "is helpful, partial, irrelevant, up, down, or a number from 0 to 1")
+    choice = said.setdefault("choice", 0)
+    if isinstance(choice, bool) or not isinstance(choice, int) or not 0 <= choice < MOST_CHOICES * 16:
+        raise wrong("choice", "is the index of a choice, from 0")
+    return said
+
+
+def _rate(gateway: Gateway, said: dict[str, Any]) -> RatedView:
+    """In a thread: finds the experience, waits for one that is just being kept, and stores what was said."""
+    key = choice_key(said["response_id"], said["choice"])
+    noun = FeedbackNoun(gateway.session)
+    name = _find(gateway, key)
+    if name is None and gateway.captures.knows(key):
+        gateway.captures.flush(_FRESH_S)
+        name = _find(gateway, key)
+    if name is None:
+        reason = gateway.captures.reason_missing(key)
+        raise NotFound(f"there is no experience of {show(key)}: {reason}")
+    return noun.add(
+        name,
+        said.get("rating"),
+        rater=said.get("rater", "client"),
+        comment=said.get("comment"),
+        correction=said.get("correction"),
+    )
+
+
+def _find(gateway: Gateway, key: str) -> str | None:
+    return gateway.captures.find(gateway.session, key, sorted(gateway.switchboard.places))

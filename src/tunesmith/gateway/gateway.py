@@ -1,0 +1,53 @@
+"""The gateway as its routes see it: settings, switchboard, engines, captures, and who else looks at requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from tunesmith.client.session import Session
+from tunesmith.domain.generation import Ended, Generation, Piece
+from tunesmith.files import canonical_json
+from tunesmith.gateway.captures import Captures
+from tunesmith.gateway.engines import EnginePool
+from tunesmith.gateway.hooks import HandOver, Shadow, Upstream
+from tunesmith.gateway.places import Place
+from tunesmith.gateway.refusals import ApiError
+from tunesmith.gateway.switchboard import Route, Switchboard
+from tunesmith.settings import ServeSettings
+
+
+@dataclass
+class Gateway:
+    server_id: str
+    session: Session
+    settings: ServeSettings
+    switchboard: Switchboard
+    engines: EnginePool
+    captures: Captures
+    hand_over: HandOver
+    shadow: Shadow
+    make_upstream: Callable[[Place], Upstream]
+    upstreams: dict[str, Upstream] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    is_ending: bool = False
+
+    def refuse_while_ending(self) -> None:
+        if self.is_ending:
+            raise ApiError(503, "the server is stopping; ask another one, or later", code="stopping", retry_after_s=5.0)
+
+    def upstream_of(self, place: Place) -> Upstream:
+        """Who answers for a profile that the embedded engine does not serve; made when first asked."""
+        key = canonical_json([place.profile, place.target.model_dump(mode="json")])
+        if key not in self.upstreams:
+            self.upstreams[key] = self.make_upstream(place)
+        return self.upstreams[key]
+
+    async def generate(self, route: Route, asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
+        """One answer of the embedded engine, once the device is ours."""
+        await self.hand_over.admit()
+        async with aclosing(self.engines.generate(route, asked)) as parts:
+            async for part in parts:
+                yield part

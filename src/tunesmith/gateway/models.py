@@ -1,0 +1,71 @@
+"""`/v1/models` and `/healthz`: what can be asked for, and how the server is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tunesmith.domain.serving import BASE
+from tunesmith.gateway.gateway import Gateway
+from tunesmith.gateway.refusals import ApiError
+from tunesmith.gateway.responses import JsonAnswer
+from tunesmith.gateway.switchboard import Version
+
+_OWNER = "tunesmith"
+
+
+async def list_models(request: Request) -> Response:
+    """Each profile by its name, what that means now, and its bare base."""
+    gateway: Gateway = request.app.state.gateway
+    refuse_query(request)
+    found: dict[str, dict[str, Any]] = {}
+    for profile, version in gateway.switchboard.meaning().items():
+        found[profile] = _model(profile, version)
+        found[version.name] = _model(version.name, version)
+        found.setdefault(f"{profile}@{BASE}", _model(f"{profile}@{BASE}", Version(f"{profile}@{BASE}")))
+    return JsonAnswer({"object": "list", "data": list(found.values())})
+
+
+async def get_model(request: Request) -> Response:
+    gateway: Gateway = request.app.state.gateway
+    refuse_query(request)
+    name = request.path_params["model"]
+    route = await gateway.switchboard.resolve(name)
+    return JsonAnswer(_model(name, route.version))
+
+
+async def health(request: Request) -> Response:
+    gateway: Gateway = request.app.state.gateway
+    refuse_query(request)
+    return JsonAnswer(state_of(gateway))
+
+
+def state_of(gateway: Gateway) -> dict[str, Any]:
+    """Which version each profile's name means, and what is wrong."""
+    board = gateway.switchboard
+    return {
+        "status": "stopping" if gateway.is_ending else "ok",
+        "server": gateway.server_id,
+        "state": str(gateway.hand_over.state),
+        "serving": {profile: version.name for profile, version in board.meaning().items()},
+        "engines": gateway.engines.state(),
+        "in_use": board.in_use(),
+        "store": board.store_problem or "ok",
+        "problems": board.problems,
+        "counts": dict(gateway.counts),
+        "capture": gateway.captures.counts(),
+    }
+
+
+def refuse_query(request: Request) -> None:
+    """No listing here takes parameters; one that is sent all the same would be silently ignored."""
+    for name in request.query_params:
+        message = f"{request.url.path} takes no parameter {name[:60]!r}"
+        raise ApiError(400, message, code="unknown_parameter", param=name[:100])
+
+
+def _model(name: str, version: Version) -> dict[str, Any]:
+    created = 0 if version.created_at is None else int(version.created_at.timestamp())
+    return {"id": name, "object": "model", "created": created, "owned_by": _OWNER, "root": version.name}

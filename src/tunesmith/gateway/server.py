@@ -1,0 +1,246 @@
+"""`tunesmith serve`: everything of the gateway put together, its life from the lock to the last byte."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunesmith.client.session import Session
+from tunesmith.clock import utc_now
+from tunesmith.domain.engine_spec import EngineSpec
+from tunesmith.domain.serving import ServerState
+from tunesmith.errors import ConfigError, StoreError, UsageError
+from tunesmith.gateway.app import make_app
+from tunesmith.gateway.captures import Captures
+from tunesmith.gateway.embedded import EmbeddedEngine
+from tunesmith.gateway.engine import EngineError
+from tunesmith.gateway.engines import Device, EnginePool
+from tunesmith.gateway.gateway import Gateway
+from tunesmith.gateway.guard import LOOPBACK
+from tunesmith.gateway.hand_over import DeviceHandOver, Following
+from tunesmith.gateway.hooks import Exchange, Upstream
+from tunesmith.gateway.places import Place
+from tunesmith.gateway.presence import Presence
+from tunesmith.gateway.scopes import Keys
+from tunesmith.gateway.switchboard import Route, Switchboard
+from tunesmith.gateway.wires import HttpServer
+from tunesmith.ids import new_id, new_token
+from tunesmith.logs import logger
+from tunesmith.settings import ServeSettings
+from tunesmith.store import servers
+
+log = logger("gateway")
+BEAT_S = 2.0
+ALIVE_S = 10.0
+_FLUSH_S = 5.0
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What somebody who starts a server wants to know."""
+
+    server_id: str
+    url: str
+    serving: dict[str, str]
+    needs_key: bool
+
+
+class _NoShadow:
+    def answered(self, exchange: Exchange) -> None:
+        """Nobody mirrors."""
+
+    async def run(self) -> None:
+        return
+
+
+class Server:
+    """One gateway process. `run` returns when it was told to stop and has stopped."""
+
+    def __init__(self, session: Session, settings: ServeSettings, on_ready: Callable[[Ready], None]) -> None:
+        self._session = session
+        self._settings = settings
+        self._on_ready = on_ready
+        self._key_file = None if settings.key_file is None else session.workspace.locate(settings.key_file)
+        if not is_loopback(settings.host) and self._key_file is None:
+            raise ConfigError(
+                f"serve.host is {settings.host!r}, so others could ask: set serve.key_file to a file with API keys, "
+                "or serve on 127.0.0.1"
+            )
+        self._num_signals = 0
+
+    def run(self) -> None:
+        self._session.database  # noqa: B018 - without the store nobody knows what is live
+        presence = Presence(self._session.workspace)
+        try:
+            asyncio.run(self._serve(presence))
+        finally:
+            presence.leave()
+
+    async def _serve(self, presence: Presence) -> None:
+        listening = _listen(self._settings.host, self._settings.port)
+        url = _url(self._settings.host, listening.getsockname()[1])
+        server_id, token = new_id("srv"), new_token()
+        keys = Keys.of(token, self._key_file)
+        gateway = self._gateway(server_id)
+        http = HttpServer(make_app(gateway, keys), self._settings.grace_s)
+        self._on_signals(gateway, http, presence)
+        await gateway.switchboard.refresh()
+        process = presence.announce(server_id, url, token)
+        row = servers.Server(
+            id=server_id,
+            host=socket.gethostname(),
+            process=process,
+            url=url,
+            device=device_of(self._settings),
+            state=ServerState.SERVING,
+            serving={},
+            counts={},
+            started_at=utc_now(),
+        )
+        helpers = [
+            asyncio.create_task(work)
+            for work in (
+                gateway.switchboard.follow(self._settings.follow_s),
+                self._beat(gateway, row),
+                gateway.hand_over.run(),
+                gateway.shadow.run(),
+            )
+        ]
+        self._on_ready(Ready(server_id, url, _serving(gateway), self._key_file is not None))
+        try:
+            await http.serve(sockets=[listening])
+        finally:
+            await self._end(gateway, helpers)
+
+    def _gateway(self, server_id: str) -> Gateway:
+        session, settings = self._session, self._settings
+        engines = EnginePool(settings, self._make_engine)
+        board = Switchboard(session, engines.get_ready)
+        engines.follow(board)
+        following = Following(server_id, device_of(settings), ALIVE_S)
+        return Gateway(
+            server_id=server_id,
+            session=session,
+            settings=settings,
+            switchboard=board,
+            engines=engines,
+            captures=Captures(session),
+            hand_over=DeviceHandOver(session.database, settings, engines, following),
+            shadow=_NoShadow(),
+            make_upstream=self._make_upstream,
+        )
+
+    def _make_engine(self, route: Route, device: Device) -> EmbeddedEngine:
+        version = route.version
+        is_whole = version.is_whole and version.adapter is not None
+        spec = EngineSpec(
+            base=str(route.place.base),
+            weights=str(route.folder) if is_whole else None,
+            weights_digest=version.digest if is_whole else None,
+            device=device,
+            max_batch=self._settings.max_batch,
+        )
+        return EmbeddedEngine(spec, max_memory_gb=self._settings.max_memory_gb)
+
+    def _make_upstream(self, place: Place) -> Upstream:
+        raise EngineError(f"target kind {place.target.kind} is not asked yet", http_status=503)
+
+    def _on_signals(self, gateway: Gateway, http: HttpServer, presence: Presence) -> None:
+        def stop() -> None:
+            self._num_signals += 1
+            if self._num_signals > 1:  # now: engines end when our side of their socket closes
+                presence.leave()
+                os._exit(1)
+            log.info("stopping", answers=gateway.engines.num_active)
+            gateway.is_ending = True
+            http.should_exit = True
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+
+    async def _end(self, gateway: Gateway, helpers: list[asyncio.Task[None]]) -> None:
+        for task in helpers:
+            task.cancel()
+        await asyncio.gather(*helpers, return_exceptions=True)
+        await gateway.engines.close()
+        for upstream in gateway.upstreams.values():
+            await upstream.close()
+        await asyncio.to_thread(gateway.captures.close, _FLUSH_S)
+        with contextlib.suppress(StoreError):
+            await asyncio.to_thread(self._leave, gateway.server_id)
+        log.info("stopped", **gateway.counts)
+
+    async def _beat(self, gateway: Gateway, row: servers.Server) -> None:
+        """Say in the store that we live and what we serve; a store that is away changes nothing here."""
+        while True:
+            with contextlib.suppress(StoreError):
+                await asyncio.to_thread(self._beat_once, gateway, row)
+            await asyncio.sleep(BEAT_S)
+
+    def _beat_once(self, gateway: Gateway, row: servers.Server) -> None:
+        serving: dict[str, str | None] = {}
+        for profile, version in gateway.switchboard.meaning().items():
+            serving[profile] = None if version.adapter is None else version.name
+        captured = gateway.captures.counts()
+        counts = {**gateway.counts, **{name: captured[name] for name in ("num_stored", "num_dropped", "num_refused")}}
+        state = gateway.hand_over.state
+        with self._session.database.write(durable=False) as tx:
+            if not servers.beat(tx, row.id, ALIVE_S, state=state, serving=serving, counts=counts):
+                servers.forget_dead(tx)
+                servers.register(tx, row, ALIVE_S)
+                servers.beat(tx, row.id, ALIVE_S, state=state, serving=serving, counts=counts)
+
+    def _leave(self, server_id: str) -> None:
+        with self._session.database.write() as tx:
+            servers.leave(tx, server_id)
+
+
+def is_loopback(host: str) -> bool:
+    if host in LOOPBACK:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def device_of(settings: ServeSettings) -> str:
+    """cpu or cuda, told without loading torch."""
+    if settings.device != "auto":
+        return settings.device
+    has_gpu = Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1")
+    return "cuda" if has_gpu else "cpu"
+
+
+def _serving(gateway: Gateway) -> dict[str, str]:
+    return {profile: version.name for profile, version in gateway.switchboard.meaning().items()}
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(
+            f"cannot listen on {host}:{port}: {reason}; choose another with --port, or 0 for any"
+        ) from None
+    return listening
+
+
+def _url(host: str, port: int) -> str:
+    """How this machine reaches us."""
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared, not bound
+    name = everywhere.get(host, host)
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"

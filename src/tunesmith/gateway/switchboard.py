@@ -1,0 +1,287 @@
+"""Which version a model's name means: follows the store, moves a name only once the new version is ready.
+
+The store says what is live. When it cannot be read, every name keeps its meaning. A request is given an exact version
+once, when it comes in; so an answer is wholly from one version, however often the name moves meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tunesmith.client.session import Session
+from tunesmith.domain.adapter import AdapterState
+from tunesmith.domain.serving import BASE, ModelName, parse_model
+from tunesmith.errors import NotFound, StoreError, TunesmithError, show
+from tunesmith.gateway.places import Place, Places
+from tunesmith.gateway.refusals import ApiError
+from tunesmith.logs import logger
+from tunesmith.modeling.base_files import is_whole_model
+from tunesmith.store import adapters, campaigns, deployments
+from tunesmith.store.adapters import Adapter
+from tunesmith.targets.base import ServedAdapter
+
+log = logger("gateway")
+
+
+@dataclass(frozen=True)
+class Version:
+    """One exact thing that can answer: an adapter version, or the bare base (`adapter` is None)."""
+
+    name: str
+    adapter: ServedAdapter | None = None
+    base_digest: str | None = None
+    state: AdapterState | None = None
+    created_at: datetime | None = None
+    is_whole: bool = False
+    """A fully tuned model: it needs no base beside it."""
+
+    @property
+    def digest(self) -> str | None:
+        return None if self.adapter is None else self.adapter.digest
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where one request goes."""
+
+    place: Place
+    version: Version
+    is_live: bool
+    """The profile's own name was asked for."""
+    profile: str | None
+    """Whose answer it is; None: `base`, which belongs to no profile."""
+
+    @property
+    def folder(self) -> Path:
+        """The model that the embedded engine loads."""
+        if self.version.is_whole and self.version.adapter is not None:
+            return self.version.adapter.path
+        return self.place.base
+
+    @property
+    def beside(self) -> ServedAdapter | None:
+        """What it loads beside that model."""
+        return None if self.version.is_whole else self.version.adapter
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What the store says."""
+
+    live: dict[str, Adapter]
+    previous: dict[str, str]
+    known: dict[str, Adapter]
+    overrides: dict[str, dict[str, Any]]
+
+
+GetReady = Callable[[Route], Awaitable[None]]
+
+
+class Switchboard:
+    """`get_ready` loads what a name is about to mean, where its engine runs; it raises where it cannot."""
+
+    def __init__(self, session: Session, get_ready: GetReady) -> None:
+        self._session = session
+        self._get_ready = get_ready
+        self._places = Places(session.workspace, session.environ)
+        self.places: dict[str, Place] = {}
+        self._meaning: dict[str, Version] = {}
+        self._previous: dict[str, str] = {}
+        self._known: dict[str, Version] = {}
+        """Exact versions by name: all that were asked for or live, looked at again with every round."""
+        self._in_use: Counter[str] = Counter()
+        self._changed = asyncio.Condition()
+        self._round = asyncio.Lock()
+        self.store_problem: str | None = None
+        self.troubles: dict[str, str] = {}
+        """Why a profile's name does not mean what is wanted."""
+
+    # -- following the store
+
+    async def follow(self, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                await self.refresh()
+            except Exception:
+                log.exception("following_failed")
+
+    async def refresh(self) -> None:
+        """Look at the store and the profiles now, and move the names that should move."""
+        async with self._round:
+            wanted = await self._look()
+            if wanted is None:
+                return
+            self._known = {name: self._version(row) for name, row in wanted.known.items()}
+            self._previous = wanted.previous
+            self.places = await asyncio.to_thread(self._places.look, wanted.overrides)
+            for name in set(self._meaning) - set(self.places):
+                del self._meaning[name]
+            moves = [self._move(place, wanted.live.get(name)) for name, place in self.places.items()]
+            await asyncio.gather(*moves)
+
+    async def _look(self) -> _Wanted | None:
+        try:
+            wanted = await asyncio.to_thread(self._read)
+        except StoreError as error:
+            if self.store_problem is None:
+                log.warning("store_lost", problem=error.message)
+            self.store_problem = error.message
+            if not self.places:  # nothing is known yet: the files tell what can be told
+                self.places = await asyncio.to_thread(self._places.look, {})
+            return None
+        if self.store_problem is not None:
+            log.info("store_back")
+        self.store_problem = None
+        return wanted
+
+    def _read(self) -> _Wanted:
+        names = self._places.names()
+        with self._session.database.read() as tx:
+            live = {name: found for name in names if (found := adapters.live(tx, name)) is not None}
+            overrides = {n: active.overrides for n in names if (active := campaigns.active(tx, n)) is not None}
+            previous = {}
+            for deployment in deployments.listing(tx):
+                if deployment.previous_adapter_id is not None:
+                    previous[deployment.profile] = adapters.get(tx, deployment.previous_adapter_id).name
+            known = {found.name: found for found in live.values()}
+            for name in [*self._known, *previous.values()]:
+                if name not in known:
+                    known[name] = adapters.find(tx, name)
+        return _Wanted(live, previous, known, overrides)
+
+    async def _move(self, place: Place, live: Adapter | None) -> None:
+        """Let a profile's name mean what is wanted, once that is ready."""
+        new = _bare(place.profile) if live is None else self._known[live.name]
+        old = self._meaning.get(place.profile)
+        if old is not None and old.name == new.name:
+            self.troubles.pop(place.profile, None)
+            return
+        is_revoked = old is not None and self._known.get(old.name, old).state is AdapterState.REVOKED
+        if old is not None and not is_revoked:  # what is revoked goes at once, whatever comes of the new one
+            try:
+                await self._get_ready(Route(place, new, is_live=True, profile=place.profile))
+            except TunesmithError as error:
+                self.troubles[place.profile] = f"{new.name} could not be loaded: {error.message}"
+                log.warning("flip_waits", profile=place.profile, wanted=new.name, problem=error.message)
+                return
+        self.troubles.pop(place.profile, None)
+        self._meaning[place.profile] = new
+        if old is not None:
+            log.info("flipped", profile=place.profile, old=old.name, new=new.name)
+
+    def _version(self, row: Adapter) -> Version:
+        known = self._known.get(row.name)
+        path = self._session.workspace.data_dir / row.path
+        return Version(
+            name=row.name,
+            adapter=ServedAdapter(row.name, path, row.digest),
+            base_digest=row.base_digest,
+            state=row.state,
+            created_at=row.created_at,
+            is_whole=known.is_whole if known is not None else is_whole_model(path),
+        )
+
+    # -- asking it
+
+    async def resolve(self, model: str) -> Route:
+        """The exact version that a name means now; raises 404, also for one that was revoked."""
+        try:
+            return await self._resolve(model)
+        except NotFound as error:
+            raise ApiError(404, error.message, code="model_not_found", param="model") from None
+
+    async def _resolve(self, model: str) -> Route:
+        if model == BASE and BASE not in self.places:
+            return self._only_base()
+        name = parse_model(model)
+        place = self.places.get(name.profile)
+        if place is None:
+            hint = "GET /v1/models lists them"
+            raise NotFound.named("model", model, [*self.places], hint)
+        if name.is_base:
+            return Route(place, _bare(name.profile), is_live=False, profile=name.profile)
+        if name.is_live:
+            return Route(place, self._meaning.get(name.profile) or _bare(name.profile), True, name.profile)
+        return Route(place, await self._exact(name), is_live=False, profile=name.profile)
+
+    def _only_base(self) -> Route:
+        bases = {place.base: place for place in self.places.values() if place.is_embedded}
+        if len(bases) != 1 or len({place.base for place in self.places.values()}) != 1:
+            raise NotFound(f"no model {BASE!r}: the profiles have several bases, or none; ask for PROFILE@{BASE}")
+        return Route(next(iter(bases.values())), Version(BASE), is_live=False, profile=None)
+
+    async def _exact(self, name: ModelName) -> Version:
+        text = f"{name.profile}@v{name.version}"
+        version = self._known.get(text)
+        if version is None:
+            try:
+                found = await asyncio.to_thread(self._find, text)
+            except StoreError:
+                raise NotFound(f"no model {show(text)} is known while the store cannot be read") from None
+            version = self._known[text] = self._version(found)
+        if version.state is AdapterState.REVOKED:
+            message = f"{text} was revoked and is served nowhere any more; ask for {name.profile}"
+            raise ApiError(404, message, code="model_revoked", param="model")
+        return version
+
+    def _find(self, text: str) -> Adapter:
+        with self._session.database.read() as tx:
+            return adapters.find(tx, text)
+
+    def meaning(self) -> dict[str, Version]:
+        """By profile, what its name means now."""
+        return {name: self._meaning.get(name) or _bare(name) for name in self.places}
+
+    def pinned(self) -> frozenset[str]:
+        """Versions that are not let go: what is live, and the one before it."""
+        return frozenset(version.name for version in self._meaning.values()) | frozenset(self._previous.values())
+
+    @property
+    def problems(self) -> dict[str, str]:
+        return {**self._places.problems, **self.troubles}
+
+    # -- who is being asked
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[None]:
+        """Around an answer, so that a version can be drained."""
+        self._in_use[name] += 1
+        try:
+            yield
+        finally:
+            self._in_use[name] -= 1
+            if not self._in_use[name]:
+                del self._in_use[name]
+                self._tell()
+
+    def _tell(self) -> None:
+        async def tell() -> None:
+            async with self._changed:
+                self._changed.notify_all()
+
+        task = asyncio.get_running_loop().create_task(tell())
+        self._telling = task  # a task that nobody holds may be collected
+
+    async def drained(self, name: str, timeout_s: float) -> bool:
+        """Wait until nothing is answered by that version any more; False: the time is over."""
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: name not in self._in_use)
+        except TimeoutError:
+            return False
+        return True
+
+    def in_use(self) -> dict[str, int]:
+        return dict(self._in_use)
+
+
+def _bare(profile: str) -> Version:
+    return Version(f"{profile}@{BASE}")

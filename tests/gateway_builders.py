@@ -1,0 +1,148 @@
+"""Builders for tests of the gateway: a workspace with a lively tiny base and real adapters, and a real server process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from openai import OpenAI
+
+from builders import a_profile, cli_environ, wait_for, write_settings
+from engine_builders import a_lively_base, an_adapter
+from store_builders import a_run, force
+from tunesmith.client import Client
+from tunesmith.domain.adapter import AdapterState
+from tunesmith.domain.run import RunState
+from tunesmith.modeling.base_files import base_digest
+from tunesmith.store import adapters, deployments, tables
+from tunesmith.store.database import Database
+
+PROFILE = "support"
+SERVE: dict[str, Any] = {"port": 0, "follow_s": 0.1, "device": "cpu", "max_tokens": 64, "hysteresis_s": 0.0}
+"""Settings of a drill."""
+
+
+def a_served_workspace(
+    folder: Path, base: Path, *, serve: Mapping[str, Any] | None = None, num_versions: int = 3, **settings: Any
+) -> Client:
+    """Profile `support` on the tiny base with versions 1 to n of random adapters; the first is live."""
+    Client.init(folder).close()
+    shutil.copytree(base, folder / "models" / "tiny")
+    write_settings(folder, {**settings, "serve": {**SERVE, **(serve or {})}})
+    capture = {"finished_only": False}
+    a_profile(folder, PROFILE, experience={"capture": capture})
+    client = Client(folder, actor="user:test", environ={})
+    for number in range(1, num_versions + 1):
+        a_version(client, number, base)
+    if num_versions:
+        make_live(client.serving.session.database, 1)
+    return client
+
+
+def a_version(client: Client, number: int, base: Path, profile: str = PROFILE) -> adapters.Adapter:
+    """A candidate in the store, with weights of its own."""
+    data = client.workspace.data_dir
+    path = f"adapters/{profile}-{number}"
+    (data / "adapters").mkdir(exist_ok=True)
+    made = an_adapter(base, data / path, seed=number, name=f"{profile}@v{number}")
+    with client.serving.session.database.write() as tx:
+        run = a_run(tx, RunState.COMPLETED, profile=profile)
+        return adapters.register(
+            tx,
+            profile,
+            run_id=run.id,
+            path=path,
+            digest=made.digest,
+            base_digest=base_digest(base),
+            metrics={},
+            actor="user:test",
+        )
+
+
+def make_live(database: Database, number: int | None, profile: str = PROFILE) -> None:
+    """Flip without a deployment: what the server has to follow."""
+    with database.write() as tx:
+        live = adapters.live(tx, profile)
+        wanted = None if number is None else adapters.find(tx, f"{profile}@v{number}")
+        if live is not None:
+            force(tx, tables.adapters, live.id, state=AdapterState.SUPERSEDED)
+        if wanted is not None:
+            force(tx, tables.adapters, wanted.id, state=AdapterState.LIVE)
+        deployments._want(tx, profile, wanted and wanted.id, live and live.id, [], "user:test")
+
+
+class ServerProcess:
+    """A real `tunesmith serve`."""
+
+    def __init__(self, root: Path, *words: str, env: Mapping[str, str] | None = None) -> None:
+        self.root = root
+        self.log = root / "serve.log"
+        with self.log.open("ab") as sink:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tunesmith.cli.main", "serve", *words],
+                cwd=root,
+                env=cli_environ({"OMP_NUM_THREADS": "1", **(env or {})}),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+            )
+        about = wait_for(self._about, 30.0, f"for the server: {self.log.read_text()}")
+        self.url: str = about["url"]
+        self.token: str = about["token"]
+        self.id: str = about["id"]
+
+    def _about(self) -> dict[str, Any] | None:
+        assert self.process.poll() is None, self.log.read_text()
+        for path in (self.root / ".tunesmith" / "serve").glob("*.json"):
+            about: dict[str, Any] = json.loads(path.read_text())
+            try:
+                httpx2.get(f"{about['url']}/healthz", headers={"Authorization": f"Bearer {about['token']}"})
+            except httpx2.HTTPError:
+                return None
+            return about
+        return None
+
+    def openai(self, **changes: Any) -> OpenAI:
+        said: dict[str, Any] = {"api_key": "any", "max_retries": 0, "timeout": 30.0, **changes}
+        return OpenAI(base_url=f"{self.url}/v1", **said)
+
+    def http(self, **changes: Any) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=30.0, **changes)
+
+    def control(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        with self.http(headers={"Authorization": f"Bearer {self.token}"}) as http:
+            answer = http.get(path) if body is None else http.post(path, json=dict(body))
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+    def health(self) -> dict[str, Any]:
+        return dict(self.control("/healthz"))
+
+    def end(self, number: int = signal.SIGTERM, timeout_s: float = 30.0) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+
+@contextmanager
+def a_server(root: Path, *words: str, env: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+    server = ServerProcess(root, *words, env=env)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
