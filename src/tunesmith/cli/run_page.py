@@ -21,7 +21,7 @@ from tunesmith.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from tunesmith.client.views import AttemptView, EvaluationView, EventView, RunDetail
+    from tunesmith.client.views import AttemptView, EvaluationView, EventView, RunDetail, ShadowView
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40
@@ -41,6 +41,8 @@ def show_run(detail: RunDetail) -> None:
         _attempts(detail.attempts)
     if detail.evaluation is not None:
         _verdict(detail.evaluation)
+    if detail.shadow is not None:
+        _shadow(detail.shadow)
     open_requests = [request for request in detail.requests if request["acknowledged_at"] is None]
     if open_requests:
         heading("Asked, not answered yet")
@@ -135,6 +137,21 @@ def _verdict(evaluation: EvaluationView) -> None:
     show_table(shown, [row[: len(shown)] for row in rows], indent=2)
     for reason in evaluation.reasons:
         say(f"  {reason}")
+
+
+def _shadow(shadow: ShadowView) -> None:
+    """How mirrored traffic was answered, beside what live answered to the same."""
+    heading("Shadow")
+    since = "" if shadow.since is None else f", the first {age(shadow.since)}"
+    say(f"  {shadow.num} of {several(shadow.min_count, 'mirrored answer')} needed{since}")
+    num_answered = shadow.num - shadow.num_failed - shadow.num_timed_out
+    rows = [
+        ("failed", "", shadow.num_failed),
+        ("timed out", "", shadow.num_timed_out),
+        ("flagged", shadow.num_live_flagged, f"{shadow.num_flagged} of {num_answered}"),
+        ("mean seconds", number(shadow.live_seconds), number(shadow.seconds)),
+    ]
+    show_table([Column(""), Column("LIVE", align="right"), Column("NEW", align="right")], rows, indent=2)
 
 
 def show_metrics(points: Sequence[dict[str, Any]], num_rows: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tunesmith.client.session import Session, data_source
+from tunesmith.client.shadow_views import shadow_of
 from tunesmith.client.views import (
     AnswerView,
     AttemptView,
@@ -121,6 +122,7 @@ class Runs:
                     EventView(e.at, e.action, e.actor, e.old_state, e.new_state, e.reason)
                     for e in events.of_entity(tx, "run", run.id)
                 ),
+                shadow=shadow_of(tx, run),
                 num_erased=erasures.num_since(tx, run.dataset_id, run.created_at),
             )
 

@@ -98,6 +98,23 @@ class EvaluationView:
 
 
 @dataclass(frozen=True)
+class ShadowView:
+    """What a candidate made of mirrored traffic; the answers themselves are shown nowhere."""
+
+    num: int
+    min_count: int
+    num_failed: int
+    num_timed_out: int
+    num_flagged: int
+    """Of its answers, those that a verifier of the profile says something against."""
+    num_live_flagged: int
+    """Of the live answers to the same requests."""
+    seconds: float | None
+    live_seconds: float | None
+    since: datetime | None
+
+
+@dataclass(frozen=True)
 class RunDetail:
     """Everything about one run."""
 
@@ -107,6 +124,8 @@ class RunDetail:
     evaluation: EvaluationView | None
     requests: tuple[dict[str, Any], ...]
     events: tuple[EventView, ...]
+    shadow: ShadowView | None = None
+    """How far its candidate has come with mirrored traffic; None where there was none."""
     num_erased: int = 0
     """Forgotten experiences that were taken out of its dataset since; its fingerprint is another one by now."""
 
@@ -160,6 +179,8 @@ class AdapterView:
     path: Path
     metrics: dict[str, float]
     created_at: datetime
+    targets: tuple[dict[str, Any], ...] = ()
+    """`show` alone: the targets that serve it, or should."""
 
 
 @dataclass(frozen=True)
