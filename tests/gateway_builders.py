@@ -1,4 +1,4 @@
-"""Builders for tests of the gateway: a workspace with a lively tiny base and real adapters, and a real server process."""
+"""Builders for tests of the gateway: a workspace with a tiny base and real adapters, and a real server process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import httpx2
 from openai import OpenAI
 
 from builders import a_profile, cli_environ, wait_for, write_settings
-from engine_builders import a_lively_base, an_adapter
+from engine_builders import an_adapter
 from store_builders import a_run, force
 from tunesmith.client import Client
 from tunesmith.domain.adapter import AdapterState

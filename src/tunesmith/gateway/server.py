@@ -8,6 +8,7 @@ import ipaddress
 import os
 import signal
 import socket
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +21,17 @@ from tunesmith.errors import ConfigError, StoreError, UsageError
 from tunesmith.gateway.app import make_app
 from tunesmith.gateway.captures import Captures
 from tunesmith.gateway.embedded import EmbeddedEngine
-from tunesmith.gateway.engine import EngineError
 from tunesmith.gateway.engines import Device, EnginePool
 from tunesmith.gateway.gateway import Gateway
 from tunesmith.gateway.guard import LOOPBACK
 from tunesmith.gateway.hand_over import DeviceHandOver, Following
-from tunesmith.gateway.hooks import Exchange, Upstream
+from tunesmith.gateway.hooks import Upstream
 from tunesmith.gateway.places import Place
 from tunesmith.gateway.presence import Presence
 from tunesmith.gateway.scopes import Keys
+from tunesmith.gateway.shadow import Mirror
 from tunesmith.gateway.switchboard import Route, Switchboard
+from tunesmith.gateway.upstream import upstream_of
 from tunesmith.gateway.wires import HttpServer
 from tunesmith.ids import new_id, new_token
 from tunesmith.logs import logger
@@ -50,14 +52,6 @@ class Ready:
     url: str
     serving: dict[str, str]
     needs_key: bool
-
-
-class _NoShadow:
-    def answered(self, exchange: Exchange) -> None:
-        """Nobody mirrors."""
-
-    async def run(self) -> None:
-        return
 
 
 class Server:
@@ -125,6 +119,8 @@ class Server:
         board = Switchboard(session, engines.get_ready)
         engines.follow(board)
         following = Following(server_id, device_of(settings), ALIVE_S)
+        hand_over = DeviceHandOver(session.database, settings, engines, following)
+        counts: Counter[str] = Counter()
         return Gateway(
             server_id=server_id,
             session=session,
@@ -132,9 +128,10 @@ class Server:
             switchboard=board,
             engines=engines,
             captures=Captures(session),
-            hand_over=DeviceHandOver(session.database, settings, engines, following),
-            shadow=_NoShadow(),
+            hand_over=hand_over,
+            shadow=Mirror(session, settings, engines, hand_over, counts),
             make_upstream=self._make_upstream,
+            counts=counts,
         )
 
     def _make_engine(self, route: Route, device: Device) -> EmbeddedEngine:
@@ -150,7 +147,7 @@ class Server:
         return EmbeddedEngine(spec, max_memory_gb=self._settings.max_memory_gb)
 
     def _make_upstream(self, place: Place) -> Upstream:
-        raise EngineError(f"target kind {place.target.kind} is not asked yet", http_status=503)
+        return upstream_of(place, self._session.workspace.root, self._settings.timeout_s)
 
     def _on_signals(self, gateway: Gateway, http: HttpServer, presence: Presence) -> None:
         def stop() -> None:
