@@ -140,6 +140,7 @@ class EngineProgram:
             "adapters": {name: {"digest": digest, "bytes": size} for name, (digest, size) in self._adapters.items()},
             "rows": self._turns.num_rows,
             "waiting": len(self._turns.waiting),
+            "way": self._turns.way,
             "mixes": self._sites.can_mix,
             "device": str(self._device),
             "base_bytes": self._base_bytes,

@@ -64,8 +64,8 @@ class Slots(Cache):  # type: ignore[misc]
             layer.values[start : start + num, :, :width] = values
         self.lengths += lengths
 
-    def leave(self, row: int) -> int:
-        """Give a row's slot to the last row; returns the number that the last row had."""
+    def leave(self, row: int) -> None:
+        """Give a row's slot to the last row."""
         last = len(self.lengths) - 1
         if row != last:
             length = self.lengths[last]
@@ -76,17 +76,14 @@ class Slots(Cache):  # type: ignore[misc]
         self.lengths.pop()
         if not self.lengths:
             self._layers.clear()  # nobody is here: give the memory back
-        return last
 
-    def aim(self, device: Any) -> tuple[Any, Any]:
-        """Before a pass: room for one more token of each row; returns their places and who may look at what."""
-        longest = max(self.lengths) + 1
-        self._make_room(None, len(self.lengths), longest)
-        self._width = longest
+    def aim(self, device: Any) -> tuple[Any, int]:
+        """Before a pass: room for one more token of each row; returns their places, and how far the longest goes."""
+        self._width = max(self.lengths) + 1
+        self._make_room(None, len(self.lengths), self._width)
         self._rows = torch.arange(len(self.lengths), device=device)
         self._places = torch.tensor(self.lengths, device=device)
-        seen = torch.arange(longest, device=device)[None] <= self._places[:, None]
-        return self._places[:, None], seen[:, None, None]
+        return self._places, self._width
 
     def advance(self) -> None:
         """After a pass: the new tokens are there."""

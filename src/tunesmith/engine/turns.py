@@ -12,6 +12,7 @@ import torch
 from tunesmith.engine.batch import Batch
 from tunesmith.engine.rows import EngineRefusal, Row
 from tunesmith.engine.sites import RowsLost, Sites
+from tunesmith.engine.ways import fastest_way
 from tunesmith.logs import logger
 
 _PROMPT_TOKENS = 2048
@@ -28,7 +29,8 @@ class Turns:
     """All rows of the engine, waiting or under way. Rows of all adapters share one batch where the model allows it."""
 
     def __init__(self, model: Any, sites: Sites, pad_id: int, max_batch: int) -> None:
-        self._model, self._sites, self._pad_id, self._max_batch = model, sites, pad_id, max_batch
+        self._sites, self._pad_id, self._max_batch = sites, pad_id, max_batch
+        self.way, self._new_memory = fastest_way(model, sites)
         self._batches: dict[str | None, Batch] = {}
         self.waiting: deque[Row] = deque()
 
@@ -99,7 +101,7 @@ class Turns:
         key = self._key(rows[0])
         batch = self._batches.get(key)
         if batch is None:
-            batch = self._batches[key] = Batch(self._model, self._sites, self._pad_id)
+            batch = self._batches[key] = Batch(self._new_memory(), self._pad_id)
         try:
             batch.join(rows)
         except RowsLost:
