@@ -14,7 +14,7 @@ from tunesmith.domain.request import ALLOWED_IN, INSTEAD, RequestKind
 from tunesmith.domain.run import RUN, RunState
 from tunesmith.domain.task import TaskKind, TaskState
 from tunesmith.errors import Refused
-from tunesmith.store import adapters, evaluations, requests, runs, tasks
+from tunesmith.store import adapters, deployments, evaluations, requests, runs, tasks
 from tunesmith.store.adapters import Adapter
 from tunesmith.store.database import Tx
 from tunesmith.store.runs import Run
@@ -91,6 +91,8 @@ def revoke(tx: Tx, adapter: Adapter, *, actor: str, reason: str) -> None:
     if adapter.state is AdapterState.LIVE:
         lifecycle.roll_back(tx, adapter.profile, actor=actor, reason=f"revoked: {reason}")
     adapters.move(tx, adapter.id, AdapterState.REVOKED, actor=actor, reason=reason)
+    if deployments.get(tx, adapter.profile) is not None:
+        deployments.have_followed(tx, adapter.profile, actor=actor, at_once=True)  # no target may hold it any more
     run = None if adapter.run_id is None else runs.get(tx, adapter.run_id)
     if run is not None and run.state is RunState.HELD:
         lifecycle.finish(tx, run, RunState.REJECTED, actor=actor, reason=f"revoked: {reason}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -67,6 +68,7 @@ def show(ctx: typer.Context, adapter: Name, json: Json = False) -> None:
         ],
         indent=0,
     )
+    _show_targets(found.targets)
 
 
 @verbs.command()
@@ -86,14 +88,7 @@ def live(ctx: typer.Context, profile: Profile, json: Json = False) -> None:
         ],
         indent=0,
     )
-    if deployment.targets:
-        heading("Targets")
-        rows = [
-            (t["target"], t["observed"] or "the bare base", _age(t["synced_at"]), t["error"])
-            for t in deployment.targets
-        ]
-        columns = [Column("TARGET", "fold"), Column("SERVES", "fold"), Column("SINCE"), Column("ERROR", "fold")]
-        show_table(columns, rows, indent=2)
+    _show_targets(deployment.targets)
 
 
 @verbs.command()
@@ -148,6 +143,20 @@ def revoke(
         revoked = client.adapters.revoke(adapter, reason)
     say(f"{revoked.name} is revoked; no target may load it again")
     print_id(revoked.id)
+
+
+def _show_targets(targets: Sequence[Mapping[str, Any]]) -> None:
+    """What each target should serve, was seen serving, and what is wrong with it."""
+    if not targets:
+        return
+    heading("Targets")
+    base = "the bare base"
+    rows = [
+        (t["target"], t["wanted"] or base, t["observed"] or base, _age(t["synced_at"]), t["error"]) for t in targets
+    ]
+    columns = [Column("TARGET", "fold"), Column("WANTED", "fold"), Column("SERVES", "fold"), Column("SEEN WELL"),
+               Column("ERROR", "fold")]  # fmt: skip
+    show_table(columns, rows, indent=2)
 
 
 def _answer(answer: AnswerView) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tunesmith import control, lifecycle
 from tunesmith.client.session import Session
 from tunesmith.client.views import AdapterView, AnswerView, DeploymentView, to_json
+from tunesmith.domain.adapter import AdapterState
 from tunesmith.errors import NotFound
 from tunesmith.store import adapters, deployments, profiles
 from tunesmith.store.adapters import Adapter
@@ -24,7 +26,9 @@ class Adapters:
 
     def show(self, adapter: str) -> AdapterView:
         with self._session.database.read() as tx:
-            return self._view(adapters.find(tx, adapter))
+            found = adapters.find(tx, adapter)
+            served_by = [each for each in deployments.observed(tx, found.profile) if _is_about(found, each)]
+            return replace(self._view(found), targets=tuple(self._observation(tx, each) for each in served_by))
 
     def live(self, profile: str) -> AdapterView | None:
         """What is live for a profile; None means the bare base."""
@@ -96,12 +100,19 @@ class Adapters:
         )
 
     def _observation(self, tx: Tx, seen: deployments.Observation) -> dict[str, Any]:
+        live = adapters.live(tx, seen.profile)
         return {
             "target": seen.target,
+            "wanted": None if live is None else live.name,
             "observed": _name(tx, seen.observed_adapter_id),
             "synced_at": to_json(seen.synced_at),
             "error": seen.error,
         }
+
+
+def _is_about(adapter: Adapter, seen: deployments.Observation) -> bool:
+    """Whether a target serves it, or should."""
+    return adapter.state is AdapterState.LIVE or seen.observed_adapter_id == adapter.id
 
 
 def _name(tx: Tx, adapter_id: str | None) -> str | None:

@@ -14,7 +14,7 @@ from tunesmith.client.session import Session
 from tunesmith.config.resolve import list_profiles
 from tunesmith.domain.task import TaskKind
 from tunesmith.errors import StoreCorrupt, StoreError, UsageError, nearest, show
-from tunesmith.store import switches, workers
+from tunesmith.store import adapters, deployments, switches, workers
 from tunesmith.store.database import sqlite_module, wal_is_safe
 from tunesmith.store.schema import integrity_problem
 from tunesmith.store.switches import Switch
@@ -65,7 +65,7 @@ class System:
     def doctor(self) -> list[Check]:
         """Look at the installation and the workspace; every finding says how to repair it."""
         return [self._python(), self._sqlite(), self._store(), self._train_extra(), self._containment(),
-                self._disk(), *self._profiles(), self._workers()]  # fmt: skip
+                self._disk(), *self._profiles(), self._workers(), *self._targets()]  # fmt: skip
 
     def _python(self) -> Check:
         version = ".".join(map(str, sys.version_info[:3]))
@@ -125,6 +125,24 @@ class System:
         if alive:
             return Check("workers", "ok", f"{len(alive)} running")
         return Check("workers", "warning", "none is running, so queued runs wait", "tunesmith worker")
+
+    def _targets(self) -> list[Check]:
+        """What every target was last seen serving."""
+        checks = []
+        try:
+            with self._session.database.read() as tx:
+                seen = [(each, adapters.live(tx, each.profile)) for d in deployments.listing(tx)
+                        for each in deployments.observed(tx, d.profile)]  # fmt: skip
+        except StoreError:
+            return []
+        for each, live in seen:
+            name = f"target {each.target} of {each.profile}"
+            if each.error is None:
+                checks.append(Check(name, "ok", f"serves {'the bare base' if live is None else live.name}"))
+            else:
+                fix = "mend the target; a worker that runs brings it to what is wanted"
+                checks.append(Check(name, "warning", each.error, fix))
+        return checks
 
 
 def _kind(name: str) -> TaskKind:
