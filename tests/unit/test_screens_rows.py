@@ -7,7 +7,7 @@ import string
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from screen_corpus import BAD, bad_rows
@@ -128,6 +128,7 @@ def test_any_texts_are_screened_alike_each_time_with_spans_inside_them(texts: li
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000))
+@example(seed=1325)  # an XxX in the middle, which is no placeholder
 def test_no_finding_repeats_a_secret(seed: int) -> None:
     secret = drawn(string.ascii_letters + string.digits, 36, seed)
     findings = EVERY.look([f"Bearer ghp_{secret} and postgres://app:{secret}@db.corp.net/x and token={secret}9"])
