@@ -1,0 +1,323 @@
+"""Nothing is open by accident: every route × method × credential; Host and Origin; bodies and headers of any size."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import openai
+import pytest
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway_builders import PROFILE, ServerProcess, a_served_workspace, a_server
+from tunesmith.errors import ConfigError, TunesmithError
+from tunesmith.gateway.app import ENDPOINTS, guarded
+from tunesmith.gateway.scopes import Keys, Scope
+
+FULL, READER, RATER = "sk-full-0123456789abcdef", "sk-read-0123456789abcdef", "sk-rate-0123456789abcdef"
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD")
+HAS = {FULL: {Scope.READ, Scope.CHAT, Scope.FEEDBACK}, READER: {Scope.READ}, RATER: {Scope.FEEDBACK}}
+CHAT = {"model": PROFILE, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def keyed(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that wants keys, small bodies, and knows one web page."""
+    serve = {"key_file": "keys", "allowed_origins": ["https://page.test"], "max_body_bytes": 100_000}
+    client = a_served_workspace(
+        tmp_path_factory.mktemp("keyed") / "ws", base, serve={**serve, "allowed_hosts": ["box.test"]}, num_versions=0
+    )
+    keys = client.workspace.root / "keys"
+    keys.write_text(f"# ours\n{FULL}\n{READER} read\n{RATER} feedback\n")
+    keys.chmod(0o600)
+    with a_server(client.workspace.root) as process:
+        yield process
+    client.close()
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: f"{endpoint.method} {endpoint.path}")
+def test_every_route_and_method_opens_only_to_its_scope(keyed: ServerProcess, endpoint: Any) -> None:
+    path = endpoint.path.replace("{model}", PROFILE)
+    with keyed.http() as http:
+        for method in METHODS:
+            is_ours = method == endpoint.method
+            statuses = {}
+            for name in ("", "sk-nobody-0123456789abcdef", FULL, READER, RATER, keyed.token):
+                headers = {"Content-Type": "application/json", **(bearer(name) if name else {})}
+                statuses[name] = http.request(method, path, headers=headers).status_code
+            assert statuses.pop("") == 401
+            assert statuses.pop("sk-nobody-0123456789abcdef") == 401
+            for name, status in statuses.items():
+                scopes = HAS.get(name, set(Scope))
+                if endpoint.scope not in scopes:
+                    assert status == 403, (method, name)
+                elif is_ours:
+                    assert status in (200, 400), (method, name)  # 400: the body says nothing
+                else:
+                    assert status == 405, (method, name)
+
+
+def test_what_is_not_there_is_not_told_to_strangers(keyed: ServerProcess) -> None:
+    paths = ["/", "/docs", "/openapi.json", "/v1", "/v1/models/..%2f..%2fetc", "/v1/models/%252e%252e%252f", "/control"]
+    with keyed.http() as http:
+        for path in [*paths, "/v1/models/a/b", "/v1/chat/completions/"]:
+            assert http.get(path).status_code == 401, path
+            assert http.get(path, headers=bearer(FULL)).status_code == 404, path
+
+
+@pytest.mark.parametrize("value", ["", "Bearer", "Basic abc", "Bearer a b", "Bearer \u00e4", "Bearer " + "x" * 600])
+def test_a_malformed_key_is_refused_also_where_none_is_needed(
+    keyed: ServerProcess, server: ServerProcess, value: str
+) -> None:
+    for process in (keyed, server):
+        with process.http() as http:
+            answer = http.get("/v1/models", headers={"Authorization": value.encode("latin-1")})
+            assert answer.status_code == 401
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_an_empty_key_is_refused(server: ServerProcess) -> None:
+    answer = raw(server, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer \r\n\r\n")
+    assert b" 401 " in answer.split(b"\r\n")[0]
+
+
+def test_a_megabyte_of_key_is_refused_quickly(keyed: ServerProcess) -> None:
+    begun = time.monotonic()
+    answer = raw(keyed, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + b"x" * (1 << 20))
+    assert b" 401 " in answer.split(b"\r\n")[0]
+    assert time.monotonic() - begun < 2.0
+
+
+def test_the_clients_typed_errors_come_of_wrong_keys(keyed: ServerProcess) -> None:
+    with pytest.raises(openai.AuthenticationError):
+        keyed.openai(api_key="sk-nobody-0123456789abcdef").models.list()
+    with pytest.raises(openai.PermissionDeniedError):
+        keyed.openai(api_key=READER).chat.completions.create(**CHAT)
+    assert keyed.openai(api_key=READER).models.list().data
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.test", "127.0.0.1.evil.test", "evil.test:80", "", "[::2]", "localhost@evil.test"]
+)
+def test_a_foreign_host_is_refused(server: ServerProcess, host: str) -> None:
+    with server.http() as http:
+        answer = http.get("/healthz", headers={"Host": host})
+        assert answer.status_code == 403
+        assert answer.json()["error"]["code"] == "host_not_allowed"
+
+
+def test_loopback_names_and_allowed_hosts_are_answered_whatever_the_port(keyed: ServerProcess) -> None:
+    with keyed.http(headers=bearer(FULL)) as http:
+        for host in ("localhost", "LOCALHOST:1", "127.0.0.1:99", "[::1]:5", "box.test", "box.test:8080"):
+            assert http.get("/healthz", headers={"Host": host}).status_code == 200, host
+
+
+@pytest.mark.parametrize("origin", ["https://evil.test", "null", "http://page.test", "https://page.test.evil.test"])
+def test_a_web_page_that_is_not_allowed_is_refused_with_any_method(keyed: ServerProcess, origin: str) -> None:
+    with keyed.http(headers={**bearer(FULL), "Origin": origin}) as http:
+        for method in ("GET", "POST", "OPTIONS"):
+            answer = http.request(method, "/v1/chat/completions", json=CHAT)
+            assert answer.status_code == 403
+            assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_a_browser_that_hides_its_page_is_refused(server: ServerProcess) -> None:
+    with server.http() as http:
+        assert http.get("/healthz", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+        assert http.get("/healthz", headers={"Sec-Fetch-Site": "none"}).status_code == 200
+
+
+def test_an_allowed_page_is_told_so_and_no_other(keyed: ServerProcess) -> None:
+    with keyed.http(headers={"Origin": "https://page.test"}) as http:
+        asked = http.options("/v1/chat/completions", headers={"Access-Control-Request-Method": "POST"})
+        assert asked.status_code == 204
+        assert asked.headers["access-control-allow-origin"] == "https://page.test"
+        answer = http.get("/v1/models", headers=bearer(FULL))
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == "https://page.test"
+    with keyed.http(headers=bearer(FULL)) as http:
+        assert "access-control-allow-origin" not in http.get("/v1/models").headers
+
+
+def test_a_route_without_a_scope_keeps_the_server_from_starting() -> None:
+    async def open_door(request: Request) -> Response:
+        return Response()
+
+    app = FastAPI(openapi_url=None)
+    app.add_api_route("/v1/secret", open_door, response_model=None)
+    with pytest.raises(TunesmithError, match="/v1/secret' declares no scope"):
+        guarded(app, Keys.of("token", None))
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "reason"),
+    [
+        ("", 0o600, "holds no key"),
+        ("short\n", 0o600, "line 1"),
+        (f"{FULL} control\n", 0o600, "'control'"),
+        (f"{FULL} read chat\n", 0o600, "line 1"),
+        (f"{FULL}\n", 0o644, "chmod 600"),
+    ],
+)
+def test_a_key_file_that_is_wrong_is_refused(tmp_path: Path, content: str, mode: int, reason: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(content)
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match=reason):
+        Keys.of("token", path)
+
+
+BAD_BODIES: list[tuple[bytes, int, str]] = [
+    (b"", 400, "invalid_json"),
+    (b"{", 400, "invalid_json"),
+    (b"[]", 400, "invalid_json"),
+    (b"null", 400, "invalid_json"),
+    (b"\xff\xfe{}", 400, "invalid_json"),
+    (b'{"model": "\xff"}', 400, "invalid_json"),
+    (b"[" * 40_000, 400, "invalid_json"),
+    (b'{"a":' * 18_000 + b"1" + b"}" * 4_000, 400, "invalid_json"),
+    (b'{"model": "support", "model": "base", "messages": []}', 400, "invalid_json"),
+    (b'{"model": "support", "temperature": NaN}', 400, "invalid_json"),
+    (b'{"model": "support", "temperature": 1e999, "messages": []}', 400, "invalid_json"),
+    (b'{"model": "support", "messages": "hi"}', 400, "invalid_value"),
+    (b'{"model": 7, "messages": [{"role": "user", "content": "x"}]}', 400, "invalid_model"),
+    (b'{"model": "support", "messages": [{"role": "user", "content": "\\u0000"}]}', 400, "invalid_value"),
+    (b'{"model": "support", "messages": [{"role": "user", "content": "\\ud800"}]}', 400, "invalid_json"),
+    (b'{"model": "support", "messages": [{"role": "wizard", "content": "x"}]}', 400, "invalid_value"),
+    (b'{"model": "support", "messages": [{"role": "user"}]}', 400, "invalid_value"),
+    (
+        b'{"model": "support", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+        400,
+        "unsupported_content",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "code"), BAD_BODIES, ids=range(len(BAD_BODIES)))
+def test_a_bad_body_is_refused_at_once_with_its_reason(
+    server: ServerProcess, body: bytes, status: int, code: str
+) -> None:
+    begun = time.monotonic()
+    with server.http() as http:
+        answer = http.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert time.monotonic() - begun < 1.0
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"temperature": -1}, {"temperature": "hot"}, {"temperature": True}, {"top_p": 1.5}, {"n": 0}, {"n": 1.5},
+        {"max_tokens": 0}, {"max_tokens": -1}, {"max_tokens": 10**30}, {"max_tokens": 5, "max_completion_tokens": 5},
+        {"stop": ["a", "b", "c", "d", "e"]}, {"stop": ""}, {"stop": [1]}, {"seed": "x"}, {"seed": 2**70},
+        {"stream": "yes"}, {"stream_options": {"include_usage": True}}, {"top_logprobs": 2},
+        {"logprobs": True, "top_logprobs": 21}, {"metadata": {"a": 1}}, {"user": 5}, {"frequency_penalty": 3},
+        {"functions": [{"name": "f"}]}, {"audio": {"voice": "x"}}, {"modalities": ["audio"]},
+        {"lora_path": "/etc/passwd"}, {"api_base": "http://evil.test"}, {"chat_template": "{{ 1 }}"},
+    ],
+    ids=json.dumps,
+)  # fmt: skip
+def test_a_parameter_out_of_range_is_named(server: ServerProcess, wish: dict[str, Any]) -> None:
+    with server.http() as http:
+        answer = http.post("/v1/chat/completions", json={**CHAT, **wish})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] in wish
+
+
+def test_wrong_content_types_are_refused(server: ServerProcess) -> None:
+    with server.http() as http:
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+            answer = http.post("/v1/chat/completions", content=json.dumps(CHAT), headers={"Content-Type": kind})
+            assert answer.status_code == 415, kind
+        zipped = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        assert http.post("/v1/chat/completions", content=b"x", headers=zipped).status_code == 415
+
+
+def test_two_gigabytes_are_refused_before_they_are_read(keyed: ServerProcess) -> None:
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer {FULL}\r\nContent-Length: {2 << 30}\r\n\r\n"
+    )
+    assert b" 413 " in raw(keyed, head.encode() + b"[" * 1000).split(b"\r\n")[0]
+
+
+def test_a_body_without_a_length_ends_at_the_limit(keyed: ServerProcess) -> None:
+    num_sent = 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal num_sent
+        for _ in range(100_000):
+            num_sent += 1
+            yield b" " * 10_000
+
+    before = memory_of(keyed)
+    with keyed.http(headers={**bearer(FULL), "Content-Type": "application/json"}) as http:
+        try:
+            answer = http.post("/v1/chat/completions", content=chunks())
+            assert answer.status_code == 413
+        except httpx2.HTTPError:
+            pass  # it hung up while we were still sending
+    assert num_sent < 2_000
+    assert memory_of(keyed) - before < 50 << 20
+
+
+def test_queries_that_no_route_takes_are_refused(server: ServerProcess) -> None:
+    with server.http() as http:
+        for query in ("limit=-1", "after=forged", "limit=1e9"):
+            answer = http.get(f"/v1/models?{query}")
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == query.partition("=")[0]
+
+
+def test_what_is_no_http_is_answered_with_one_line(server: ServerProcess) -> None:
+    for nonsense in (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", b"GET / HTTP/x\r\n\r\n", b"\r\n\r\nhello\r\n\r\n"):
+        answer = raw(server, nonsense)
+        assert not answer or b"400" in answer.split(b"\r\n")[0]
+    assert server.health()["status"] == "ok"
+
+
+def test_errors_tell_nothing_about_the_machine(server: ServerProcess) -> None:
+    with server.http() as http:
+        for answer in (
+            http.post("/v1/chat/completions", json={**CHAT, "model": "x" * 500}),
+            http.post("/v1/feedback", json={"response_id": "nobody", "rating": "up"}),
+            http.get("/nothing"),
+        ):
+            assert answer.status_code == 404
+            assert str(server.root) not in answer.text
+            assert "Traceback" not in answer.text
+            assert len(answer.text) < 1000
+
+
+def raw(server: ServerProcess, data: bytes) -> bytes:
+    """What comes back for bytes on the wire."""
+    where = urlsplit(server.url)
+    assert where.hostname is not None
+    with socket.create_connection((where.hostname, where.port or 80), timeout=5) as wire:
+        answer = b""
+        with contextlib.suppress(OSError):
+            wire.sendall(data)
+        with contextlib.suppress(OSError):  # it hung up already; what it said is still there
+            while b"\r\n\r\n" not in answer and (part := wire.recv(65536)):
+                answer += part
+        return answer
+
+
+def memory_of(server: ServerProcess) -> int:
+    pages = Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]
+    return int(pages) * 4096
