@@ -51,6 +51,8 @@ class EmbeddedEngine:
         self._max_bytes = None if max_memory_gb is None else int(max_memory_gb * (1 << 30))
         self._start_s = start_s
         self._child: _Child | None = None
+        self._starting: _Child | None = None
+        self._is_stopped = False
         self._lock = asyncio.Lock()
         self.num_starts = 0
         self._num_failures = 0
@@ -66,6 +68,9 @@ class EmbeddedEngine:
         await self._running()
 
     async def stop(self, grace_s: float = 0.0) -> None:
+        self._is_stopped = True  # whoever still waits for it must not start it anew: the device may be lent by then
+        if self._starting is not None:
+            await self._starting.kill()
         async with self._lock:
             child, self._child = self._child, None
             if child is not None:
@@ -126,6 +131,8 @@ class EmbeddedEngine:
             child = self._child
             if child is not None and child.failure is None:
                 return child
+            if self._is_stopped:
+                raise _stopped()
             wait_s = self._not_before - time.monotonic()
             if wait_s > 0 and self._last_failure is not None:
                 self._last_failure.retry_after_s = wait_s
@@ -135,12 +142,15 @@ class EmbeddedEngine:
     async def _start(self) -> _Child:
         child = await _Child.spawn(self.spec, self._max_bytes)
         self.num_starts += 1
+        self._starting = child
         try:
+            if self._is_stopped:
+                raise _stopped()
             async with asyncio.timeout(self._start_s):
                 await child.ready()
         except BaseException as error:
             await child.kill()
-            if not isinstance(error, EngineError | TimeoutError):
+            if self._is_stopped or not isinstance(error, EngineError | TimeoutError):
                 raise
             self._num_failures += 1
             pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (self._num_failures - 1))
@@ -150,6 +160,8 @@ class EmbeddedEngine:
                 f"the engine cannot be started: {reason}", code="engine_start", http_status=503, retry_after_s=pause_s
             )
             raise self._last_failure from None
+        finally:
+            self._starting = None
         self._num_failures = 0
         self._child = child
         log.info("engine_started", pid=child.pid, base=self.spec.base, start=self.num_starts)
@@ -244,9 +256,7 @@ class _Child:
         deadline = time.monotonic() + grace_s
         while self._talks and self.failure is None and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        self._why = EngineError(
-            "the engine was stopped; ask again", code="engine_stopped", http_status=503, retry_after_s=_AGAIN_S
-        )
+        self._why = _stopped()
         if self._writer is not None:
             self._writer.close()  # the program ends by itself
         with contextlib.suppress(TimeoutError):
@@ -327,6 +337,12 @@ def _resident(pid: int) -> int:
 
 def _refusal(raw: Mapping[str, Any]) -> EngineError:
     return EngineError(raw["message"], code=raw["code"], http_status=raw["status"], retry_after_s=raw["retry_after_s"])
+
+
+def _stopped() -> EngineError:
+    return EngineError(
+        "the engine was stopped; ask again", code="engine_stopped", http_status=503, retry_after_s=_AGAIN_S
+    )
 
 
 def _death(code: int, tail: bytes) -> EngineError:

@@ -32,7 +32,7 @@ class Engine(Protocol):
         """Be ready to answer; returns at once where it is. Raises EngineError."""
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """End, and give all memory back; answers under way get `grace_s` to be written to their end."""
+        """End for good, and give all memory back; answers under way get `grace_s` to be written to their end."""
 
     def generate(self, asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
         """The answer in pieces, `Ended` last; closing the iterator cancels it. Raises EngineError."""
