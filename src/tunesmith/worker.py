@@ -64,7 +64,7 @@ class Worker:
         self.settings = settings
         self.kinds = frozenset(kinds) & frozenset(STAGES)
         self.stopping = threading.Event()
-        self._swept = self._looked = self._erase_after = self._saw_targets = 0.0
+        self._swept = self._looked = self._erase_after = self._targets_due = 0.0
         self._unsure = False
         self._pulse: Pulse | None = None
 
@@ -224,9 +224,11 @@ class Worker:
 
     def _look_at_targets(self) -> None:
         """Have targets brought back that lost what they should serve: a server restarted, somebody moved a link."""
-        if TaskKind.ROLLBACK in self.kinds and boot_seconds() - self._saw_targets >= self.timing.targets_s:
+        begun = boot_seconds()
+        if TaskKind.ROLLBACK in self.kinds and begun >= self._targets_due:
             look_at_targets(self.database, self.workspace, actor=self.id)
-            self._saw_targets = boot_seconds()
+            now = boot_seconds()  # a target that hangs must not take more than a tenth of a worker's time
+            self._targets_due = now + max(self.timing.targets_s, 9 * (now - begun))
 
     def _anything_left(self) -> bool:
         with self.database.read() as tx:

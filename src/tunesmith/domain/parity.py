@@ -136,7 +136,7 @@ def tolerance_of(kind: str, options: Mapping[str, Any], dtype: str, chosen: floa
     """By how much a kind of target may differ; `chosen` is the target's own `parity_tolerance`."""
     if chosen is not None:
         return Tolerance(chosen, "parity_tolerance of the target")
-    quantized = str(options.get("quantize", options.get("quantization", "none"))).lower()
+    quantized = str(options.get("quantization") or "none").lower()
     if quantized not in _WHOLE:
         return Tolerance(_QUANTIZED, f"weights in {quantized}")
     if kind not in SAME_STACK:
@@ -221,8 +221,10 @@ class _Pair:
             if place >= len(theirs) and place == len(ours) - 1 and self.ours.finish == self.theirs.finish == "stop":
                 break  # some servers do not tell the token that ended the answer
             mine, other = (ids[place] if place < len(ids) else None for ids in (ours, theirs))
-            if mine != other:
-                return None if self._is_tie(place) else self._answer_difference(place, mine, other)
+            if mine != other and not self._is_tie(place):
+                return self._answer_difference(place, mine, other)
+            if mine != other:  # about as likely here, so it must be about as likely there
+                return self._likelihood(place, more=(self.ours.margins or ())[place])
             problem = self._likelihood(place)
             if problem is not None:
                 return problem
@@ -258,12 +260,12 @@ class _Pair:
             return f"the answer ends with {last}, and the target does not end it there: its end of turn is another one"
         return "the target ends the answer where it goes on: its end of turn is another one"
 
-    def _likelihood(self, place: int) -> str | None:
+    def _likelihood(self, place: int, more: float = 0.0) -> str | None:
         ours, theirs = self.ours.log_probs, self.theirs.log_probs
         if ours is None or theirs is None or place >= len(ours) or place >= len(theirs):
             return None
         difference = abs(ours[place] - theirs[place])
-        if not difference <= self.tolerance:  # NaN is within nothing
+        if not difference <= self.tolerance + more:  # NaN is within nothing
             token = self._named((self.ours.answer_ids or (0,) * len(ours))[place])
             return (
                 f"token {place + 1} of the answer, {token}, has log-probability {theirs[place]:.5f} instead of "
