@@ -9,10 +9,13 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+from pathlib import Path
 
 from tunesmith.domain.engine_spec import EngineSpec
-from tunesmith.errors import TunesmithError
+from tunesmith.errors import ConfigError, TunesmithError
+from tunesmith.files import verify_folder
 from tunesmith.logs import show_on_stderr
+from tunesmith.modeling.base_files import base_digest
 from tunesmith.programs.shim import PR_SET_PDEATHSIG, set_process_option
 
 
@@ -21,14 +24,23 @@ def main(argv: list[str]) -> int:
     show_on_stderr()
     channel = socket.socket(fileno=int(argv[0]))
     spec = EngineSpec.model_validate_json(argv[1])
-    from tunesmith.engine.program import serve
-
     try:
+        _check_files(spec)
+        from tunesmith.engine.program import serve  # only now: it takes seconds
+
         serve(spec, channel)
     except TunesmithError as error:
         print(error, file=sys.stderr)  # noqa: T201 (the gateway shows the end of it)
         return error.exit_code
     return 0
+
+
+def _check_files(spec: EngineSpec) -> None:
+    """What is loaded must be what was asked for."""
+    if spec.digest is not None and base_digest(Path(spec.base)) != spec.digest:
+        raise ConfigError(f"the base model in {spec.base} is not the one that was asked for; put it back")
+    if spec.weights is not None:
+        verify_folder(Path(spec.weights), spec.weights_digest)
 
 
 if __name__ == "__main__":

@@ -21,10 +21,8 @@ from tunesmith.engine.sites import Sites
 from tunesmith.engine.speech import Words
 from tunesmith.engine.turns import Turns
 from tunesmith.errors import ConfigError
-from tunesmith.files import verify_folder
 from tunesmith.modeling.adapter_parts import AdapterParts, AdapterReader
 from tunesmith.modeling.architecture import read_architecture
-from tunesmith.modeling.base_files import base_digest
 from tunesmith.modeling.loading import load_base, pick_device
 
 
@@ -36,10 +34,6 @@ class EngineProgram:
         self._outbox = Outbox(channel)
         self._inbox: queue.SimpleQueue[Do] = queue.SimpleQueue()
         folder, weights = Path(spec.base), Path(spec.weights or spec.base)
-        if spec.digest is not None and base_digest(folder) != spec.digest:
-            raise ConfigError(f"the base model in {folder} is not the one that was asked for; put it back")
-        if spec.weights is not None:
-            verify_folder(weights, spec.weights_digest)
         model = load_base(weights, _device(spec.device))
         self._device = next(model.parameters()).device
         self._base_bytes = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())

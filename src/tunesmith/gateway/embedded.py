@@ -157,7 +157,10 @@ class EmbeddedEngine:
             self._not_before = time.monotonic() + pause_s
             reason = str(error) if isinstance(error, EngineError) else f"not ready after {self._start_s:.0f} s"
             self._last_failure = EngineError(
-                f"the engine cannot be started: {reason}", code="engine_start", http_status=503, retry_after_s=pause_s
+                f"the engine cannot be started: {reason}",
+                code=getattr(error, "code", "engine_start"),
+                http_status=503,
+                retry_after_s=pause_s,
             )
             raise self._last_failure from None
         finally:
@@ -268,10 +271,7 @@ class _Child:
         """End it at once; returns when it is gone."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
-        await self._process.wait()
         await asyncio.wait(self._tasks)
-        if self._writer is not None:
-            self._writer.close()
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         rest = b""
@@ -284,6 +284,8 @@ class _Child:
             self._process.send_signal(signal.SIGKILL)  # a program that no longer speaks is of no use
         code = await self._process.wait()
         await self._tasks[0]
+        if self._writer is not None:
+            self._writer.close()
         self._fail(self._why or _death(code, self._tail))
 
     def _hear(self, message: _Message) -> None:
