@@ -1,0 +1,82 @@
+"""Candidates that are about to be deployed, made without training: a published folder, a verdict, a task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from store_builders import ACTOR, PROFILE, a_run
+from tunesmith.client import Client
+from tunesmith.domain.evaluation import Report
+from tunesmith.domain.gate import Decision, Evidence, Judged, Verdict
+from tunesmith.domain.parity import References
+from tunesmith.domain.profile import Target, Watch
+from tunesmith.domain.run import RunState
+from tunesmith.domain.task import TaskKind
+from tunesmith.evaluators.sim import simulated_reading
+from tunesmith.files import publish_folder, sha256_text
+from tunesmith.ids import new_id
+from tunesmith.programs.protocol import REFERENCES
+from tunesmith.stages.evaluate import policy_digest
+from tunesmith.store import adapters, deployments, evaluations, tasks
+from tunesmith.store.adapters import Adapter
+
+ASKED = (({"role": "user", "content": "hi"},), ({"role": "user", "content": "what is one and one?"},))
+
+
+def a_simulated_adapter(folder: Path, quality: float) -> str:
+    """A published folder with something in it; its digest."""
+    staged = folder.with_name(f".{folder.name}")
+    staged.mkdir(parents=True)
+    (staged / "sim.json").write_text(json.dumps({"quality": quality}))
+    (staged / "adapter_model.safetensors").write_bytes(f"weights {folder.name} {quality}".encode() * 100)
+    return publish_folder(staged, folder, {}).digest
+
+
+def a_candidate(
+    client: Client,
+    *,
+    targets: Sequence[dict[str, Any]] = ({},),
+    profile: str = PROFILE,
+    folder: Path | None = None,
+    references: References | None = None,
+    **spec: Any,
+) -> Adapter:
+    """A version that was promoted a moment ago against what is live, and the task that deploys it."""
+    name = new_id("made")
+    place = client.workspace.adapters_dir / name
+    digest = a_simulated_adapter(place, 0.5) if folder is None else publish_folder(folder, place, {}).digest
+    readings = tuple(simulated_reading(digest, messages) for messages in ASKED)
+    said = references or References(adapter=digest, base="b" * 64, dtype="float32", max_tokens=1, readings=readings)
+    scores = client.workspace.runs_dir / name / "scores.json"
+    scores.parent.mkdir(parents=True)
+    content = said.model_copy(update={"adapter": digest}).model_dump_json()
+    (scores.parent / REFERENCES).write_text(content)
+    with client._session.database.write() as tx:
+        wanted = tuple(Target(**target) for target in targets)
+        spec = {"watch": Watch(for_s=0.0), "targets": wanted, **spec}
+        run = a_run(tx, RunState.DEPLOYING, profile=profile, **spec)
+        adapter = adapters.register(
+            tx, profile, run_id=run.id, path=place.relative_to(client.workspace.data_dir).as_posix(), digest=digest,
+            base_digest=run.spec.base.digest, metrics={}, actor=ACTOR,
+        )  # fmt: skip
+        evidence = Evidence(
+            adapter=digest, base=run.spec.base.digest, cases="c" * 64, policy=policy_digest(run.spec),
+            baseline=deployments.live_digest(tx, profile), references=sha256_text(content),
+        )  # fmt: skip
+        verdict = Verdict(decision=Decision.PROMOTE, reasons=("as the test wants",))
+        judged = Judged(evidence=evidence, report=Report(num_cases=0, confidence=0.95, comparisons=()), verdict=verdict)
+        place_of = scores.relative_to(client.workspace.data_dir).as_posix()
+        evaluations.add(
+            tx,
+            judged,
+            run_id=run.id,
+            adapter_id=adapter.id,
+            baseline_adapter_id=None,
+            scores_path=place_of,
+            actor=ACTOR,
+        )
+        tasks.add(tx, TaskKind.DEPLOY, actor=ACTOR, run_id=run.id, profile=profile)
+    return adapter
