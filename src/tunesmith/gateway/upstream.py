@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -61,12 +62,13 @@ class UpstreamServer:
 
     async def ask(
         self, path: str, body: Mapping[str, Any], adapter: ServedAdapter | None
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of a stream, or the whole answer once; raises EngineError. Closing the iterator cancels."""
         for attempt in range(2):
             try:
-                async for said in self._ask_replicas(path, body, adapter):
-                    yield said
+                async with aclosing(self._ask_replicas(path, body, adapter)) as parts:
+                    async for said in parts:
+                        yield said
                 return
             except _Lost:
                 if attempt or adapter is None:
@@ -80,13 +82,14 @@ class UpstreamServer:
 
     async def _ask_replicas(
         self, path: str, body: Mapping[str, Any], adapter: ServedAdapter | None
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """Ask one replica; the next one where nobody took the request."""
         for door in await self._in_order(adapter):
             self._num_active[door.url] += 1
             try:
-                async for said in self._ask_one(door, path, body):
-                    yield said
+                async with aclosing(self._ask_one(door, path, body)) as parts:
+                    async for said in parts:
+                        yield said
                 self._unhealthy.pop(door.url, None)
                 return
             except _NotReached:
@@ -126,7 +129,7 @@ class UpstreamServer:
                 raise _failed(f"has lost {adapter.name} and cannot load it now", 503, retry_after_s=5.0) from None
             self._unhealthy.clear()
 
-    async def _ask_one(self, door: Door, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def _ask_one(self, door: Door, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         import httpx2
 
         sent = {**door.defaults, **body, **door.extra, "model": door.model}
@@ -139,9 +142,9 @@ class UpstreamServer:
                 if response.status_code != 200:
                     raise await self._refusal(response, door)
                 has_begun = True
-                parts = _events(response) if body.get("stream") else _whole(response)
-                async for said in parts:
-                    yield _checked(said, door)
+                async with aclosing(_events(response) if body.get("stream") else _whole(response)) as parts:
+                    async for said in parts:
+                        yield _checked(said, door)
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError):
             raise _NotReached from None
         except httpx2.TimeoutException:
@@ -187,7 +190,7 @@ def upstream_of(place: Place, root: Path, timeout_s: float) -> UpstreamServer:
     return UpstreamServer(cast(Proxied, target), timeout_s)
 
 
-async def _events(response: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
+async def _events(response: httpx2.Response) -> AsyncGenerator[dict[str, Any], None]:
     """The chunks of an event stream; one that ends without [DONE] was cut off."""
     rest, size = b"", 0
     async for piece in response.aiter_raw():
@@ -206,7 +209,7 @@ async def _events(response: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
     raise _failed("broke off in the middle of the answer", 502)
 
 
-async def _whole(response: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
+async def _whole(response: httpx2.Response) -> AsyncGenerator[dict[str, Any], None]:
     yield _object(await _bounded(response, MAX_ANSWER))
 
 
