@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,13 @@ class Made:
         shutil.copytree(self.first.path, folder)
         (folder / "adapter_config.json").write_text("{}")
         return ServedAdapter(f"{PROFILE}@v7", folder, self.first.digest)
+
+
+@cache
+def shared_adapters(folder: Path) -> Made:
+    """Made once for all test modules of a process; nothing changes them."""
+    folder.mkdir()
+    return Made.at(folder)
 
 
 @contextmanager

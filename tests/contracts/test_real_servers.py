@@ -12,7 +12,7 @@ import pytest
 from real_servers import RealVllm, llama_server
 from serving_bases import an_adapter, greedy, save_base
 from target_contract import comes_back, keeps_the_contract
-from target_worlds import Made, World, a_llamacpp
+from target_worlds import Made, World, a_llamacpp, shared_adapters
 from tunesmith.gateway.upstream import UpstreamServer
 from tunesmith.targets.base import ServedAdapter
 
@@ -23,7 +23,7 @@ NUM_TOKENS = 12
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made.at(tmp_path_factory.mktemp("adapters"))
+    return shared_adapters(tmp_path_factory.getbasetemp() / "adapters-of-targets")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from target_contract import comes_back, keeps_the_contract
-from target_worlds import WORLDS, Made, World
+from target_worlds import WORLDS, Made, World, shared_adapters
 from tunesmith.errors import ConfigError
 from tunesmith.targets.registry import TARGETS, make_target
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.xdist_group("targets")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made.at(tmp_path_factory.mktemp("adapters"))
+    return shared_adapters(tmp_path_factory.getbasetemp() / "adapters-of-targets")
 
 
 @pytest.fixture(params=sorted(TARGETS))
