@@ -88,6 +88,11 @@ class Captures:
         while len(self._fate) > _MOST_REMEMBERED:
             self._fate.popitem(last=False)
 
+    def keeps(self, key: str) -> bool:
+        """Whether an answer was queued to be kept; only such a one may be shown to a candidate."""
+        fate = self._fate.get(key)
+        return fate is not None and fate.reason is None
+
     def knows(self, key: str) -> bool:
         return key in self._fate
 

@@ -191,7 +191,7 @@ class _Job:
     def _show(self, profile: str, seconds: float) -> None:
         row = self._rows[0]
         messages = _conversation(row.asked)
-        if messages is None or row.choice.end is None or self._about.consent == "no":
+        if messages is None or row.choice.end is None or not self._gateway.captures.keeps(self._header.id):
             return
         version = self._route.version
         exchange = Exchange(

@@ -143,7 +143,7 @@ class _Passing:
                 served_by=route.version.name,
                 is_finished=is_whole and finish == "stop",
             )
-            if index == 0 and is_whole and route.profile is not None and self._about.consent != "no":
+            if index == 0 and is_whole and route.profile is not None and gateway.captures.keeps(self._id):
                 exchange = Exchange(
                     response_id=self._id,
                     profile=route.profile,

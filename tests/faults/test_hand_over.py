@@ -1,0 +1,285 @@
+"""The device between serving and training, with real processes that are really killed: serving always comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import APIStatusError
+from openai.types.chat import ChatCompletion
+
+from builders import wait_for, write_settings
+from databases import Postgres
+from engine_builders import a_lively_base, an_adapter
+from gateway_builders import PROFILE, SERVE, ServerProcess, a_served_workspace, make_live
+from store_builders import a_run
+from story_builders import Fleet, programs_below
+from tunesmith.domain.engine_spec import EngineSpec
+from tunesmith.domain.hand_over import HELD
+from tunesmith.domain.run import RunState
+from tunesmith.gateway.embedded import EmbeddedEngine
+from tunesmith.gateway.engine import EngineError
+from tunesmith.modeling.base_files import base_digest
+from tunesmith.programs.shim import all_processes
+from tunesmith.store import adapters, events, hand_overs, servers, switches, tasks
+from tunesmith.store.hand_overs import HandOver
+
+HOST = socket.gethostname()
+SHARED: dict[str, Any] = {"shares_device": "always", "patience_s": 1.5, "drain_s": 1.0}
+LONG = ("trainer.options.script=slow", "trainer.options.fail_attempts=1", "trainer.options.steps=60")
+"""The first attempt takes twelve seconds, so that something can happen to it; the next one is quick."""
+SERVED = {PROFILE: "support@v1"}
+
+
+class World:
+    """A workspace that is served and trained on one machine."""
+
+    def __init__(self, folder: Path, base: Path, *, store: str | None = None, **policy: Any) -> None:
+        serve = {**SERVE, "timeout_s": 60.0, "hand_over": {**SHARED, **policy}}
+        more = {} if store is None else {"store": {"url": store}}
+        self.fleet = Fleet(a_served_workspace(folder / "ws", base, serve=serve, num_versions=0, **more))
+        self._make_a_version(base)
+        self.server = ServerProcess(self.fleet.root)
+
+    def submit(self, *overrides: str) -> str:
+        return self.fleet.submit("deploy.when=never", "recipe.max_length=64", *overrides)
+
+    def _make_a_version(self, base: Path) -> None:
+        """A live adapter beside a profile that is locked to its real base, so that runs can be submitted."""
+        client = self.fleet.client
+        first = self.submit()
+        client.runs.cancel(first)
+        made = an_adapter(base, client.workspace.adapters_dir / "one", name="support@v1")
+        with self.fleet.database.write() as tx:
+            run = a_run(tx, RunState.COMPLETED, dataset_id=client.runs.get(first).dataset_id)
+            adapters.register(
+                tx, PROFILE, run_id=run.id, path="adapters/one", digest=made.digest, base_digest=base_digest(base),
+                metrics={}, actor="user:test",
+            )  # fmt: skip
+        make_live(self.fleet.database, 1)
+
+    def state(self) -> str:
+        return str(self.server.health()["state"])
+
+    def until(self, state: str, timeout_s: float = 20.0) -> None:
+        wait_for(lambda: self.state() == state, timeout_s, f"for {state}: {self.server.log.read_text()[-2000:]}")
+
+    def ask(self) -> ChatCompletion:
+        talk: list[Any] = [{"role": "user", "content": "hello"}]
+        with self.server.openai(timeout=60.0) as api:
+            return api.chat.completions.create(model=PROFILE, messages=talk, max_tokens=4)
+
+    def engines(self) -> list[int]:
+        """Living engine processes of the server."""
+        found = []
+        for process in all_processes():
+            if process.parent == self.server.process.pid and process.state not in "ZX":
+                command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+                found += [process.pid] if b"tunesmith.engine" in command else []
+        return found
+
+    def trainers(self) -> list[int]:
+        return [pid for pid, _ in programs_below(self.fleet.client.workspace.runs_dir)]
+
+    def is_back(self) -> None:
+        """Serving, with the version that is live, and both the server and the store say so."""
+        self.until("serving")
+        assert self.server.health()["serving"] == SERVED
+
+        def told() -> bool:
+            with self.fleet.database.read() as tx:
+                return [(s.state, s.serving) for s in servers.alive(tx)] == [("serving", SERVED)]
+
+        wait_for(told, 10.0, "for the store to know")
+        with self.fleet.database.read() as tx:
+            assert hand_overs.open_on(tx, HOST) == []
+
+    def steps_aside(self) -> int:
+        with self.fleet.database.read() as tx:
+            told = events.of_entity(tx, "server", self.server.id)
+        return sum(event.new_state == "stepping_aside" for event in told)
+
+    def end(self) -> None:
+        self.server.end(signal.SIGKILL)
+        self.fleet.end()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return a_lively_base(tmp_path_factory.mktemp("hand-over") / "base")
+
+
+@pytest.fixture(scope="module")
+def shared(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    world = World(tmp_path_factory.mktemp("shared"), base)
+    yield world
+    world.end()
+
+
+@pytest.fixture
+def world(shared: World) -> Iterator[World]:
+    """The same server for every story; its workers end with the story."""
+    yield shared
+    for worker in shared.fleet.processes:
+        worker.kill()
+        worker.wait()
+
+
+def test_training_and_evaluation_get_the_device_once_and_requests_meanwhile_wait(world: World) -> None:
+    assert world.ask().model == "support@v1"
+    [engine] = world.engines()
+    run_id = world.submit("trainer.options.steps=30", "trainer.options.step_s=0.05")
+    world.fleet.start()
+    world.fleet.wait_for_step(run_id, 1, attempt=1)
+    assert world.state() == "aside"
+    assert world.engines() == [], "it trains beside the engine"
+    assert world.server.health()["engines"] == []
+    answers: list[ChatCompletion] = []
+    waiting = threading.Thread(target=lambda: answers.append(world.ask()))
+    waiting.start()
+    world.fleet.wait(run_id, "completed")
+    world.is_back()
+    waiting.join(30)
+    assert [answer.model for answer in answers] == ["support@v1"]
+    assert world.engines() != [engine]
+    assert world.steps_aside() == 1, "it went back and forth between training and evaluation"
+    first = world.fleet.attempts(run_id)[0]
+    assert (first.outcome, first.error) == ("interrupted", HELD)
+    with world.fleet.database.read() as tx:
+        moved = [(e.new_state, e.reason) for e in events.of_entity(tx, "run", run_id)]
+    assert ("queued", HELD) in moved
+
+
+def test_trainer_killed_mid_training_is_tried_again_and_serving_comes_back(world: World) -> None:
+    run_id = world.submit(*LONG)
+    world.fleet.start()
+    world.fleet.wait_for_step(run_id, 2, attempt=1)
+    assert world.state() == "aside"
+    for pid in world.trainers():
+        os.kill(pid, signal.SIGKILL)
+    world.fleet.wait(run_id, "completed")
+    world.is_back()
+
+
+def test_training_that_fails_for_good_gives_the_device_back_at_once(world: World) -> None:
+    run_id = world.submit("trainer.options.script=fail", "trainer.options.error_class=data")
+    world.fleet.start()
+    world.fleet.wait(run_id, "failed")
+    world.is_back()
+
+
+def test_worker_killed_mid_training_serving_is_back_before_its_lease_is_over(world: World) -> None:
+    write_settings_of(world, lease_s=30.0)
+    run_id = world.submit(*LONG)
+    doomed = world.fleet.start()
+    world.fleet.wait_for_step(run_id, 2, attempt=1)
+    assert world.state() == "aside"
+    doomed.kill()
+    killed_at = time.monotonic()
+    world.is_back()
+    assert time.monotonic() - killed_at < 15.0
+    assert world.trainers() == [], "it serves beside a trainer"
+    world.fleet.client.runs.cancel(run_id)
+    write_settings_of(world)
+
+
+def write_settings_of(world: World, **worker: Any) -> None:
+    """For workers that start from now on; the server has read its own."""
+    serve = {**SERVE, "timeout_s": 60.0, "hand_over": SHARED}
+    write_settings(world.fleet.root, {"serve": serve, "worker": worker})
+
+
+def test_device_that_was_asked_for_and_is_never_taken_is_taken_back(world: World) -> None:
+    world.fleet.client.system.estop(True, "a drill")
+    run_id = world.submit()
+    world.fleet.start()
+    wait_for(lambda: "worker_started" in world.fleet.log(len(world.fleet.processes) - 1).read_text())
+    with world.fleet.database.write() as tx:
+        assert switches.is_on(tx, switches.ESTOP)
+        task = tasks.open_of_run(tx, run_id)
+        assert task is not None
+        asked = hand_overs.request(tx, task.id, HOST, actor="wk-gone", reason=HELD)
+    world.until("aside")
+    world.is_back()
+    with world.fleet.database.read() as tx:
+        over: HandOver = hand_overs.get(tx, asked.id)
+    assert over.reason == "nobody took it within 1.5 s"
+    world.fleet.client.runs.cancel(run_id)
+    world.fleet.client.system.estop(False)
+
+
+def test_everything_killed_and_restarted_serves_at_once(base: Path, tmp_path: Path) -> None:
+    world = World(tmp_path, base, requests="refuse")
+    try:
+        run_id = world.submit(*LONG)
+        worker = world.fleet.start()
+        world.fleet.wait_for_step(run_id, 2, attempt=1)
+        assert world.state() == "aside"
+        with pytest.raises(APIStatusError) as refused:
+            world.ask()
+        assert refused.value.status_code == 503
+        assert int(refused.value.response.headers["retry-after"]) > 0
+        world.server.process.kill()
+        worker.kill()
+        world.server.process.wait()
+        wait_for(lambda: world.trainers() == [], 20.0, "for the trainer to end itself")
+        world.server = ServerProcess(world.fleet.root)
+        world.until("serving", 3.0)
+        assert world.ask().model == "support@v1"
+        world.is_back()
+        world.fleet.start()
+        world.fleet.wait(run_id, "completed", timeout_s=60.0)
+        world.is_back()
+    finally:
+        world.end()
+
+
+@pytest.mark.soak
+def test_store_down_while_serving_is_aside_does_not_keep_it_there(
+    base: Path, tmp_path: Path, postgres: Postgres
+) -> None:
+    """Ten seconds after its last word in the store nobody may trust it any more; then a dead trainer is enough."""
+    world = World(tmp_path, base, store=postgres.create("hand_over_drill", template="template_of_tests"))
+    try:
+        run_id = world.submit(*LONG)
+        worker = world.fleet.start()
+        world.fleet.wait_for_step(run_id, 2, attempt=1)
+        assert world.state() == "aside"
+        postgres.stop()
+        worker.kill()
+        down_at = time.monotonic()
+        world.until("serving", 60.0)
+        took_s = time.monotonic() - down_at
+        assert world.ask().model == "support@v1"
+        assert world.server.health()["serving"] == SERVED
+        assert 8.0 < took_s < 30.0
+        print(f"back {took_s:.1f} s after store and worker were gone")
+        postgres.start()
+        world.is_back()
+    finally:
+        world.end()
+
+
+def test_engine_stopped_while_it_starts_is_not_started_by_who_waited(base: Path) -> None:
+    async def story() -> None:
+        engine = EmbeddedEngine(EngineSpec(base=str(base), device="cpu", max_batch=1))
+        asking = [asyncio.create_task(engine.start()) for _ in range(3)]
+        await asyncio.sleep(0.2)
+        began = time.monotonic()
+        await engine.stop()
+        assert time.monotonic() - began < 2.0, "it waited until the model was loaded"
+        ends = await asyncio.gather(*asking, return_exceptions=True)
+        assert all(isinstance(end, EngineError) for end in ends)
+        with pytest.raises(EngineError) as refused:
+            await engine.start()
+        assert (refused.value.code, engine.pid, engine.num_starts) == ("engine_stopped", None, 1)
+
+    asyncio.run(story())
