@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,8 @@ from tunesmith.store import adapters, deployments, tables
 from tunesmith.store.database import Database
 
 PROFILE = "support"
+CHAT: dict[str, Any] = {"model": PROFILE, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 40,
+                        "temperature": 0}  # fmt: skip
 SERVE: dict[str, Any] = {"port": 0, "follow_s": 0.1, "device": "cpu", "max_tokens": 64, "hysteresis_s": 0.0}
 """Settings of a drill."""
 
@@ -110,12 +116,16 @@ class ServerProcess:
             return about
         return None
 
+    @cached_property
+    def api(self) -> OpenAI:
+        return self.openai()
+
     def openai(self, **changes: Any) -> OpenAI:
         said: dict[str, Any] = {"api_key": "any", "max_retries": 0, "timeout": 30.0, **changes}
         return OpenAI(base_url=f"{self.url}/v1", **said)
 
     def http(self, **changes: Any) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, timeout=30.0, **changes)
+        return httpx2.Client(base_url=self.url, **{"timeout": 30.0, **changes})
 
     def control(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         with self.http(headers={"Authorization": f"Bearer {self.token}"}) as http:
@@ -146,3 +156,49 @@ def a_server(root: Path, *words: str, env: Mapping[str, str] | None = None) -> I
         if server.process.poll() is None:
             server.process.kill()
             server.process.wait()
+
+
+def warm(server: ServerProcess, client: Client) -> None:
+    """Until its engine runs."""
+    adapter = client.adapters.show("support@v1")
+    about = {"profile": PROFILE, "name": adapter.name, "path": str(adapter.path), "digest": adapter.digest}
+    server.control("/control/load", about)
+
+
+def engine_of(server: ServerProcess) -> int:
+    return int(re.findall(r"engine_started pid=(\d+)", server.log.read_text())[-1])
+
+
+@contextmanager
+def frozen_engine(server: ServerProcess) -> Iterator[int]:
+    """Nothing is written meanwhile."""
+    pid = engine_of(server)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield pid
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def in_background(action: Any, *args: Any) -> tuple[threading.Thread, list[Any]]:
+    """What it returned or raised is in the list when the thread has ended."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(action(*args))
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, results
+
+
+def ask(server: ServerProcess, **wishes: Any) -> Any:
+    return server.api.chat.completions.create(**{**CHAT, **wishes})
+
+
+def num_in_use(server: ServerProcess) -> int:
+    return sum(server.health()["in_use"].values())

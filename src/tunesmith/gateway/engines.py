@@ -13,9 +13,10 @@ from typing import Any, Literal
 from tunesmith.domain.generation import Ended, Generation, Piece
 from tunesmith.domain.parity import Reading
 from tunesmith.errors import ConfigError
+from tunesmith.gateway.embedded import EmbeddedEngine
 from tunesmith.gateway.engine import EngineError
 from tunesmith.gateway.limits import Room
-from tunesmith.gateway.paging import Pager, RestartedEngine
+from tunesmith.gateway.paging import Pager
 from tunesmith.gateway.switchboard import Route, Switchboard
 from tunesmith.logs import logger
 from tunesmith.modeling.base_files import base_digest, base_files
@@ -23,7 +24,7 @@ from tunesmith.settings import ServeSettings
 
 log = logger("gateway")
 Device = Literal["auto", "cpu", "cuda"]
-MakeEngine = Callable[[Route, Device], RestartedEngine]
+MakeEngine = Callable[[Route, Device], EmbeddedEngine]
 _STEP_S = 0.02
 _STOP_GRACE_S = 5.0
 
@@ -31,7 +32,7 @@ _STOP_GRACE_S = 5.0
 class Seat:
     """One engine, the adapters beside it, and how much is under way there."""
 
-    def __init__(self, route: Route, engine: RestartedEngine, pager: Pager) -> None:
+    def __init__(self, route: Route, engine: EmbeddedEngine, pager: Pager) -> None:
         self.folder = route.folder
         self.whole = route.version.name if route.version.is_whole else None
         """The fully tuned version that it is, where it is one."""
@@ -39,8 +40,31 @@ class Seat:
         self.pager = pager
         self.num_active = 0
         self.used_at = time.monotonic()
+        self._starting: asyncio.Task[None] | None = None
         self.is_ready = False
         self.base_digest: str | None = None
+
+    async def start(self) -> None:
+        """Returns at once while the engine runs. Whoever waits may leave: the start goes on for the others."""
+        if self.engine.pid is not None:
+            return
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.create_task(self._start())
+            self._starting.add_done_callback(_heard)
+        await asyncio.shield(self._starting)
+
+    async def _start(self) -> None:
+        begun = time.monotonic()
+        log.info("engine_starts", base=self.folder.name)
+        await self.engine.start()
+        self.is_ready = True
+        log.info("engine_ready", base=self.folder.name, seconds=round(time.monotonic() - begun, 1))
+
+
+def _heard(task: asyncio.Task[None]) -> None:
+    """A failure that nobody waits for any more is no surprise: the next one to ask is told."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("engine_failed", problem=str(error))
 
 
 class EnginePool:
@@ -144,8 +168,7 @@ class EnginePool:
     async def _prepare(self, seat: Seat, route: Route) -> None:
         """The engine runs, holds the base that the version was made for, and knows what is to stay."""
         seat.pager.pin(frozenset() if self._board is None else self._board.pinned())
-        await seat.engine.start()
-        seat.is_ready = True
+        await seat.start()
         if route.beside is not None:
             await self._check_base(seat, route)
 

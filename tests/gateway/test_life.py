@@ -1,0 +1,86 @@
+"""A server's life: signals, a second server, a dead one, what it leaves behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from builders import cli, wait_for
+from gateway_builders import (
+    PROFILE,
+    ServerProcess,
+    a_served_workspace,
+    a_server,
+    ask,
+    frozen_engine,
+    in_background,
+    num_in_use,
+    warm,
+)
+from tunesmith.client import Client
+
+
+@pytest.fixture(scope="module")
+def small(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    client = a_served_workspace(tmp_path_factory.mktemp("life") / "ws", base, num_versions=1)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def mortal(small: Client) -> Iterator[ServerProcess]:
+    with a_server(small.workspace.root) as process:
+        yield process
+
+
+def test_term_finishes_what_is_under_way_and_leaves_nothing_behind(mortal: ServerProcess, small: Client) -> None:
+    warm(mortal, small)
+    num_before = len(small.experiences.list(limit=1000))
+    with frozen_engine(mortal) as engine:
+        thread, results = in_background(ask, mortal)
+        wait_for(lambda: num_in_use(mortal) == 1)
+        mortal.process.terminate()
+        wait_for(lambda: "stopping" in mortal.log.read_text().rpartition("serving at")[2])
+    thread.join(30)
+    assert results[0].choices[0].message.content
+    assert mortal.process.wait(30) == 0
+    with pytest.raises(openai.APIConnectionError):
+        ask(mortal)
+    assert not list((mortal.root / ".tunesmith" / "serve").glob("*.json"))
+    assert small.serving.list() == []
+    assert len(small.experiences.list(limit=1000)) == num_before + 1, "what was answered last is kept"
+    assert not Path(f"/proc/{engine}").exists()
+
+
+def test_a_second_term_ends_it_now_and_its_engine_with_it(mortal: ServerProcess, small: Client) -> None:
+    warm(mortal, small)
+    with frozen_engine(mortal) as engine:
+        in_background(ask, mortal)
+        wait_for(lambda: num_in_use(mortal) == 1)
+        begun = time.monotonic()
+        mortal.process.terminate()
+        wait_for(lambda: "stopping" in mortal.log.read_text().rpartition("serving at")[2])
+        mortal.process.terminate()
+        assert mortal.process.wait(10) == 1
+        assert time.monotonic() - begun < 5.0, "an orderly stop would have waited for the frozen engine"
+        wait_for(lambda: not Path(f"/proc/{engine}").exists() or "Z" in Path(f"/proc/{engine}/stat").read_text(), 5.0)
+
+
+def test_a_second_server_is_refused_with_the_address_of_the_first_and_a_dead_one_is_replaced(
+    mortal: ServerProcess,
+) -> None:
+    refused = cli("serve", cwd=mortal.root)
+    assert refused.code == 1
+    assert mortal.url in refused.err
+    assert "served already" in refused.err
+    assert mortal.health()["status"] == "ok"
+    mortal.process.kill()
+    mortal.process.wait()
+    with a_server(mortal.root) as after:
+        assert after.id != mortal.id
+        assert [path.stem for path in (mortal.root / ".tunesmith" / "serve").glob("*.json")] == [after.id]
+        assert after.health()["serving"] == {PROFILE: "support@v1"}

@@ -1,0 +1,88 @@
+"""A profile that vLLM serves, behind a real `tunesmith serve`: names, streams, a switch, a restart of vLLM, capture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from builders import a_profile, wait_for
+from gateway_builders import PROFILE, ServerProcess, a_served_workspace, a_server, make_live
+from tunesmith.client import Client
+from vllm_server import VllmServer
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[VllmServer]:
+    with VllmServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def proxied(base: Path, vllm: VllmServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    client = a_served_workspace(tmp_path_factory.mktemp("proxied") / "ws", base, num_versions=2)
+    targets = [{"name": "gpu", "kind": "vllm", "options": {"url": vllm.url, "timeout_s": 10.0}}]
+    a_profile(client.workspace.root, PROFILE, experience={"capture": {"finished_only": False}}, targets=targets)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def door(proxied: Client) -> Iterator[ServerProcess]:
+    with a_server(proxied.workspace.root) as process:
+        yield process
+
+
+def say(door: ServerProcess, model: str, text: str = "hi") -> str:
+    answer = door.openai().chat.completions.create(model=model, messages=[{"role": "user", "content": text}])
+    assert answer.model.startswith(f"{PROFILE}@")
+    return str(answer.choices[0].message.content)
+
+
+def test_names_mean_the_versions_of_the_store(door: ServerProcess, proxied: Client, vllm: VllmServer) -> None:
+    assert say(door, PROFILE) == "support@v1: hi"
+    assert say(door, f"{PROFILE}@v2") == "support@v2: hi"
+    assert say(door, f"{PROFILE}@base") == "tiny: hi"
+    make_live(proxied.serving.session.database, 2)
+    wait_for(lambda: say(door, PROFILE) == "support@v2: hi", 10.0, "until the new version is served")
+    assert sorted(vllm.adapters) == ["support@v1", "support@v2"]
+
+
+def test_stream_comes_through_under_our_name(door: ServerProcess) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    stream = door.openai().chat.completions.create(model=f"{PROFILE}@v1", messages=messages, stream=True)
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "support@v1: hello"
+    assert {chunk.model for chunk in chunks} == {"support@v1"}
+
+
+def test_restarted_server_behind_gets_its_adapter_back_with_the_first_request(
+    door: ServerProcess, vllm: VllmServer
+) -> None:
+    vllm.restart()
+    assert say(door, f"{PROFILE}@v1") == "support@v1: hi"
+
+
+def test_server_behind_that_is_gone_is_503_without_its_address(door: ServerProcess, vllm: VllmServer) -> None:
+    vllm.stop()
+    try:
+        with pytest.raises(openai.APIStatusError) as caught:
+            say(door, PROFILE)
+    finally:
+        vllm.start()
+    assert caught.value.status_code == 503
+    assert "retry-after" in caught.value.response.headers
+    assert vllm.url.rpartition(":")[2] not in caught.value.response.text
+    assert wait_for(lambda: say(door, PROFILE), 10.0, "until it answers again")
+
+
+def test_answer_is_kept_with_the_version_that_gave_it(door: ServerProcess, proxied: Client) -> None:
+    say(door, f"{PROFILE}@v1", "keep this one")
+    found = wait_for(
+        lambda: [each for each in proxied.experiences.list(PROFILE) if "keep this one" in str(each.prompt)],
+        10.0,
+        "until it is kept",
+    )
+    assert found[0].adapter == "support@v1"

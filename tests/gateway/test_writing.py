@@ -1,0 +1,111 @@
+"""The rows of a request: one deadline for all, the reason why it was missed, and nothing left running."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from tunesmith.domain.generation import Ended, Generation, Piece
+from tunesmith.gateway.limits import Room
+from tunesmith.gateway.parameters import read_chat, read_completion
+from tunesmith.gateway.refusals import ApiError, headers_of, status_of
+from tunesmith.gateway.writing import Writing, rows_of
+
+CHAT = {"model": "support", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def writes(*pieces: str, then_hangs: bool = False, left: list[str] | None = None):  # type: ignore[no-untyped-def]
+    """An engine that writes these pieces, and then ends or never says a word again."""
+
+    async def generate(asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
+        try:
+            for piece in pieces:
+                yield Piece(piece)
+            if then_hangs:
+                await asyncio.sleep(3600)
+            yield Ended("stop", 1, len(pieces), None, None)
+        finally:
+            if left is not None:
+                left.append(asked.id)
+
+    return generate
+
+
+def rows(num: int = 1) -> list[Generation]:
+    return rows_of(read_chat({**CHAT, "n": num}), "chatcmpl-1", "support@v1", 64)
+
+
+async def all_of(writing: Writing) -> list[str]:
+    texts = []
+    try:
+        while (item := await writing.next()) is not None:
+            texts.append(item[1].text if isinstance(item[1], Piece) else "")
+    finally:
+        await writing.close()
+    return texts
+
+
+def test_an_answer_that_is_not_begun_in_time_may_be_asked_again() -> None:
+    left: list[str] = []
+
+    async def ask() -> None:
+        await all_of(Writing(writes(then_hangs=True, left=left), rows(2), 0.05))
+
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(ask())
+    assert status_of(caught.value) == 503
+    assert b"retry-after" in dict(headers_of(caught.value))
+    assert sorted(left) == ["chatcmpl-1/0", "chatcmpl-1/1"], "what was asked is cancelled"
+
+
+def test_an_answer_that_is_not_complete_in_time_is_given_up() -> None:
+    async def ask() -> None:
+        await all_of(Writing(writes("some", then_hangs=True), rows(), 0.05))
+
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(ask())
+    assert status_of(caught.value) == 504
+    assert caught.value.code == "timeout"
+
+
+def test_one_row_that_fails_fails_all_of_them() -> None:
+    left: list[str] = []
+    hangs = writes("some", then_hangs=True, left=left)
+
+    async def generate(asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
+        if asked.id.endswith("/1"):
+            raise ApiError(503, "broken", code="engine_died")
+        async for part in hangs(asked):
+            yield part
+
+    async def ask() -> None:
+        await all_of(Writing(generate, rows(2), 5.0))
+
+    with pytest.raises(ApiError, match="broken"):
+        asyncio.run(ask())
+    assert left == ["chatcmpl-1/0"]
+
+
+def test_rows_have_seeds_of_their_own_and_the_limit_of_the_server() -> None:
+    asked = read_chat({**CHAT, "n": 2, "seed": 7, "max_tokens": 1e9})
+    made = rows_of(asked, "chatcmpl-1", None, 64)
+    assert [row.seed for row in made] == [7, 8]
+    assert {row.max_tokens for row in made} == {64}
+    texts = rows_of(read_completion({"model": "support", "prompt": ["a", "b"], "n": 2}), "cmpl-1", None, 64)
+    assert [row.prompt for row in texts] == ["a", "a", "b", "b"]
+    assert {row.max_tokens for row in texts} == {16}
+
+
+def test_a_full_room_tells_how_long_to_wait_and_is_free_again() -> None:
+    room = Room(2)
+    room.enter(2)
+    with pytest.raises(ApiError) as caught:
+        room.enter(1)
+    assert status_of(caught.value) == 429
+    assert caught.value.retry_after_s is not None
+    assert caught.value.retry_after_s >= 1.0
+    room.leave(2)
+    room.enter(1)
+    assert room.num_rows == 1
