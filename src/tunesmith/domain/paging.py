@@ -1,7 +1,8 @@
 """Which adapters stay in an engine's memory: a budget, pins, and who was asked least recently goes first.
 
 What is in use is never let go, nor what was asked for a moment ago: two versions that are asked in turn must not push
-each other out each time. A pinned version (live, or the one before) makes room only for another pinned one.
+each other out each time. A pinned version (live, the one before, or about to be live) makes room only for another
+pinned one, and does not wait until the others were left alone for a while.
 """
 
 from __future__ import annotations
@@ -73,8 +74,10 @@ def _fits(count: int, size: int, budget: Budget) -> bool:
 
 
 def _may_go(one: Held, wanted: Held, budget: Budget, now_s: float) -> bool:
-    is_free = not one.num_users and (wanted.is_pinned or not one.is_pinned)
-    return is_free and now_s - one.asked_s >= budget.hysteresis_s
+    if one.num_users or (one.is_pinned and not wanted.is_pinned):
+        return False
+    is_owed = wanted.is_pinned and not one.is_pinned  # what is to be live waits for nobody who merely asked
+    return is_owed or now_s - one.asked_s >= budget.hysteresis_s
 
 
 def _no_room(others: list[Held], wanted: Held, budget: Budget, now_s: float) -> NoRoom:

@@ -94,6 +94,8 @@ class Switchboard:
         self.places: dict[str, Place] = {}
         self._meaning: dict[str, Version] = {}
         self._previous: dict[str, str] = {}
+        self._coming: str | None = None
+        """What a name is about to mean: it is made room for like what is live."""
         self._known: dict[str, Version] = {}
         """Exact versions by name: all that were asked for or live, looked at again with every round."""
         self._in_use: Counter[str] = Counter()
@@ -166,12 +168,15 @@ class Switchboard:
             return
         is_revoked = old is not None and self._known.get(old.name, old).state is AdapterState.REVOKED
         if old is not None and not is_revoked:  # what is revoked goes at once, whatever comes of the new one
+            self._coming = new.name
             try:
                 await self._get_ready(Route(place, new, is_live=True, profile=place.profile))
             except TunesmithError as error:
                 self.troubles[place.profile] = f"{new.name} could not be loaded: {error.message}"
                 log.warning("flip_waits", profile=place.profile, wanted=new.name, problem=error.message)
                 return
+            finally:
+                self._coming = None
         self.troubles.pop(place.profile, None)
         self._meaning[place.profile] = new
         if old is not None:
@@ -242,7 +247,9 @@ class Switchboard:
 
     def pinned(self) -> frozenset[str]:
         """Versions that are not let go: what is live, and the one before it."""
-        return frozenset(version.name for version in self._meaning.values()) | frozenset(self._previous.values())
+        coming = frozenset() if self._coming is None else frozenset({self._coming})
+        live = frozenset(version.name for version in self._meaning.values())
+        return live | frozenset(self._previous.values()) | coming
 
     @property
     def problems(self) -> dict[str, str]:

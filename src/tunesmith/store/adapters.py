@@ -40,7 +40,7 @@ def register(
     tx: Tx,
     profile: str,
     *,
-    run_id: str,
+    run_id: str | None,
     path: str,
     digest: str,
     base_digest: str,
