@@ -63,7 +63,7 @@ def settle(tx: Tx, claim: Claim, end: StageEnd, *, actor: str) -> None:
         _after_rollback(tx, claim, end, actor)
         return
     if claim.task.run_id is None:
-        _end_attempt(tx, claim, end, actor)
+        _after_cycle(tx, claim, end, actor)
         return
     run = runs.get(tx, claim.task.run_id)
     match claim.task.kind:
@@ -160,7 +160,7 @@ def _after_evaluate(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -
         case Decision.PROMOTE if run.spec.deploy.when == "never":
             finish(tx, run, RunState.COMPLETED, actor=actor, reason=reason)
         case Decision.PROMOTE if run.spec.shadow.enabled and not shadows.has_passed(tx, run.id):
-            _go_on(tx, run, RunState.SHADOWING, TaskKind.WATCH, actor, f"promoted, shadows live traffic first: {reason}")
+            _go_on(tx, run, RunState.SHADOWING, TaskKind.WATCH, actor, f"promoted, shadows first: {reason}")
         case Decision.PROMOTE if run.spec.deploy.when == "approved":
             _wait_for_a_person(tx, run, actor, f"promoted, waits for approval: {reason}")
         case Decision.PROMOTE:
@@ -242,6 +242,14 @@ def _after_rollback(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
     tasks.again_later(
         tx, claim.lease, backoff_s(num_failures), actor=actor, reason=reason, payload=payload, outcome=end.outcome
     )
+
+
+def _after_cycle(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
+    """A curriculum belongs to no run; one with a local teacher may have to wait for the device."""
+    if isinstance(end.fact, DeviceHeld):
+        tasks.step_back(tx, claim.lease, end.fact.again_s, actor=actor, reason=end.fact.reason)
+        return
+    _end_attempt(tx, claim, end, actor)
 
 
 def finish(tx: Tx, run: Run, state: RunState, *, actor: str, reason: str) -> None:

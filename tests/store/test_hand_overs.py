@@ -15,6 +15,9 @@ from typing import Any, Literal
 import pytest
 import sqlalchemy as sa
 
+from builders import PROFILE, a_workspace
+from local_teachers import DATES, add_dates, school_of
+from native_builders import a_micro_base
 from store_builders import ACTOR, WORKER, a_claimed_run, a_run, claim_of
 from tunesmith import lifecycle
 from tunesmith.clock import boot_seconds
@@ -31,6 +34,7 @@ from tunesmith.gateway.hand_over import DeviceHandOver, Following
 from tunesmith.programs.process_identity import identify, is_alive
 from tunesmith.settings import HandOverSettings, ServeSettings, Settings
 from tunesmith.stages.context import DeviceHeld, Pulse, StageContext, StageEnd
+from tunesmith.stages.curriculum import curriculum
 from tunesmith.stages.hand_over import take_device
 from tunesmith.store import events, hand_overs, queue, requests, runs, servers, tasks, workers
 from tunesmith.store.database import Database, Tx
@@ -173,6 +177,29 @@ def test_evaluation_that_waits_for_the_device_stays_evaluating(database: Databas
         lifecycle.settle(tx, claim, StageEnd.held(DeviceHeld(HELD, 1.0)), actor=WORKER)
         assert runs.get(tx, run.id).state is RunState.EVALUATING
         assert tasks.get(tx, claim.task.id).reason == HELD
+
+
+def test_curriculum_with_a_local_teacher_beside_a_serving_server_waits_and_asks_nobody(
+    database: Database, store_url: str, tmp_path: Path
+) -> None:
+    school = school_of(Path("models/teacher"), enabled=True, min_entries=1, window="00:00-24:00")
+    with a_workspace(tmp_path / "one", profile=school, settings={"store": {"url": store_url}}) as client:
+        a_micro_base(client.workspace.root / "models" / "teacher")
+        add_dates(client, dict(list(DATES.items())[:1]))
+        with database.write() as tx:
+            task_id = tasks.add(tx, TaskKind.CURRICULUM, actor=ACTOR, profile=PROFILE)
+            claim = claim_of(tx, task_id)
+            a_server(tx)
+        settings = Settings(serve=ServeSettings(hand_over=HandOverSettings(shares_device="always")))
+        end = curriculum(StageContext(database, client.workspace, settings, claim, WORKER, Pulse()))
+    with database.write() as tx:
+        lifecycle.settle(tx, claim, end, actor=WORKER)
+        task = tasks.get(tx, task_id)
+        assert (task.state, task.reason) == (TaskState.WAITING, HELD)
+        assert queue.seconds_until_due(tx, task_id) > 0, "it would ask again and again without a pause"
+        a_worker(tx)
+        [asked] = hand_overs.open_on(tx, HOST)
+        assert hand_overs.taker_of(tx, asked).workers != ()
 
 
 @pytest.mark.parametrize(

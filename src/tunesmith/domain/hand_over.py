@@ -24,14 +24,14 @@ HAND_OVER = Transitions(
     },
 )
 
-DEVICE_KINDS = frozenset({TaskKind.TRAIN, TaskKind.EVALUATE})
-"""Tasks that compute on the device, so that serving has to step aside for them."""
+DEVICE_KINDS = frozenset({TaskKind.TRAIN, TaskKind.EVALUATE, TaskKind.CURRICULUM})
+"""Tasks that may compute on the device, so that serving has to step aside for them."""
 HELD = "device held by serving; asked it to step aside"
 _NO_TORCH = frozenset({"sim", "dry-run"})
 _RETRY_S = (1.0, 10.0)
 
 
-def shares_device(rule: Literal["auto", "always", "never"], server_device: str, trainer: str) -> bool:
+def shares_device(rule: Literal["auto", "always", "never"], server_device: str, program: str) -> bool:
     """Whether a task computes on what a server of the same machine serves on. Every program that computes takes the
     GPU where it finds one, whatever tier its run was submitted for."""
     match rule:
@@ -40,7 +40,7 @@ def shares_device(rule: Literal["auto", "always", "never"], server_device: str, 
         case "never":
             return False
         case "auto":
-            return server_device == "cuda" and trainer not in _NO_TORCH
+            return server_device == "cuda" and program not in _NO_TORCH
         case _:
             assert_never(rule)
 

@@ -38,6 +38,7 @@ from tunesmith.ids import new_id, new_token
 from tunesmith.programs.launch import RunningProgram
 from tunesmith.stages.capture import suspicions_in
 from tunesmith.stages.context import StageContext, StageEnd
+from tunesmith.stages.hand_over import LOCAL_TEACHER, take_device
 from tunesmith.stages.lesson import Lesson, make_lesson
 from tunesmith.store import corrections, cycles, events, experiences, spends, switches, tasks
 from tunesmith.store.corrections import Correction
@@ -119,6 +120,9 @@ def curriculum(context: StageContext) -> StageEnd:
         end = CycleEnd(task.id, (), str(error))
         context.write(lambda tx: _tell_end(tx, task.profile or "", end, actor))
         return StageEnd.failed(ErrorClass.CONFIG, str(error))
+    held = None if lesson.folder is None else take_device(context, LOCAL_TEACHER)
+    if held is not None:
+        return StageEnd.held(held)
     hands = _hands_of(context, lesson)
     num = lesson.policy.max_entries - context.read(lambda tx: spends.num_in_cycle(tx, task.id))
     end = run_cycle(lesson, task.id, choose(context.database, lesson, max(0, num)), hands)

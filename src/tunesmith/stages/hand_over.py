@@ -13,29 +13,30 @@ from tunesmith.store import hand_overs, tasks
 from tunesmith.store.database import Tx
 from tunesmith.store.hand_overs import Server
 
+LOCAL_TEACHER = "local teacher"
+"""A program that computes, beside the trainers by their names."""
 
-def take_device(context: StageContext, trainer: str) -> DeviceHeld | None:
+
+def take_device(context: StageContext, program: str) -> DeviceHeld | None:
     """None: the device is this task's, and stays so while its lease lives. Else why it has to wait.
 
     Who starts leaves a word in the store even where no server runs: one that starts meanwhile begins aside.
     """
     rule = context.settings.serve.hand_over.shares_device
-    if rule == "never" or (rule == "auto" and not shares_device(rule, "cuda", trainer)):
+    if rule == "never" or (rule == "auto" and not shares_device(rule, "cuda", program)):
         return None
     host = socket.gethostname()
     known = context.read(lambda tx: hand_overs.servers_on(tx, host))
     # who is gone is gone for good, so that this needs no transaction; who is new is looked at inside of it
     gone = {server.id for server in known if not _runs(server)}
-    return context.write(lambda tx: _take(tx, context, trainer, host, gone))
+    return context.write(lambda tx: _take(tx, context, program, host, gone))
 
 
-def _take(tx: Tx, context: StageContext, trainer: str, host: str, gone: set[str]) -> DeviceHeld | None:
+def _take(tx: Tx, context: StageContext, program: str, host: str, gone: set[str]) -> DeviceHeld | None:
     hand_overs.lock(tx, host)
     tasks.guard(tx, context.claim.lease)
     rule, actor, task_id = context.settings.serve.hand_over.shares_device, context.worker_id, context.claim.task.id
-    servers = [
-        server for server in hand_overs.servers_on(tx, host) if shares_device(rule, server.device, trainer)
-    ]  # fmt: skip
+    servers = [each for each in hand_overs.servers_on(tx, host) if shares_device(rule, each.device, program)]
     there = [server for server in servers if server.id not in gone]
     seen = [ServerSeen(server.id, server.state, server.reports, runs=True) for server in there]
     is_given = any(each.state is HandOverState.GIVEN for each in hand_overs.open_on(tx, host))
