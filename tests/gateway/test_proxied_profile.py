@@ -36,7 +36,8 @@ def door(proxied: Client) -> Iterator[ServerProcess]:
 
 
 def say(door: ServerProcess, model: str, text: str = "hi") -> str:
-    answer = door.openai().chat.completions.create(model=model, messages=[{"role": "user", "content": text}])
+    with door.openai() as client:
+        answer = client.chat.completions.create(model=model, messages=[{"role": "user", "content": text}])
     assert answer.model.startswith(f"{PROFILE}@")
     return str(answer.choices[0].message.content)
 
@@ -52,8 +53,8 @@ def test_names_mean_the_versions_of_the_store(door: ServerProcess, proxied: Clie
 
 def test_stream_comes_through_under_our_name(door: ServerProcess) -> None:
     messages = [{"role": "user", "content": "hello"}]
-    stream = door.openai().chat.completions.create(model=f"{PROFILE}@v1", messages=messages, stream=True)
-    chunks = list(stream)
+    with door.openai() as client:
+        chunks = list(client.chat.completions.create(model=f"{PROFILE}@v1", messages=messages, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "support@v1: hello"
     assert {chunk.model for chunk in chunks} == {"support@v1"}
 
@@ -81,8 +82,8 @@ def test_server_behind_that_is_gone_is_503_without_its_address(door: ServerProce
 def test_answer_is_kept_with_the_version_that_gave_it(door: ServerProcess, proxied: Client) -> None:
     say(door, f"{PROFILE}@v1", "keep this one")
     found = wait_for(
-        lambda: [each for each in proxied.experiences.list(PROFILE) if "keep this one" in str(each.prompt)],
+        lambda: [each for each in proxied.experiences.list(profile=PROFILE) if each.question == "keep this one"],
         10.0,
         "until it is kept",
     )
-    assert found[0].adapter == "support@v1"
+    assert (found[0].answer, found[0].served_by) == ("support@v1: keep this one", "support@v1")

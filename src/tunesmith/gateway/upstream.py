@@ -95,7 +95,7 @@ class UpstreamServer:
             except _NotReached:
                 self._unhealthy[door.url] = time.monotonic() + UNHEALTHY_S
                 self._doors.clear()
-                log.warning("upstream_not_reached", extra={"url": door.url})
+                log.warning("upstream_not_reached", url=door.url)
             finally:
                 self._num_active[door.url] -= 1
         # a process of ours that died has a new address once it was loaded again
@@ -109,7 +109,7 @@ class UpstreamServer:
             try:
                 doors = await asyncio.to_thread(self._target.doors, adapter)
             except TargetError as error:
-                log.warning("upstream_has_no_door", extra={"reason": str(error)})
+                log.warning("upstream_has_no_door", reason=str(error))
                 raise _Lost from None
             self._doors[key] = (now, doors)
         return sorted(doors, key=lambda door: (self._unhealthy.get(door.url, 0.0) > now, self._num_active[door.url]))
@@ -125,7 +125,7 @@ class UpstreamServer:
             try:
                 await asyncio.to_thread(self._target.load, adapter)
             except TunesmithError as error:
-                log.warning("upstream_cannot_load", extra={"adapter": adapter.name, "reason": str(error)})
+                log.warning("upstream_cannot_load", adapter=adapter.name, reason=str(error))
                 raise _failed(f"has lost {adapter.name} and cannot load it now", 503, retry_after_s=5.0) from None
             self._unhealthy.clear()
 
@@ -167,7 +167,7 @@ class UpstreamServer:
         if status in (429, 503):
             wait_s = _seconds(response.headers.get("retry-after"))
             return _failed("is busy" if status == 429 else "is not ready", status, retry_after_s=wait_s)
-        log.warning("upstream_failed", extra={"status": status, "reason": told})
+        log.warning("upstream_failed", status=status, reason=told)
         return _failed(f"failed with status {status}", 502)
 
     def _client(self, url: str) -> httpx2.AsyncClient:
@@ -235,7 +235,7 @@ def _object(data: bytes) -> dict[str, Any]:
 
 def _checked(said: dict[str, Any], door: Door) -> dict[str, Any]:
     if said.get("error"):
-        log.warning("upstream_failed", extra={"reason": _message(said, door)})
+        log.warning("upstream_failed", reason=_message(said, door))
         raise _failed("broke off with an error", 502)
     if door.is_named and said.get("model") != door.model:
         raise _failed("answered from another version than the one asked for", 502)
