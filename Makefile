@@ -17,7 +17,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) -e '.[train,report,trl,postgres,dev]'
+	$(PIP) -e '.[train,report,trl,postgres,gguf,dev]'
 	touch $@
 
 $(VENV)/.extra: $(VENV)/.dev
@@ -45,7 +45,8 @@ check: $(VENV)/.dev  ## formatting, lint, strict types
 test: $(VENV)/.dev  ## all tests that need only package installs; COVERAGE=--cov prints branch coverage and takes longer
 	$(PYTEST) -m "not extra and not soak and not gpu" -n $(WORKERS) --dist loadgroup --reruns 1 -r fEsR $(COVERAGE)
 
-test-extra: $(VENV)/.extra  ## the demo under test, models that teach, a real base of 135 M parameters (fetched once, 93 MB)
+test-extra: $(VENV)/.extra  ## the demo under test, models that teach, a real base (93 MB), a real vLLM (2.5 GB) and llama-server, each got once
+	$(VENV)/bin/python tests/install_servers.py $(VENV)/servers
 	$(PYTEST) -m extra -rs
 
 soak: $(VENV)/.dev  ## drills with their full counts; hours
