@@ -44,7 +44,7 @@ def a_served_workspace(
     shutil.copytree(base, folder / "models" / "tiny")
     write_settings(folder, {**settings, "serve": {**SERVE, **(serve or {})}})
     capture = {"finished_only": False}
-    a_profile(folder, PROFILE, experience={"capture": capture})
+    a_profile(folder, PROFILE, recipe={"max_length": 256}, experience={"capture": capture})
     client = Client(folder, actor="user:test", environ={})
     for number in range(1, num_versions + 1):
         a_version(client, number, base)

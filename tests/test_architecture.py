@@ -27,7 +27,7 @@ LEVELS: list[set[str]] = [
     {"control"},
     {"worker"},
     {"client"},
-    {"gateway"},
+    {"gateway", "openai"},
     {"demo"},
     {"cli"},
 ]
