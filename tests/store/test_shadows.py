@@ -48,6 +48,19 @@ def a_shadowing_run(tx: Tx, policy: Shadow = ENABLED) -> tuple[runs.Run, adapter
     return run, an_adapter(tx, run_id=run.id), claim
 
 
+def an_asker(tx: Tx, number: int, profile: str = PROFILE) -> str:
+    """The experience of a live answer."""
+    talk = [{"role": "user", "content": f"question {number}"}, {"role": "assistant", "content": "a live answer"}]
+    return experiences.add(tx, profile, f"chatcmpl-{number}", talk, actor=ACTOR)[0]
+
+
+def stored(tx: Tx, answers: list[ShadowAnswer]) -> int:
+    """With the experiences by which they can be forgotten."""
+    for answer in answers:
+        an_asker(tx, int(answer.response_id.removeprefix("chatcmpl-")))
+    return shadows.add(tx, answers).num
+
+
 def an_answer(run: runs.Run, adapter: adapters.Adapter, number: int, **changes: Any) -> ShadowAnswer:
     fields: dict[str, Any] = {
         "run_id": run.id,
@@ -105,7 +118,7 @@ def test_promoted_candidate_shadows_first_where_the_profile_says_so(
 def test_good_shadow_is_measured_again_and_then_deployed(database: Database, tmp_path: Path) -> None:
     with database.write() as tx:
         run, adapter, claim = a_shadowing_run(tx)
-        assert shadows.add(tx, [an_answer(run, adapter, number) for number in range(3)]) == 3
+        assert stored(tx, [an_answer(run, adapter, number) for number in range(3)]) == 3
     end = look(database, claim, tmp_path)
     with database.write() as tx:
         lifecycle.settle(tx, claim, end, actor=WORKER)
@@ -119,7 +132,7 @@ def test_good_shadow_is_measured_again_and_then_deployed(database: Database, tmp
 def test_shadow_with_too_few_answers_looks_again_and_holds_no_worker(database: Database, tmp_path: Path) -> None:
     with database.write() as tx:
         run, adapter, claim = a_shadowing_run(tx)
-        shadows.add(tx, [an_answer(run, adapter, 1)])
+        stored(tx, [an_answer(run, adapter, 1)])
     end = look(database, claim, tmp_path)
     with database.write() as tx:
         lifecycle.settle(tx, claim, end, actor=WORKER)
@@ -138,7 +151,7 @@ def test_bad_shadow_is_rejected_with_its_reason(database: Database, tmp_path: Pa
         if why == "flags":
             changes = {"flags": ("length",)}
         if why in ("failures", "flags"):
-            shadows.add(tx, [an_answer(run, adapter, number, **changes) for number in range(3)])
+            stored(tx, [an_answer(run, adapter, number, **changes) for number in range(3)])
         if why == "time":
             force(tx, tables.runs, run.id, moved_at=tx.now - timedelta(seconds=61))
         if why == "revoked":
@@ -176,9 +189,9 @@ def test_observation_is_stored_once_and_only_while_its_run_shadows(database: Dat
     with database.write() as tx:
         run, adapter, _ = a_shadowing_run(tx)
         assert [candidate.name for candidate in shadows.candidates(tx)] == [adapter.name]
-        assert shadows.add(tx, [an_answer(run, adapter, 1), an_answer(run, adapter, 1)]) == 1
+        assert stored(tx, [an_answer(run, adapter, 1), an_answer(run, adapter, 1)]) == 1
         force(tx, tables.runs, run.id, state=RunState.EVALUATING)
-        assert shadows.add(tx, [an_answer(run, adapter, 2)]) == 0
+        assert stored(tx, [an_answer(run, adapter, 2)]) == 0
         assert shadows.candidates(tx) == []
         progress = shadows.progress(tx, run.id)
     assert progress is not None
@@ -188,14 +201,23 @@ def test_observation_is_stored_once_and_only_while_its_run_shadows(database: Dat
 def test_forgotten_experience_takes_its_shadow_answers_along_and_none_comes_later(database: Database) -> None:
     with database.write() as tx:
         run, adapter, _ = a_shadowing_run(tx)
-        messages = [{"role": "user", "content": "my name is Ada"}, {"role": "assistant", "content": "hello Ada"}]
-        experience_id, _ = experiences.add(tx, PROFILE, "chatcmpl-1", messages, actor=ACTOR)
-        shadows.add(tx, [an_answer(run, adapter, 1, answer="good day Ada"), an_answer(run, adapter, 2)])
+        experience_id = an_asker(tx, 1)
+        assert stored(tx, [an_answer(run, adapter, 1, answer="good day Ada"), an_answer(run, adapter, 2)]) == 2
         assert erasures.forget(tx, experience_id, actor=ACTOR, reason="asked")
         assert experiences.get(tx, experience_id).state is ExperienceState.FORGOTTEN
-        assert shadows.add(tx, [an_answer(run, adapter, 1, answer="good day Ada")]) == 0, "it came back"
+        late = shadows.add(tx, [an_answer(run, adapter, 1, answer="good day Ada")])
+        assert (late.num, late.too_early) == (0, ()), "it came back"
         left = [row["response_id"] for row in tx.all(sa.select(shadow_answers))]
     assert left == ["chatcmpl-2"]
+
+
+def test_answer_without_an_experience_is_not_stored_because_nobody_could_have_it_forgotten(database: Database) -> None:
+    with database.write() as tx:
+        run, adapter, _ = a_shadowing_run(tx)
+        early = an_answer(run, adapter, 1)
+        assert shadows.add(tx, [early]) == shadows.Added(0, (early,))
+        assert shadows.progress(tx, run.id) is None
+        assert stored(tx, [early]) == 1
 
 
 def test_passed_shadow_is_known_by_the_history_of_its_run(database: Database) -> None:
@@ -257,6 +279,8 @@ class Played:
         self.database = client._session.database
         with self.database.write() as tx:
             self.run, self.adapter, _ = a_shadowing_run(tx)
+            for number in range(5):
+                an_asker(tx, number)
         self.engines, self.hand_over, self.counts = Engines(), Ours(), Counter[str]()
         settings = ServeSettings(timeout_s=0.3)
         self.mirror = Mirror(client._session, settings, self.engines, self.hand_over, self.counts)
@@ -407,3 +431,16 @@ def test_store_that_is_down_keeps_nobody_waiting_and_loses_nothing_that_has_room
         await played.until(lambda: len(played.rows()) == 5)
 
     played.play(story)
+
+
+def test_mirrored_answer_waits_for_the_experience_of_the_live_one(played: Played) -> None:
+    async def story() -> None:
+        played.mirror.answered(an_exchange(9))
+        await asyncio.sleep(1.2)
+        assert played.rows() == []
+        with played.database.write() as tx:
+            an_asker(tx, 9)
+        await played.until(lambda: [row["response_id"] for row in played.rows()] == ["chatcmpl-9"])
+
+    played.play(story)
+    assert (played.counts["shadow_stored"], played.counts["shadow_lost"]) == (1, 0)

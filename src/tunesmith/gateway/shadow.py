@@ -29,6 +29,8 @@ from tunesmith.store.shadows import Candidate, ShadowAnswer
 
 _MAX_WAITING = 64
 _MAX_UNSTORED = 512
+_MAX_EARLY_S = 30.0
+"""For so long an answer waits for the experience of the live one; without it nothing is stored."""
 _BATCH_S = 0.5
 _LOOK_S = 0.02
 _MAX_ERROR = 300
@@ -59,7 +61,8 @@ class Mirror:
         self._wanted: dict[str, list[_Wanted]] = {}
         self._waiting: deque[tuple[_Wanted, Exchange]] = deque()
         self._some = asyncio.Event()
-        self._unstored: deque[ShadowAnswer] = deque(maxlen=_MAX_UNSTORED)
+        self._unstored: deque[tuple[float, ShadowAnswer]] = deque(maxlen=_MAX_UNSTORED)
+        """With the time of each."""
 
     def answered(self, exchange: Exchange) -> None:
         """Remember a live answer for the candidates of its profile; the oldest that waits gives way to a new one."""
@@ -87,8 +90,8 @@ class Mirror:
         while True:
             try:
                 self._wanted = await asyncio.to_thread(self._look)
-            except TunesmithError as error:  # those that were known go on
-                log.warning("shadow_not_followed", reason=str(error))
+            except Exception as error:  # those that were known go on
+                log.warning("shadow_not_followed", reason=f"{type(error).__name__}: {error}")
             await asyncio.sleep(max(1.0, self._settings.follow_s))
 
     def _look(self) -> dict[str, list[_Wanted]]:
@@ -97,9 +100,15 @@ class Mirror:
             found = shadows.candidates(tx)
         wanted: dict[str, list[_Wanted]] = {}
         for candidate in found:
-            rules = rules_of(
-                session.database, session.workspace, candidate.profile, actor=session.actor, environ=session.environ
-            )
+            try:
+                rules = rules_of(
+                    session.database, session.workspace, candidate.profile, actor=session.actor, environ=session.environ
+                )
+            except StoreError:
+                raise
+            except TunesmithError as error:  # its file is wrong or gone; nobody else suffers from that
+                log.warning("shadow_not_followed", profile=candidate.profile, reason=str(error))
+                continue
             wanted.setdefault(candidate.profile, []).append(_Wanted(candidate, rules.policy.wanted))
         return wanted
 
@@ -163,28 +172,36 @@ class Mirror:
     def _keep(self, seen: ShadowAnswer) -> None:
         if len(self._unstored) == self._unstored.maxlen:
             self._counts["shadow_lost"] += 1
-        self._unstored.append(seen)
+        self._unstored.append((time.monotonic(), seen))
 
     async def _store(self) -> None:
         while True:
             await asyncio.sleep(_BATCH_S)
-            batch = list(self._unstored)
-            if not batch:
+            if not self._unstored:
                 continue
+            batch = list(self._unstored)
             try:
-                num = await asyncio.to_thread(self._write, batch)
+                added = await asyncio.to_thread(self._write, [seen for _, seen in batch])
             except StoreError as error:  # they stay, as many as there is room for
                 log.warning("shadow_not_stored", num=len(batch), reason=str(error))
                 continue
             except Exception:
                 log.exception("shadow_not_stored", num=len(batch))
-                num = 0
-            for seen in batch:
-                if self._unstored and self._unstored[0] is seen:
-                    self._unstored.popleft()
-            self._counts["shadow_stored"] += num
+                added = shadows.Added(0, ())
+            self._settle(batch, added)
 
-    def _write(self, batch: Sequence[ShadowAnswer]) -> int:
+    def _settle(self, batch: Sequence[tuple[float, ShadowAnswer]], added: shadows.Added) -> None:
+        """What came too early is tried again for a while; the rest is done with, and what came meanwhile stays."""
+        early = {id(seen) for seen in added.too_early}
+        late = time.monotonic() - _MAX_EARLY_S
+        done = {id(seen) for at, seen in batch if id(seen) not in early or at < late}
+        self._counts["shadow_lost"] += sum(id(seen) in early for _, seen in batch if id(seen) in done)
+        self._counts["shadow_stored"] += added.num
+        left = [item for item in self._unstored if id(item[1]) not in done]
+        self._unstored.clear()
+        self._unstored.extend(left)
+
+    def _write(self, batch: Sequence[ShadowAnswer]) -> shadows.Added:
         with self._session.database.write() as tx:
             return shadows.add(tx, batch)
 

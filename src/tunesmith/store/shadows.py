@@ -82,23 +82,35 @@ def candidates(tx: Tx) -> list[Candidate]:
     ]
 
 
-def add(tx: Tx, answers: Sequence[ShadowAnswer]) -> int:
-    """Store what is still wanted; how many were. Not of a run that shadows no more, nor of somebody forgotten."""
-    return sum(_is_wanted(tx, answer) and _add(tx, answer) for answer in answers)
+@dataclass(frozen=True)
+class Added:
+    num: int
+    """How many were stored."""
+    too_early: tuple[ShadowAnswer, ...]
+    """Those whose experience is not there yet; without one nobody could have them forgotten."""
 
 
-def _add(tx: Tx, answer: ShadowAnswer) -> bool:
-    values = {**vars(answer), "flags": list(answer.flags), "live_flags": list(answer.live_flags)}
-    return tx.add_once(shadow_answers, **values, observed_at=tx.now)
+def add(tx: Tx, answers: Sequence[ShadowAnswer]) -> Added:
+    """Store what is wanted: not of a run that shadows no more, nor of somebody forgotten."""
+    num, too_early = 0, list[ShadowAnswer]()
+    for answer in answers:
+        query = sa.select(runs.c.profile).where(runs.c.id == answer.run_id, runs.c.state == RunState.SHADOWING)
+        run = tx.first(query)
+        if run is None:
+            continue
+        if _held(tx, run["profile"], answer.response_id):
+            values = {**vars(answer), "flags": list(answer.flags), "live_flags": list(answer.live_flags)}
+            num += tx.add_once(shadow_answers, **values, observed_at=tx.now)
+        elif not _held(tx, run["profile"], tombstone_key(answer.response_id)):
+            too_early.append(answer)
+    return Added(num, tuple(too_early))
 
 
-def _is_wanted(tx: Tx, answer: ShadowAnswer) -> bool:
-    query = sa.select(runs.c.profile).where(runs.c.id == answer.run_id, runs.c.state == RunState.SHADOWING)
-    run = tx.first(query)
-    if run is None:
-        return False
-    gone = (experiences.c.profile == run["profile"], experiences.c.natural_key == tombstone_key(answer.response_id))
-    return tx.first(sa.select(experiences.c.id).where(*gone)) is None
+def _held(tx: Tx, profile: str, natural_key: str) -> bool:
+    """Whether there is an experience with this key, held until we are done, so that nobody forgets it before we have
+    stored ours. One that somebody else holds right now is not waited for."""
+    mine = (experiences.c.profile == profile, experiences.c.natural_key == natural_key)
+    return tx.first(sa.select(experiences.c.id).where(*mine).with_for_update(skip_locked=True)) is not None
 
 
 def observed(tx: Tx, run_id: str) -> list[Observed]:
