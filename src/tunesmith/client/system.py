@@ -65,7 +65,7 @@ class System:
     def doctor(self) -> list[Check]:
         """Look at the installation and the workspace; every finding says how to repair it."""
         return [self._python(), self._sqlite(), self._store(), self._train_extra(), self._containment(),
-                self._disk(), *self._profiles(), self._workers(), *self._targets()]  # fmt: skip
+                self._disk(), *self._profiles(), self._workers(), self._servers(), *self._targets()]  # fmt: skip
 
     def _python(self) -> Check:
         version = ".".join(map(str, sys.version_info[:3]))
@@ -143,6 +143,20 @@ class System:
                 fix = "mend the target; a worker that runs brings it to what is wanted"
                 checks.append(Check(name, "warning", each.error, fix))
         return checks
+
+
+    def _servers(self) -> Check:
+        try:
+            with self._session.database.read() as tx:
+                alive = servers.alive(tx)
+        except StoreError:
+            return Check("servers", "warning", "unknown while the store cannot be read", "mend the store first")
+        dropped = sum(server.counts.get("num_dropped", 0) for server in alive)
+        if dropped:
+            fix = "its log and GET /healthz say why; answers flow all the same"
+            return Check("servers", "warning", f"{dropped} answers could not be kept", fix)
+        shown = ", ".join(f"{server.url} ({server.state})" for server in alive)
+        return Check("servers", "ok", shown or "none is running (`tunesmith serve` starts one)")
 
 
 def _kind(name: str) -> TaskKind:

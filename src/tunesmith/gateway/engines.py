@@ -108,11 +108,11 @@ class EnginePool:
             seat.num_active -= 1
             seat.used_at = time.monotonic()
 
-    async def get_ready(self, route: Route) -> None:
-        """Load what a name is about to mean, where its engine runs; where none does, the first request will."""
-        seat = self._seats.get(route.folder)
-        if seat is not None and seat.is_ready and route.place.is_embedded:
-            await self.load(route)
+    async def get_ready(self, new: Route, old: Route) -> None:
+        """Load what a name is about to mean, where an engine serves what it means; else the first request will."""
+        seats = [self._seats.get(route.folder) for route in (new, old)]
+        if new.place.is_embedded and any(seat is not None and seat.is_ready for seat in seats):
+            await self.load(new)
 
     async def load(self, route: Route) -> None:
         """Have a version ready, starting its engine if need be."""

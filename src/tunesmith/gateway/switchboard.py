@@ -36,6 +36,7 @@ class Version:
 
     name: str
     adapter: ServedAdapter | None = None
+    adapter_id: str | None = None
     base_digest: str | None = None
     state: AdapterState | None = None
     created_at: datetime | None = None
@@ -81,11 +82,11 @@ class _Wanted:
     overrides: dict[str, dict[str, Any]]
 
 
-GetReady = Callable[[Route], Awaitable[None]]
+GetReady = Callable[[Route, Route], Awaitable[None]]
 
 
 class Switchboard:
-    """`get_ready` loads what a name is about to mean, where its engine runs; it raises where it cannot."""
+    """`get_ready` loads what a name is about to mean, where what it meant so far is in memory; raises if it cannot."""
 
     def __init__(self, session: Session, get_ready: GetReady) -> None:
         self._session = session
@@ -145,18 +146,14 @@ class Switchboard:
         return wanted
 
     def _read(self) -> _Wanted:
-        names = self._places.names()
         with self._session.database.read() as tx:
-            live = {name: found for name in names if (found := adapters.live(tx, name)) is not None}
-            overrides = {n: active.overrides for n in names if (active := campaigns.active(tx, n)) is not None}
-            previous = {}
-            for deployment in deployments.listing(tx):
-                if deployment.previous_adapter_id is not None:
-                    previous[deployment.profile] = adapters.get(tx, deployment.previous_adapter_id).name
-            known = {found.name: found for found in live.values()}
-            for name in [*self._known, *previous.values()]:
-                if name not in known:
-                    known[name] = adapters.find(tx, name)
+            live = {found.profile: found for found in adapters.all_live(tx)}
+            overrides = {active.profile: active.overrides for active in campaigns.all_active(tx)}
+            before = [found.previous_adapter_id for found in deployments.listing(tx)]
+            others = [version.adapter_id for version in self._known.values()]
+            rows = adapters.by_ids(tx, {row_id for row_id in (*before, *others) if row_id is not None})
+        previous = {row.profile: row.name for row in rows if row.id in before}
+        known = {row.name: row for row in (*rows, *live.values())}
         return _Wanted(live, previous, known, overrides)
 
     async def _move(self, place: Place, live: Adapter | None) -> None:
@@ -170,7 +167,7 @@ class Switchboard:
         if old is not None and not is_revoked:  # what is revoked goes at once, whatever comes of the new one
             self._coming = new.name
             try:
-                await self._get_ready(Route(place, new, is_live=True, profile=place.profile))
+                await self._get_ready(_live_route(place, new), _live_route(place, old))
             except TunesmithError as error:
                 self.troubles[place.profile] = f"{new.name} could not be loaded: {error.message}"
                 log.warning("flip_waits", profile=place.profile, wanted=new.name, problem=error.message)
@@ -188,6 +185,7 @@ class Switchboard:
         return Version(
             name=row.name,
             adapter=ServedAdapter(row.name, path, row.digest),
+            adapter_id=row.id,
             base_digest=row.base_digest,
             state=row.state,
             created_at=row.created_at,
@@ -288,6 +286,10 @@ class Switchboard:
 
     def in_use(self) -> dict[str, int]:
         return dict(self._in_use)
+
+
+def _live_route(place: Place, version: Version) -> Route:
+    return Route(place, version, is_live=True, profile=place.profile)
 
 
 def _bare(profile: str) -> Version:

@@ -24,28 +24,24 @@ class Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._expect_headers()
+        self._late: asyncio.TimerHandle | None = None
+        self._expect_headers(True)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
-            self._expect_headers()
-
-    def _expect_headers(self) -> None:
-        waiting: asyncio.TimerHandle | None = getattr(self, "_headers_timer", None)
-        if waiting is None:
-            self._headers_timer = self.loop.call_later(_HEADERS_S, self._headers_late)
-
-    def _headers_late(self) -> None:
-        del self._headers_timer
-        if self.conn.their_state is h11.IDLE and self.conn.our_state is h11.IDLE:
-            self.transport.close()
+        self._expect_headers(self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0]))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        waiting: asyncio.TimerHandle | None = getattr(self, "_headers_timer", None)
-        if waiting is not None:
-            waiting.cancel()
+        self._expect_headers(False)
         super().connection_lost(exc)
+
+    def _expect_headers(self, are_open: bool) -> None:
+        """The clock runs while headers have begun and not ended; a connection that is only kept open has its own."""
+        if are_open and self._late is None:
+            self._late = self.loop.call_later(_HEADERS_S, self.transport.close)
+        elif not are_open and self._late is not None:
+            self._late.cancel()
+            self._late = None
 
     def send_400_response(self, msg: str) -> None:
         """What cannot be read as a request, in the shape that clients expect of every error."""

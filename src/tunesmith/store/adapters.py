@@ -109,6 +109,15 @@ def live(tx: Tx, profile: str) -> Adapter | None:
     return None if row is None else _adapter(row)
 
 
+def all_live(tx: Tx) -> list[Adapter]:
+    """What is live now, of every profile that has something live."""
+    return [_adapter(row) for row in tx.all(sa.select(adapters).where(sa.text("state = 'live'")))]
+
+
+def by_ids(tx: Tx, ids: Collection[str]) -> list[Adapter]:
+    return [_adapter(row) for row in tx.all(sa.select(adapters).where(adapters.c.id.in_(sorted(ids))))] if ids else []
+
+
 def newest_superseded(tx: Tx, profile: str) -> str | None:
     """The last version that was live before and could be again."""
     mine = (adapters.c.profile == profile, adapters.c.state == AdapterState.SUPERSEDED)

@@ -96,6 +96,11 @@ def active(tx: Tx, profile: str) -> Campaign | None:
     return None if row is None else _campaign(row)
 
 
+def all_active(tx: Tx) -> list[Campaign]:
+    """The active campaigns of every profile."""
+    return [_campaign(row) for row in tx.all(sa.select(campaigns).where(sa.text("state = 'active'")))]
+
+
 def get(tx: Tx, campaign_id: str) -> Campaign:
     row = tx.first(sa.select(campaigns).where(campaigns.c.id == campaign_id))
     if row is None:
