@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from builders import a_jsonl, a_workspace
 from ollama_server import BASE, OllamaServer
 from serving_bases import ALPHA, KV_HEADS, RANK, a_tiny_llama
 from target_worlds import PROFILE, TESTS, Made, World, a_llamacpp, kill_processes, llama_pids, shared_adapters
@@ -77,6 +78,15 @@ def test_bad_option_is_refused_when_the_target_is_made(
     with pytest.raises(ConfigError, match=told) as caught:
         make_target(kind, options, root=tmp_path, profile=PROFILE)
     assert "secret" not in caught.value.message
+
+
+def test_profile_check_refuses_a_bad_option_before_anything_is_trained(tmp_path: Path) -> None:
+    targets = [{"name": "gpu", "kind": "vllm", "options": {"urll": "http://127.0.0.1:8000"}}]
+    with a_workspace(tmp_path, profile={"targets": targets}) as client:
+        with pytest.raises(ConfigError, match="no option 'urll'; did you mean 'url'"):
+            client.profiles.check(PROFILE)
+        with pytest.raises(ConfigError, match="no option 'urll'"):
+            client.runs.submit(PROFILE, a_jsonl(tmp_path / "data.jsonl"))
 
 
 # -- vllm
@@ -283,6 +293,22 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
+
+
+def test_no_more_llama_processes_than_allowed_and_the_live_one_stays(made: Made, llama: World) -> None:
+    options = {**llama.options, "max_processes": 2}
+    target: Any = make_target("llamacpp", options, root=llama.root, profile=PROFILE)
+    target.load(made.first)
+    target.flip(made.first)
+    (live,) = llama_pids(llama.root)
+    third = ServedAdapter(f"{PROFILE}@v3", made.second.path, made.second.digest)
+    for adapter in (made.second, third, made.second, third):
+        target.load(adapter)
+        assert len(llama_pids(llama.root)) == 2
+        assert live in llama_pids(llama.root)
+        assert target.observe() == made.first.digest
+        (door,) = target.doors(adapter)
+        assert door.extra["lora"] == [{"id": 0, "scale": 1.0}]
 
 
 def test_llama_server_that_cannot_start_leaves_nothing_and_tells_its_log(llama: World) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from tunesmith.errors import DataError
 from tunesmith.files import sha256_file
@@ -28,6 +28,8 @@ class LlamacppOptions(TargetOptions):
     """The base as GGUF: a path, from the workspace or absolute."""
     start: tuple[Text, ...] = ()
     """llama-server and its own arguments; model, adapters, host, port and key are added here."""
+    max_processes: int = Field(default=3, ge=2, le=64)
+    """Most processes at once: the live version, the next one, and others that are asked for by their exact names."""
     url: Url | None = None
     """Instead: a server that somebody else runs; then only adapters that it was started with."""
     key_env: Variable | None = None

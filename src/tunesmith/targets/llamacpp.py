@@ -143,14 +143,34 @@ class LlamacppTarget:
             held = self._made.gguf(adapter)
         except (DataError, OSError) as error:
             raise TargetError(f"{adapter.name}: {error}") from error
+        self._make_room()
         others = {
-            each.name: replace(each, is_gone=False)
+            each.name: each
             for process in self._processes()
-            if process.is_alive
+            if process.is_alive and process.default != adapter.name
             for each in process.adapters
-            if not each.is_gone and each.name != adapter.name
+            if each.name == process.default and not each.is_gone
         }
         self._start(adapter.name, (held, *others.values()))
+
+    def _make_room(self) -> None:
+        """End the oldest process that is neither live nor answering, where there would be too many."""
+        current = self._file.read().get("current")
+        alive = [process for process in self._processes() if process.is_alive]
+        while len(alive) >= self._options.max_processes:
+            idle = (
+                each
+                for each in alive
+                if each.id != current and not processes.is_busy(each, None, self._options.timeout_s)
+            )
+            oldest = next(idle, None)
+            if oldest is None:
+                raise TargetError(
+                    f"all {len(alive)} llama-server processes are answering; ask again, or set options.max_processes"
+                )
+            processes.end(oldest)
+            alive.remove(oldest)
+            self._write(alive)
 
     def _start(self, default: str | None, adapters: Sequence[HeldAdapter]) -> LlamaProcess:
         """One more process; the dead are taken off the list, and one that cannot start leaves nothing."""

@@ -45,7 +45,8 @@ class OllamaTarget:
         self._options = read_options(OllamaOptions, "ollama", options)
         self._http = Http(self._options.url, self._options.timeout_s, self._options.key_env)
         self._profile = profile
-        self._alias = Alias(StateFile.at(root, profile, "ollama", f"{self._http.url} {self._options.model}"))
+        file = StateFile.at(root, profile, "ollama", f"{self._http.url} {self._options.model}")
+        self._alias, self._notes = Alias(file), file.path.with_suffix("")
 
     def refusal(self, adapter: ServedAdapter) -> str | None:
         known = folder_refusal(adapter, "ollama", {})
@@ -160,9 +161,14 @@ class OllamaTarget:
         return made
 
     def _hash(self, adapter: ServedAdapter) -> str:
-        """Conversion gives the same bytes each time, so what was uploaded can be known again without keeping it."""
-        with tempfile.TemporaryDirectory(prefix="tunesmith-") as folder:
-            return sha256_file(self._convert(adapter, folder))
+        """Of its GGUF. Conversion gives the same bytes each time, so the file itself need not be kept."""
+        note = StateFile(self._notes / f"{adapter.name}.json")
+        said = note.read()
+        if said.get("digest") != adapter.digest:
+            with tempfile.TemporaryDirectory(prefix="tunesmith-") as folder:
+                said = {"digest": adapter.digest, "sha256": sha256_file(self._convert(adapter, folder))}
+            note.write(said)
+        return str(said["sha256"])
 
     def _create(self, adapter: ServedAdapter) -> Reply:
         with tempfile.TemporaryDirectory(prefix="tunesmith-") as folder:
