@@ -14,7 +14,7 @@ from tunesmith.client.session import Session
 from tunesmith.config.resolve import list_profiles
 from tunesmith.domain.task import TaskKind
 from tunesmith.errors import StoreCorrupt, StoreError, UsageError, nearest, show
-from tunesmith.store import adapters, deployments, switches, workers
+from tunesmith.store import adapters, deployments, servers, switches, workers
 from tunesmith.store.database import sqlite_module, wal_is_safe
 from tunesmith.store.schema import integrity_problem
 from tunesmith.store.switches import Switch
@@ -143,7 +143,6 @@ class System:
                 fix = "mend the target; a worker that runs brings it to what is wanted"
                 checks.append(Check(name, "warning", each.error, fix))
         return checks
-
 
     def _servers(self) -> Check:
         try:
