@@ -11,11 +11,13 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from tunesmith.domain.parity import Reading
 from tunesmith.evaluators.sim import simulated_reading
 from tunesmith.targets.base import ServedAdapter, TargetError
 from tunesmith.targets.directory import DirectoryTarget
+from tunesmith.targets.embedded import EmbeddedTarget
 
 KILL_AT = "DRILL_KILL_AT"
 STEPS = "DRILL_STEPS"
@@ -37,8 +40,9 @@ def install(site: Path) -> None:
     about.mkdir(parents=True)
     shutil.copy(__file__, site / "drill_target.py")
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: drill-target\nVersion: 1.0\n")
-    kinds = "drill-directory = drill_target:DrillDirectory\ndrill-http = drill_target:DrillHttp\n"
-    (about / "entry_points.txt").write_text(f"[tunesmith.targets]\n{kinds}")
+    kinds = {"directory": "DrillDirectory", "http": "DrillHttp", "embedded": "DrillEmbedded"}
+    lines = [f"drill-{kind} = drill_target:{name}\n" for kind, name in kinds.items()]
+    (about / "entry_points.txt").write_text("".join(["[tunesmith.targets]\n", *lines]))
 
 
 def step(name: str) -> None:
@@ -50,42 +54,69 @@ def step(name: str) -> None:
             sink.write(f"{name}\n")
     if os.environ.get(KILL_AT) == str(_num_steps):
         os.kill(os.getpid(), signal.SIGKILL)
+    if victim is not None:
+        victim.steps.append(name)
+        if len(victim.steps) == victim.dies_at:
+            victim.process.kill()
+            victim.process.wait()
+            victim.and_then()
 
 
-class DrillDirectory(DirectoryTarget):
-    """The real one, step by step."""
+@dataclass
+class Victim:
+    """A server that is killed in front of the n-th step of this process."""
+
+    process: subprocess.Popen[bytes]
+    dies_at: int
+    and_then: Callable[[], None]
+    steps: list[str] = field(default_factory=list)
+
+
+victim: Victim | None = None
+
+
+class Stepping:
+    """In front of a real target: every call is a step."""
 
     def refusal(self, adapter: ServedAdapter) -> str | None:
         step("refusal")
-        return super().refusal(adapter)
+        return super().refusal(adapter)  # type: ignore[misc,no-any-return]
 
     def load(self, adapter: ServedAdapter) -> None:
         step("load")
-        super().load(adapter)
+        super().load(adapter)  # type: ignore[misc]
 
     def probe(self, adapter: ServedAdapter, prompts: Prompts, max_tokens: int) -> list[Reading] | None:
         step("probe")
-        return super().probe(adapter, prompts, max_tokens)
+        return super().probe(adapter, prompts, max_tokens)  # type: ignore[misc,no-any-return]
 
     def flip(self, adapter: ServedAdapter | None) -> None:
         step("flip")
-        super().flip(adapter)
+        super().flip(adapter)  # type: ignore[misc]
 
     def drain(self, name: str, timeout_s: float) -> None:
         step(f"drain {name}")
-        super().drain(name, timeout_s)
+        super().drain(name, timeout_s)  # type: ignore[misc]
 
     def unload(self, name: str) -> None:
         step(f"unload {name}")
-        super().unload(name)
+        super().unload(name)  # type: ignore[misc]
 
     def loaded(self) -> frozenset[str]:
         step("loaded")
-        return super().loaded()
+        return super().loaded()  # type: ignore[misc,no-any-return]
 
     def observe(self) -> str | None:
         step("observe")
-        return super().observe()
+        return super().observe()  # type: ignore[misc,no-any-return]
+
+
+class DrillDirectory(Stepping, DirectoryTarget):
+    """The real one, step by step."""
+
+
+class DrillEmbedded(Stepping, EmbeddedTarget):
+    """The real one; `victim` is the server that dies in front of a step, not this process."""
 
 
 class DrillHttp:

@@ -6,16 +6,17 @@ import threading
 from collections.abc import Callable
 
 import pytest
+import sqlalchemy as sa
 
 from store_builders import ACTOR, PROFILE, WORKER, a_claimed_run, a_profile, a_run, a_task, an_adapter, dump, moves
 from tunesmith import lifecycle
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.gate import BARE_BASE
 from tunesmith.domain.run import RunState
-from tunesmith.domain.task import TaskKind
+from tunesmith.domain.task import ErrorClass, TaskKind
 from tunesmith.errors import Refused
 from tunesmith.stages.context import Looked, StageEnd
-from tunesmith.store import adapters, deployments, runs, tasks
+from tunesmith.store import adapters, deployments, runs, tables, tasks
 from tunesmith.store.adapters import Adapter
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.deployments import LiveMoved
@@ -75,6 +76,71 @@ def test_flip_against_another_baseline_is_refused_and_changes_nothing(database: 
     with pytest.raises(LiveMoved, match="changed since the verdict"), database.write() as tx:
         _flip(tx, candidate, baseline)
     assert dump(database) == before
+
+
+def test_flip_of_what_is_live_already_is_refused_and_keeps_the_way_back(database: Database) -> None:
+    first, second = _live_versions(database, 2)
+    before = dump(database)
+    with pytest.raises(Refused, match="live already"), database.write() as tx:
+        _flip(tx, adapters.get(tx, second.id), second.digest)
+    assert dump(database) == before
+    with database.read() as tx:
+        pinned = deployments.pinned(tx, PROFILE)
+        assert pinned is not None
+        assert pinned.id == first.id
+
+
+def test_kept_versions_are_live_the_way_back_and_candidates_under_way(database: Database) -> None:
+    versions = _live_versions(database, 3)
+    with database.write() as tx:
+        deploying = an_adapter(tx, run_id=a_run(tx, RunState.DEPLOYING).id)
+        shadowing = an_adapter(tx, run_id=a_run(tx, RunState.SHADOWING).id)
+        an_adapter(tx, run_id=a_run(tx, RunState.HELD).id)
+        an_adapter(tx, AdapterState.REVOKED, run_id=a_run(tx, RunState.DEPLOYING).id)
+    wanted = {versions[2].name, versions[1].name, deploying.name, shadowing.name}
+    with database.read() as tx:
+        assert deployments.kept(tx, PROFILE) == wanted
+    with database.write() as tx:
+        adapters.move(tx, versions[1].id, AdapterState.REVOKED, actor=ACTOR, reason="test")
+        assert deployments.kept(tx, PROFILE) == (wanted - {versions[1].name}) | {versions[0].name}
+
+
+def test_targets_are_followed_by_one_task_that_pauses_until_they_answer(database: Database) -> None:
+    _live_versions(database, 1)
+
+    def opened() -> list[tuple[str, bool]]:
+        with database.read() as tx:
+            query = sa.select(tables.tasks).where(tables.tasks.c.kind == TaskKind.ROLLBACK)
+            return [(row["state"], row["available_at"] is not None) for row in tx.all(query)]
+
+    with database.write() as tx:
+        deployments.have_followed(tx, PROFILE, actor=ACTOR)
+        deployments.have_followed(tx, PROFILE, actor=ACTOR)
+    assert opened() == [("waiting", False)]
+    with database.write() as tx:
+        claim = tasks.claim(tx, WORKER, [TaskKind.ROLLBACK], 30.0)
+        assert claim is not None
+        deployments.have_followed(tx, PROFILE, actor=ACTOR, at_once=True)
+        lifecycle.settle(tx, claim, StageEnd.failed(ErrorClass.TRANSIENT, "it is down"), actor=WORKER)
+    assert opened() == [("waiting", True)]
+    with database.write() as tx:
+        deployments.have_followed(tx, PROFILE, actor=ACTOR)
+    assert opened() == [("waiting", True)], "it is still down: no second task, no shorter pause"
+    with database.write() as tx:
+        deployments.have_followed(tx, PROFILE, actor=ACTOR, at_once=True)
+    assert opened() == [("waiting", False)], "it answers again"
+
+
+def test_targets_looked_at_by_many_at_once_have_one_task(database: Database) -> None:
+    _live_versions(database, 1)
+
+    def look() -> None:
+        with database.write() as tx:
+            deployments.have_followed(tx, PROFILE, actor=ACTOR, at_once=True)
+
+    _in_threads([look] * 8)
+    with database.read() as tx:
+        assert len(tx.all(sa.select(tables.tasks.c.id).where(tables.tasks.c.kind == TaskKind.ROLLBACK))) == 1
 
 
 def test_flip_is_refused_while_a_watch_is_open(database: Database) -> None:
@@ -289,6 +355,20 @@ def test_observation_is_noted_with_an_event_only_when_it_changes(database: Datab
         from tunesmith.store.events import of_entity
 
         assert [event.reason for event in of_entity(tx, "deployment", PROFILE)] == ["", "gone", ""]
+
+
+def test_observation_of_a_target_that_cannot_be_asked_keeps_what_was_last_seen(database: Database) -> None:
+    with database.write() as tx:
+        adapter = an_adapter(tx, AdapterState.LIVE)
+        deployments.observe(tx, PROFILE, "directory", adapter_id=adapter.id)
+        deployments.observe(tx, PROFILE, "directory", is_known=False, error="down")
+        deployments.observe(tx, PROFILE, "old one", adapter_id=adapter.id)
+        deployments.forget_others(tx, PROFILE, ["directory"])
+        [seen] = deployments.observed(tx, PROFILE)
+        assert (seen.target, seen.observed_adapter_id, seen.error) == ("directory", adapter.id, "down")
+        deployments.observe(tx, PROFILE, "directory", adapter_id=None, error="it serves the bare base")
+        [seen] = deployments.observed(tx, PROFILE)
+        assert (seen.observed_adapter_id, seen.error) == (None, "it serves the bare base")
 
 
 def _in_threads(actions: list[Callable[[], None]]) -> None:

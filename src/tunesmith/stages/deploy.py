@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 
 from tunesmith.domain.adapter import AdapterState
+from tunesmith.domain.gate import Decision
 from tunesmith.domain.parity import References
 from tunesmith.domain.request import RequestKind, strongest
 from tunesmith.domain.task import ErrorClass
@@ -154,6 +155,8 @@ def _baseline(tx: Tx, run: Run, adapter: Adapter) -> str:
     evaluation = evaluations.latest(tx, run.id)
     if evaluation is None:
         raise _Stale("there is no evaluation")
+    if evaluation.judged.verdict.decision is Decision.REJECT:
+        raise _Stale("the latest verdict is against it")
     evidence = evaluation.judged.evidence
     if evidence.adapter != adapter.digest or evidence.policy != policy_digest(run.spec):
         raise _Stale("the verdict is about something else")

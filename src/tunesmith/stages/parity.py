@@ -17,6 +17,8 @@ from tunesmith.store.adapters import Adapter
 from tunesmith.store.evaluations import Evaluation
 from tunesmith.targets.base import ServedAdapter, Target
 
+_ANYTHING = ({"role": "user", "content": "hello"},)
+
 
 @dataclass(frozen=True)
 class Probed:
@@ -63,7 +65,7 @@ def references_of(workspace: Workspace, evaluation: Evaluation | None) -> Refere
 def probe(target: Target, follower: Follower, served: ServedAdapter, references: References | None) -> Probed:
     """Whether a loaded adapter answers in the target as it did when it was evaluated; raises TargetError."""
     if references is None or references.adapter != served.digest:
-        if target.probe(served, (), 1) is None:
+        if target.probe(served, [_ANYTHING], 1) is None:
             return Probed()
         return Probed("there is nothing to compare its answers with: evaluate it again (`adapter evaluate`)")
     prompts = [reading.messages for reading in references.readings]

@@ -119,15 +119,18 @@ def _have_it_looked_at(context: StageContext, profile: str) -> None:
 
 
 def _bring(context: StageContext, wanted: _Wanted, follower: Follower) -> str | None:
-    """Load, flip, observe; what was lost and is loaded again must still answer as it did when it was evaluated."""
+    """Load, flip, observe. A target that lost all it had may be another one by now, so it is compared again.
+
+    One that still holds versions is not: a way back must not depend on anything.
+    """
     live = wanted.live
     served = None if live is None else served_adapter(context.workspace, live)
     try:
         target = follower.target(context.workspace, wanted.profile)
         if live is not None and served is not None:
-            was_there = live.name in target.loaded()
+            has_lost_all = not target.loaded()
             target.load(served)
-            if not was_there and (difference := differs_after_loading(context, live, follower, target)) is not None:
+            if has_lost_all and (difference := differs_after_loading(context, live, follower, target)) is not None:
                 return difference
         target.flip(served)
         observed = target.observe()

@@ -58,6 +58,8 @@ def flip(
     lock(tx, adapter.profile)
     check_flip(tx, adapter.profile, baseline)
     live = adapters.live(tx, adapter.profile)
+    if live is not None and live.id == adapter.id:
+        raise Refused(f"{adapter.name} is live already; it would replace itself, and the way back would be gone")
     if live is not None:
         adapters.move(tx, live.id, AdapterState.SUPERSEDED, actor=actor, reason=f"replaced by {adapter.name}")
     adapters.move(tx, adapter.id, AdapterState.LIVE, actor=actor, reason=reason)

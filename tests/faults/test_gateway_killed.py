@@ -1,0 +1,95 @@
+"""kill -9 of a server between any two steps of a flip: what it serves afterwards is the old version or the new one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import drill_target
+import pytest
+import sqlalchemy as sa
+
+from deploy_builders import a_candidate
+from flip_builders import a_workspace_of_letters, letter_of, references_of
+from gateway_builders import PROFILE, ServerProcess, a_server, ask
+from native_builders import a_base_ref
+from tunesmith.client import Client
+from tunesmith.store import tables
+
+TARGETS = [{"name": "engine", "kind": "drill-embedded"}]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Version 1 is live."""
+    with a_workspace_of_letters(tmp_path_factory.mktemp("killed") / "ws", 1) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drill_target.install(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    importlib.invalidate_caches()
+
+
+def a_letter_to_deploy(client: Client) -> tuple[str, str]:
+    """The next version, promoted against what is live; its name and its run."""
+    with client.serving.session.database.read() as tx:
+        version = tx.conn.execute(sa.select(sa.func.max(tables.adapters.c.version))).scalar_one() + 1
+    base = client.workspace.root / "models" / "tiny"
+    folder = client.workspace.adapters_dir / letter_of(f"@v{version}")
+    references = references_of(base, folder)
+    made = a_candidate(client, targets=TARGETS, folder=folder, references=references, base=a_base_ref(base))
+    assert made.version == version
+    return made.name, str(made.run_id)
+
+
+def deploy_while_the_server_is_killed(client: Client, at: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Deploy one version with a server that is killed in front of the step with that number; the steps until then."""
+    live = client.adapters.live(PROFILE)
+    assert live is not None
+    old, (new, run_id) = live.name, a_letter_to_deploy(client)
+    worker = client.system.worker(["deploy", "watch"])
+    with a_server(client.workspace.root) as server:
+        assert answer(server) == (old, letter_of(old) * 6)
+        victim = drill_target.Victim(server.process, at, worker.stop)
+        monkeypatch.setattr(drill_target, "victim", victim)
+        worker.run(until_idle=True)
+    made = victim.steps[:at]
+    if len(made) < at:
+        assert client.runs.get(run_id).state == "deployed", client.runs.get(run_id).reason
+        return made
+    wanted = client.adapters.live(PROFILE)
+    assert wanted is not None
+    assert wanted.name in (old, new)
+    with a_server(client.workspace.root) as server:
+        assert answer(server) == (wanted.name, letter_of(wanted.name) * 6), made
+        client.system.worker(["deploy", "watch"]).run(until_idle=True)
+        assert client.runs.get(run_id).state == "deployed", client.runs.get(run_id).reason
+        assert answer(server) == (new, letter_of(new) * 6)
+    return made
+
+
+def answer(server: ServerProcess) -> tuple[str, str]:
+    said = ask(server, max_tokens=6)
+    return said.model, said.choices[0].message.content
+
+
+def test_server_killed_between_the_flip_in_the_store_and_its_own_serves_the_new_version(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the steps; all of them are a drill of `make soak`."""
+    steps = deploy_while_the_server_is_killed(client, 6, monkeypatch)
+    assert steps == ["refusal", "load", "probe", "loaded", "load", "flip"]
+
+
+@pytest.mark.soak
+def test_server_killed_in_front_of_every_step_of_a_flip_serves_old_or_new(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, steps = 0, []
+    while len(steps := deploy_while_the_server_is_killed(client, at := at + 1, monkeypatch)) == at:
+        print(f"killed in front of step {at}, {steps[-1]}")
+    assert at > 8, steps
