@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +74,8 @@ class EnginePool:
         self._settings = settings
         self._make_engine = make_engine
         self._board: Switchboard | None = None
+        self.pass_on: Callable[[Route, Generation], Awaitable[str]] | None = None
+        """Asks the server that answers for a profile in our place."""
         self._seats: dict[Path, Seat] = {}
         self._rooms: dict[Path, Room] = {}
         self._opening = asyncio.Lock()
@@ -228,6 +230,9 @@ class EnginePool:
     async def answer(self, name: str, asked: Generation) -> str:
         """The whole answer of an exact version, for mirrored traffic; takes a place only where nobody waits."""
         route = await self._find_route(name)
+        if not route.place.is_embedded:
+            assert self.pass_on is not None, "the server joins them before its first request"
+            return await self.pass_on(route, asked)
         room = self.room(route.folder)
         if room.num_rows >= self._settings.max_batch:
             raise EngineError("the engine is busy with people", code="busy", http_status=503, retry_after_s=5.0)

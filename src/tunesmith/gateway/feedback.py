@@ -22,13 +22,20 @@ _FIELDS = {"response_id", "rating", "comment", "correction", "rater", "choice"}
 _FRESH_S = 3.0
 """How long the thread that keeps answers may take over one that was just given."""
 _MAX_ID = 200
+_MOST_AT_ONCE = 16
 
 
 async def feedback(request: Request) -> Response:
     gateway: Gateway = request.app.state.gateway
     body = await read_json(request.headers, request.receive, gateway.settings.max_body_bytes)
     said = _checked({name: value for name, value in body.items() if value is not None})
-    rated = await asyncio.to_thread(_rate, gateway, said)
+    if gateway.num_rating >= _MOST_AT_ONCE:  # the store is slow, or away: others need threads too
+        raise ApiError(429, "much feedback waits already; send it again later", code="too_much", retry_after_s=2.0)
+    gateway.num_rating += 1
+    try:
+        rated = await asyncio.to_thread(_rate, gateway, said)
+    finally:
+        gateway.num_rating -= 1
     gateway.counts["feedback"] += 1
     return JsonAnswer(
         {

@@ -33,6 +33,8 @@ class Gateway:
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     is_ending: bool = False
+    num_rating: int = 0
+    """Feedback that is being stored now."""
 
     def refuse_while_ending(self) -> None:
         if self.is_ending:

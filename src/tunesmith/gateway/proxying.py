@@ -12,18 +12,19 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tunesmith.domain.generation import Generation
 from tunesmith.gateway.answers import choice_key, fingerprint_of, new_response_id
 from tunesmith.gateway.captures import About
 from tunesmith.gateway.engine import EngineError
 from tunesmith.gateway.gateway import Gateway
 from tunesmith.gateway.hooks import Exchange
-from tunesmith.gateway.parameters import Asked
+from tunesmith.gateway.parameters import Asked, Kind
 from tunesmith.gateway.refusals import ApiError
 from tunesmith.gateway.responses import JsonAnswer, SseAnswer, while_there
 from tunesmith.gateway.switchboard import Route
 from tunesmith.gateway.writing import rows_of
 
-_PATHS = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
+_PATHS: dict[Kind, str] = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
 _OURS = ("metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key")
 """About us and our caller; of no use to who answers."""
 
@@ -157,3 +158,25 @@ class _Passing:
                     seconds=time.monotonic() - self._begun,
                 )
                 gateway.shadow.answered(exchange)
+
+
+async def whole_from_upstream(gateway: Gateway, route: Route, asked: Generation) -> str:
+    """The whole answer to a mirrored request; nobody sees it."""
+    body: dict[str, Any] = {
+        "max_tokens": asked.max_tokens,
+        "temperature": asked.temperature,
+        "top_p": asked.top_p,
+        "presence_penalty": asked.presence_penalty,
+        "frequency_penalty": asked.frequency_penalty,
+        "stop": list(asked.stop) or None,
+        "seed": asked.seed,
+    }
+    sent = {name: value for name, value in body.items() if value is not None}
+    kind: Kind = "chat" if asked.messages is not None else "text"
+    sent |= {"messages": [dict(m) for m in asked.messages or ()]} if kind == "chat" else {"prompt": asked.prompt}
+    texts: list[str] = []
+    async for answer in gateway.upstream_of(route.place).ask(_PATHS[kind], sent, route.version.adapter):
+        choice = (answer.get("choices") or [{}])[0]
+        said = choice.get("message") or {"content": choice.get("text")}
+        texts.append(str(said.get("content") or ""))
+    return "".join(texts)

@@ -10,7 +10,9 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tunesmith.client.session import Session
@@ -28,6 +30,7 @@ from tunesmith.gateway.hand_over import DeviceHandOver, Following
 from tunesmith.gateway.hooks import Upstream
 from tunesmith.gateway.places import Place
 from tunesmith.gateway.presence import Presence
+from tunesmith.gateway.proxying import whole_from_upstream
 from tunesmith.gateway.scopes import Keys
 from tunesmith.gateway.shadow import Mirror
 from tunesmith.gateway.switchboard import Route, Switchboard
@@ -42,6 +45,7 @@ log = logger("gateway")
 BEAT_S = 2.0
 ALIVE_S = 10.0
 _FLUSH_S = 5.0
+_NUM_THREADS = 32
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ class Server:
             presence.leave()
 
     async def _serve(self, presence: Presence) -> None:
+        # a store that hangs holds threads; there must be others for whoever follows, beats and reads long bodies
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_THREADS, "tunesmith-serve"))
         listening = _listen(self._settings.host, self._settings.port)
         url = _url(self._settings.host, listening.getsockname()[1])
         server_id, token = new_id("srv"), new_token()
@@ -121,7 +127,7 @@ class Server:
         following = Following(server_id, device_of(settings), ALIVE_S)
         hand_over = DeviceHandOver(session.database, settings, engines, following)
         counts: Counter[str] = Counter()
-        return Gateway(
+        gateway = Gateway(
             server_id=server_id,
             session=session,
             settings=settings,
@@ -133,6 +139,8 @@ class Server:
             make_upstream=self._make_upstream,
             counts=counts,
         )
+        engines.pass_on = partial(whole_from_upstream, gateway)
+        return gateway
 
     def _make_engine(self, route: Route, device: Device) -> EmbeddedEngine:
         version = route.version
