@@ -2,8 +2,8 @@
 
     python benchmarks/serving.py [--quick]
 
-1. Capture: requests to one server, with and without consent to be kept, in pairs whose order changes; the same requests
-   to the engine itself, without HTTP. The ratio is of medians, with an interval over resampled pairs.
+1. Capture: requests to one server, with and without consent to be kept, in blocks whose order changes; the same
+   requests to the engine itself, without HTTP. Medians of pairs of blocks, with an interval over resampled pairs.
 2. Switch: clients that ask all the time while the live adapter is flipped in the store again and again. Counted: failed
    requests, answers that are not wholly of the version they name, latencies, the longest time in which no answer ended.
    Peer: peft's own `load_adapter` on the same model, during which nothing at all is answered.
@@ -50,6 +50,7 @@ from tunesmith.store import adapters, deployments
 PROFILE = "bench"
 NUM_VERSIONS = 4
 PROMPT = "Write down what the day was like, in your own words, and do not stop early. "
+PER_BLOCK = 8
 WORDS = ("rain", "harbour", "bread", "seven", "letter", "north", "slowly", "glass", "engine", "Tuesday")
 
 
@@ -107,6 +108,7 @@ class Site:
     versions: list[adapters.Adapter]
     url: str = ""
     process: subprocess.Popen[bytes] | None = None
+    token: str = ""
     live: int | None = None
 
     def flip(self, number: int) -> None:
@@ -130,6 +132,15 @@ class Site:
             )
         self.versions[number] = fresh
         self.live = number
+        if self.url:
+            told = httpx2.post(
+                f"{self.url}/control/flip",
+                json={"profile": PROFILE},
+                headers={"Authorization": f"Bearer {self.token}"},
+                timeout=60,
+            )
+            if told.status_code != 200 or told.json()["live"]["name"] != fresh.name:
+                raise SystemExit(f"{fresh.name} was flipped and is not served: {told.text}")
 
 
 def build(folder: Path, hidden: int, layers: int) -> Site:
@@ -165,9 +176,11 @@ def serving(site: Site, log: Path) -> Iterator[None]:
             stderr=sink,
         )
     try:
-        site.url = _url(root, site.process, log)
+        card = _card(root, site.process, log)
+        site.url, site.token = str(card["url"]), str(card["token"])
         yield
     finally:
+        site.url = ""
         site.process.send_signal(signal.SIGTERM)
         try:
             site.process.wait(30)
@@ -175,10 +188,11 @@ def serving(site: Site, log: Path) -> Iterator[None]:
             site.process.kill()
 
 
-def _url(root: Path, process: subprocess.Popen[bytes], log: Path) -> str:
+def _card(root: Path, process: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
+    """Where the server says who it is."""
     for _ in range(600):
         for card in (root / ".tunesmith" / "serve").glob("*.json"):
-            return str(json.loads(card.read_text())["url"])
+            return dict(json.loads(card.read_text()))
         if process.poll() is not None:
             break
         time.sleep(0.1)
@@ -195,41 +209,49 @@ def asked(number: int, max_tokens: int) -> dict[str, Any]:
     return {"model": PROFILE, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
 
 
-def measure_capture(site: Site, num: int, max_tokens: int) -> dict[str, Any]:
-    """Pairs of the same request, kept and not kept, in changing order; one at a time, so that nothing else waits."""
-    seconds: dict[str, list[float]] = {"yes": [], "no": []}
+def measure_capture(site: Site, num_blocks: int, max_tokens: int) -> dict[str, Any]:
+    """Blocks of the same requests, kept and not kept, in changing order; one at a time, so that nothing else waits.
+
+    In blocks, because an answer is stored while the next one is written: that is where its cost falls.
+    """
+    pairs: list[tuple[float, float]] = []
     with httpx2.Client(base_url=site.url, timeout=60) as http:
-        for number in range(-4, num):
-            order = ("yes", "no") if number % 2 else ("no", "yes")
-            for consent in order:
-                start = time.perf_counter()
-                answer = http.post(
-                    "/v1/chat/completions",
-                    json=asked(number, max_tokens),
-                    headers={"X-Tunesmith-Consent": consent},
-                )
-                took = time.perf_counter() - start
-                if answer.status_code != 200:
-                    raise SystemExit(f"the server answered {answer.status_code}: {answer.text[:2000]}")
-                if number >= 0:
-                    seconds[consent].append(took)
-        health = http.get("/healthz").json()
-    ratio = statistics.median(seconds["yes"]) / statistics.median(seconds["no"])
+        for block in range(-1, num_blocks):
+            took = {}
+            for consent in ("yes", "no") if block % 2 else ("no", "yes"):
+                time.sleep(0.25)  # what the block before left to be stored is stored
+                took[consent] = statistics.median(_block(http, consent, block, max_tokens))
+            if block >= 0:
+                pairs.append((took["yes"], took["no"]))
     draws = random.Random(1)
-    pairs = list(zip(seconds["yes"], seconds["no"], strict=True))
-    ratios = []
-    for _ in range(2000):
-        some = draws.choices(pairs, k=len(pairs))
-        ratios.append(statistics.median(a for a, _ in some) / statistics.median(b for _, b in some))
-    ratios.sort()
+    overheads = sorted(_overhead(draws.choices(pairs, k=len(pairs))) for _ in range(2000))
     return {
-        "kept_ms": 1000 * statistics.median(seconds["yes"]),
-        "not_kept_ms": 1000 * statistics.median(seconds["no"]),
-        "overhead_percent": 100 * (ratio - 1),
-        "overhead_interval_percent": [100 * (ratios[50] - 1), 100 * (ratios[1949] - 1)],
-        "num_pairs": num,
-        "health": health,
+        "kept_ms": 1000 * statistics.median(kept for kept, _ in pairs),
+        "not_kept_ms": 1000 * statistics.median(other for _, other in pairs),
+        "overhead_percent": _overhead(pairs),
+        "overhead_interval_percent": [overheads[50], overheads[1949]],
+        "num_requests": 2 * PER_BLOCK * num_blocks,
     }
+
+
+def _overhead(pairs: list[tuple[float, float]]) -> float:
+    """How much longer a kept answer takes, in percent."""
+    return 100 * statistics.median(kept / other - 1 for kept, other in pairs)
+
+
+def _block(http: httpx2.Client, consent: str, block: int, max_tokens: int) -> list[float]:
+    seconds = []
+    for number in range(PER_BLOCK):
+        start = time.perf_counter()
+        answer = http.post(
+            "/v1/chat/completions",
+            json=asked(PER_BLOCK * block + number, max_tokens),
+            headers={"X-Tunesmith-Consent": consent},
+        )
+        seconds.append(time.perf_counter() - start)
+        if answer.status_code != 200:
+            raise SystemExit(f"the server answered {answer.status_code}: {answer.text[:2000]}")
+    return seconds
 
 
 async def measure_engine_alone(site: Site, num: int, max_tokens: int) -> float:
@@ -288,10 +310,9 @@ async def measure_switch(site: Site, num_clients: int, num_flips: int, max_token
         for number in range(num_flips):
             start = time.perf_counter()
             await asyncio.to_thread(site.flip, number % len(site.versions))
-            fresh = site.versions[number % len(site.versions)]
-            content_of[fresh.name] = number % len(site.versions)
-            await _until_live(http, fresh.name)
             flips.append(time.perf_counter() - start)
+            content_of[site.versions[number % len(site.versions)].name] = number % len(site.versions)
+            await asyncio.sleep(0.05)
         await asyncio.sleep(1.0)
         over.set()
         await asyncio.gather(*clients)
@@ -325,22 +346,13 @@ async def _ask(http: httpx2.AsyncClient, seen: Seen, over: asyncio.Event, place:
             response.raise_for_status()
             body = response.json()
         except (httpx2.HTTPError, ValueError) as error:
-            seen.failed.append(f"{type(error).__name__}: {error}")
+            seen.failed.append(f"{type(error).__name__}: {error} after {time.perf_counter() - start:.2f} s")
             continue
         now = time.perf_counter()
         seen.seconds.append(now - start)
         seen.ends.append(now)
         seen.versions.add(body["model"])
         seen.answers.setdefault((body["model"], which), set()).add(body["choices"][0]["message"]["content"])
-
-
-async def _until_live(http: httpx2.AsyncClient, name: str) -> None:
-    for _ in range(2000):
-        health = (await http.get("/healthz")).json()
-        if json.dumps(health).find(f'"{name}"') >= 0:
-            return
-        await asyncio.sleep(0.01)
-    raise SystemExit(f"{name} was flipped and is not served")
 
 
 def _mixed(seen: Seen, content_of: dict[str, int]) -> int:
@@ -378,18 +390,19 @@ def main() -> None:
     print(f"machine: {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     print(f"versions: {', '.join(versions)}", flush=True)
     hidden, layers = (192, 4) if options.quick else (384, 8)
-    num, max_tokens = (60, 24) if options.quick else (300, 32)
+    blocks, max_tokens = (6, 24) if options.quick else (40, 32)
     clients, flips = (8, 20) if options.quick else (50, 200)
     with tempfile.TemporaryDirectory(prefix="tunesmith-serving-") as name:
         site = build(Path(name), hidden, layers)
         site.flip(0)
         with serving(site, Path(name) / "server.log"):
-            capture = measure_capture(site, num, max_tokens)
-            capture.pop("health")
+            capture = measure_capture(site, blocks, max_tokens)
             print(f"capture: {json.dumps(capture)}", flush=True)
             switch = asyncio.run(measure_switch(site, clients, flips, max_tokens))
             print(f"switch:  {json.dumps(switch)}", flush=True)
-        alone_ms = asyncio.run(measure_engine_alone(site, num // 2, max_tokens))
+            if switch["num_failed"]:
+                print((Path(name) / "server.log").read_text()[-4000:])
+        alone_ms = asyncio.run(measure_engine_alone(site, 4 * blocks, max_tokens))
         switch["peft_load_ms"] = peft_load_ms(site)
         site.client.close()
     from serving_engine import measure
