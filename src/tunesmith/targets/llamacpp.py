@@ -120,9 +120,7 @@ class LlamacppTarget:
 
     def doors(self, adapter: ServedAdapter | None) -> list[Door]:
         if adapter is None:
-            process = next((each for each in self._newest_first() if each.is_alive), None)
-            if process is None:
-                raise TargetError("no llama-server runs; load a version first")
+            process = self._any_process()
             lora = [{"id": place, "scale": 0.0} for place in range(len(process.adapters))]
         else:
             process, place = self._holder(adapter.name)
@@ -190,6 +188,14 @@ class LlamacppTarget:
             self._write(kept)
             raise
         return process
+
+    def _any_process(self) -> LlamaProcess:
+        """The newest living one; where there is none, the bare base is served by a new one."""
+        for process in self._newest_first():
+            if process.is_alive:
+                return process
+        with self._file.locked():
+            return self._with_default(None) or self._start(None, ())
 
     def _program(self) -> list[str]:
         """A program named by a path is found from the workspace, as everything in a profile is."""

@@ -136,7 +136,8 @@ class VllmTarget:
                 name = self._base(replica, None) if adapter is None else adapter.name
             except TargetError:
                 continue
-            doors.append(Door(replica.url, name, headers=replica.headers))
+            # of several names for its base vLLM answers with the first, whichever was asked for
+            doors.append(Door(replica.url, name, headers=replica.headers, is_named=adapter is not None))
         if not doors:
             raise TargetError("no replica answers")
         return doors
