@@ -25,6 +25,7 @@ from native_builders import (
     train_here,
 )
 from program_builders import World, finish
+from tunesmith.domain.parity import compare
 from tunesmith.domain.program import Phase, PhaseEvent, Progress, ResultStatus
 from tunesmith.domain.spec import AdapterRef, BaseModelRef, EvaluateSpec, Subject, TrainSpec
 from tunesmith.domain.task import AttemptState, ErrorClass
@@ -32,7 +33,7 @@ from tunesmith.errors import ConfigError, DataError
 from tunesmith.evaluators.held_out import evaluate
 from tunesmith.files import sha256_file
 from tunesmith.programs.host import ProgramFailure
-from tunesmith.programs.judge import judge_evaluate, read_scores
+from tunesmith.programs.judge import judge_evaluate, read_references, read_scores
 from tunesmith.programs.launch import launch
 
 ARGV = ("python", "-m", "tunesmith.evaluators.main")
@@ -88,6 +89,31 @@ def test_evaluator_scores_every_case_of_every_subject_and_is_believed(
         assert [score.case_id for score in by_case] == [f"case-{number}" for number in range(9)]
         assert all(set(score.values) == set(spec.evaluation.metrics) for score in by_case)
         assert all(math.isfinite(value) for score in by_case for value in score.values.values())
+
+
+@pytest.mark.parametrize("make_spec", [held_out_spec, sim_spec], ids=["held_out", "sim"])
+def test_evaluator_writes_down_what_the_candidate_answers(
+    tmp_path: Path, base: BaseModelRef, adapter: AdapterRef, make_spec: Any
+) -> None:
+    """What a target will be compared with: about the candidate, bound by its hash, the same every time."""
+    spec = make_spec(tmp_path, base, adapter)
+    told = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        code = finish(launch(ARGV, spec, folder), 90)
+        result = judge_evaluate(spec, folder, code).result
+        assert result is not None
+        assert result.references is not None
+        told.append(read_references(folder, result.references.digest))
+    assert told[0] == told[1]
+    assert (told[0].adapter, told[0].base) == (spec.subjects[0].adapter.digest, spec.base.digest)
+    assert len(told[0].readings) == 6
+    assert compare(told[0], told[1].readings, 0.0).is_same
+
+
+def test_candidate_without_numbers_has_no_references(tmp_path: Path, adapter: AdapterRef) -> None:
+    broken = a_base_ref(a_micro_base(tmp_path / "base", nan_in="model.norm.weight"))
+    result, _ = evaluate_here(an_evaluate_spec(tmp_path, broken, small_rows(3), adapter), tmp_path / "out")
+    assert (result.status, result.references) == (ResultStatus.SUCCEEDED, None)
 
 
 def test_subjects_do_not_touch_each_other(tmp_path: Path, base: BaseModelRef, adapter: AdapterRef) -> None:

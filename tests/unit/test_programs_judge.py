@@ -418,6 +418,43 @@ def test_judge_evaluate_scores_that_do_not_fit_are_refused(evaluated: EvaluateSp
     assert_failed(judge_evaluate(evaluated, scored, 0), error_class)
 
 
+def refer(folder: Path, edit: Callable[[dict[str, Any]], object], path: str = "references.json") -> None:
+    content = json.loads((folder / "references.json").read_bytes())
+    edit(content)
+    (folder / path).write_text(json.dumps(content))
+    change(folder, references={"path": path, "digest": sha256_file(folder / path)})
+
+
+REFERENCES: dict[str, tuple[Callable[[dict[str, Any]], object], ErrorClass, str]] = {
+    "of another adapter": (lambda said: said.update(adapter="x"), ErrorClass.MISMATCH, "references.adapter"),
+    "of another base": (lambda said: said.update(base="x"), ErrorClass.MISMATCH, "references.base"),
+    "without an answer": (lambda said: said["readings"][0].pop("answer_text"), ErrorClass.PROTOCOL, "malformed"),
+    "with NaN": (lambda said: said["readings"][0].update(log_probs=[float("nan")]), ErrorClass.PROTOCOL, "malformed"),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_judge_evaluate_references_that_do_not_fit_are_refused(
+    evaluated: EvaluateSpec, scored: Path, name: str
+) -> None:
+    edit, error_class, word = REFERENCES[name]
+    refer(scored, edit)
+    assert_failed(judge_evaluate(evaluated, scored, 0), error_class, word)
+
+
+def test_judge_evaluate_references_elsewhere_or_altered_are_refused(evaluated: EvaluateSpec, scored: Path) -> None:
+    refer(scored, lambda said: None, "other.json")
+    assert_failed(judge_evaluate(evaluated, scored, 0), ErrorClass.MISMATCH, "references.path")
+    change(scored, references={"path": "references.json", "digest": "0" * 64})
+    assert_failed(judge_evaluate(evaluated, scored, 0), ErrorClass.PROTOCOL, "digest")
+
+
+def test_judge_evaluate_without_references_is_believed(evaluated: EvaluateSpec, scored: Path) -> None:
+    """An evaluator may leave them out; who can be asked then serves nothing of it."""
+    change(scored, references=None)
+    assert judge_evaluate(evaluated, scored, 0).outcome is AttemptState.SUCCEEDED
+
+
 def test_judge_evaluate_nan_and_errors_are_left_to_the_gate(evaluated: EvaluateSpec, scored: Path) -> None:
     def edit(sides: dict[str, Any]) -> None:
         sides["candidate"][0]["values"]["heldout_loss"] = float("nan")
