@@ -48,13 +48,15 @@ def save_base(folder: Path) -> Path:
     return folder
 
 
-def an_adapter(folder: Path, name: str, *, seed: int, rslora: bool = False, rank: int = RANK) -> ServedAdapter:
+def an_adapter(
+    folder: Path, name: str, *, seed: int, rslora: bool = False, rank: int = RANK, base: Any = None
+) -> ServedAdapter:
     """A published LoRA with random A and B on every linear layer."""
     import torch
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=rank, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM", use_rslora=rslora)
-    model = get_peft_model(a_tiny_llama(), config)
+    model = get_peft_model(a_tiny_llama() if base is None else base, config)
     generator = torch.Generator().manual_seed(seed)
     for key, weight in model.named_parameters():
         if "lora_" in key:
@@ -109,12 +111,14 @@ def write_gguf(path: Path) -> Path:
     return path
 
 
-def greedy(adapter: ServedAdapter | None, content: str, max_tokens: int) -> tuple[list[int], list[int], list[float]]:
+def greedy(
+    adapter: ServedAdapter | None, content: str, max_tokens: int, base: Any = None
+) -> tuple[list[int], list[int], list[float]]:
     """Prompt, answer and log-probabilities in the trainer's stack: transformers and peft in float32."""
     import torch
     from peft import PeftModel
 
-    tokenizer, model = byte_tokenizer(), a_tiny_llama()
+    tokenizer, model = byte_tokenizer(), a_tiny_llama() if base is None else base
     if adapter is not None:
         model = PeftModel.from_pretrained(model, str(adapter.path)).eval()
     messages = [{"role": "user", "content": content}]

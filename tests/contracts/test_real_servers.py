@@ -11,10 +11,12 @@ import pytest
 
 from real_servers import RealVllm, llama_server
 from serving_bases import an_adapter, greedy, save_base
+from serving_families import FAMILIES, a_model, write_family
 from target_contract import comes_back, keeps_the_contract
-from target_worlds import Made, World, a_llamacpp, shared_adapters
+from target_worlds import Made, World, a_llamacpp, kill_processes, shared_adapters
 from tunesmith.gateway.upstream import UpstreamServer
 from tunesmith.targets.base import ServedAdapter
+from tunesmith.targets.registry import make_target
 
 pytestmark = [pytest.mark.extra, pytest.mark.timeout(900), pytest.mark.xdist_group("real_servers")]
 QUESTION = "the same question, long enough to fill several blocks of a cache of prompts, is asked again and again"
@@ -142,6 +144,26 @@ def test_lost_adapter_is_loaded_again_while_somebody_asks_and_the_answer_is_stre
     assert third.name in target.loaded()
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")] == [5]
     assert any(choice["finish_reason"] == "length" for chunk in chunks for choice in chunk["choices"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapter_of_every_family_answers_in_llama_cpp_as_the_trainer_does(family: str, tmp_path: Path) -> None:
+    """The names and the order of rows that conversion chose are the right ones."""
+    write_family(family, tmp_path / "base.gguf")
+    options = {"model": "base.gguf", "start": [llama_server(), "-t", "1", "-c", "512", "-np", "1", "-ctk", "f32"]}
+    target = make_target("llamacpp", options, root=tmp_path, profile="support")
+    adapter = an_adapter(tmp_path, "support@v1", seed=1, base=a_model(family))
+    try:
+        assert target.refusal(adapter) is None
+        target.load(adapter)
+        readings = target.probe(adapter, [[{"role": "user", "content": QUESTION}]], NUM_TOKENS)
+    finally:
+        kill_processes(tmp_path)
+    assert readings is not None
+    answer = greedy(adapter, QUESTION, NUM_TOKENS, base=a_model(family))[1]
+    assert list(readings[0].answer_ids or ()) == answer
+    assert len(set(answer)) > 2
+    assert answer != greedy(None, QUESTION, NUM_TOKENS, base=a_model(family))[1]
 
 
 def test_restarted_server_is_brought_back_by_loading(world: World) -> None:
