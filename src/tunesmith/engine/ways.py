@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tunesmith.engine.attention import attentions
 from tunesmith.engine.masks import Masks
 from tunesmith.engine.memory import LoneMemory, Memory, SlotMemory
 from tunesmith.engine.sites import Sites
@@ -28,8 +29,10 @@ def fastest_way(model: Any, sites: Sites) -> Way:
 
 
 def _ways(model: Any, sites: Sites) -> Iterator[Way]:
-    for masks in Masks.candidates(model):
-        yield "slots", lambda masks=masks: SlotMemory(model, sites, masks)  # type: ignore[misc]
+    """One after the other; whoever takes one asks for no more, so that the model goes on attending as it does then."""
+    for _ in attentions(model):
+        for masks in Masks.candidates(model):
+            yield "slots", lambda masks=masks: SlotMemory(model, sites, masks)  # type: ignore[misc]
     yield "alone", lambda: LoneMemory(model, sites, has_cache=True)
 
 

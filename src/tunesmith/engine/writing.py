@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 _BROKEN = "\ufffd"
+_WINDOW = 16
 _MAX_HELD = 16
 """Tokens that spell no character after so many never will."""
 
@@ -17,7 +18,8 @@ class Writer:
     def __init__(self, decode: Decode, stops: Sequence[str]) -> None:
         self._decode, self._stops = decode, tuple(stop for stop in stops if stop)
         self._ids: list[int] = []
-        self._start = self._done = 0  # tokens shown before, which the next may depend on; tokens shown
+        self._start = self._last = self._done = 0  # where we decode from; where the last two pieces ended
+        self._before = ""  # what the tokens in between say
         self._held = ""
         self.is_stopped = False
         """A stop text was written; nothing follows."""
@@ -25,19 +27,21 @@ class Writer:
     def add(self, token: int) -> str:
         """What can be said now."""
         self._ids.append(token)
-        before = self._decode(self._ids[self._start : self._done])
         text = self._decode(self._ids[self._start :])
         if text.endswith(_BROKEN) and len(self._ids) - self._done < _MAX_HELD:
             return ""
-        self._start, self._done = self._done, len(self._ids)
-        return self._say(text[len(before) :])
+        new, self._before = text[len(self._before) :], text
+        self._last, self._done = self._done, len(self._ids)
+        if self._done - self._start > _WINDOW:  # a token may depend on those just before it, not on all
+            self._start = self._last
+            self._before = self._decode(self._ids[self._start : self._done])
+        return self._say(new)
 
     def finish(self) -> str:
         """What was held back and is now part of the answer after all."""
         if self.is_stopped:
             return ""
-        before = self._decode(self._ids[self._start : self._done])
-        said = self._say(self._decode(self._ids[self._start :])[len(before) :])
+        said = self._say(self._decode(self._ids[self._start :])[len(self._before) :])
         if not self.is_stopped:
             said, self._held = said + self._held, ""
         return said
