@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from openai import AsyncOpenAI
 
@@ -82,7 +83,7 @@ async def ask_until_the_end(api: AsyncOpenAI, drill: Drill, number: int) -> None
         drill.wrong.append(f"client {number} after {len(drill.seconds)} answers: {error!r} from {error.__cause__!r}")
 
 
-async def flip_all(server: ServerProcess, client: Client, drill: Drill, num_flips: int) -> None:
+async def flip_all(control: httpx2.AsyncClient, client: Client, drill: Drill, num_flips: int) -> None:
     """As a deployment does: load, flip in the store, tell the server, let what is older than N−1 go."""
     database = client.serving.session.database
     for number in range(2, num_flips + 2):
@@ -90,25 +91,30 @@ async def flip_all(server: ServerProcess, client: Client, drill: Drill, num_flip
             break
         await asyncio.to_thread(flip, database, number)
         if number % 4:  # the others are found by the server itself
-            said = await asyncio.to_thread(server.control, "/control/flip", {"profile": PROFILE})
+            said = await told(control, "flip", profile=PROFILE)
             assert said["live"]["name"] == f"{PROFILE}@v{number}"
             drill.num_flipped = number
         if number > 2:
-            old = {"name": f"{PROFILE}@v{number - 2}"}
-            await asyncio.to_thread(server.control, "/control/drain", {**old, "timeout_s": 20.0})
-            await asyncio.to_thread(server.control, "/control/unload", old)
-    drill.is_over = True
+            await told(control, "drain", name=f"{PROFILE}@v{number - 2}", timeout_s=20.0)
+            await told(control, "unload", name=f"{PROFILE}@v{number - 2}")
+
+
+async def told(control: httpx2.AsyncClient, verb: str, **body: Any) -> dict[str, Any]:
+    answer = await control.post(f"/control/{verb}", json=body)
+    assert answer.status_code == 200, (verb, body, answer.text)
+    return dict(answer.json())
 
 
 async def run_drill(server: ServerProcess, client: Client, num_clients: int, num_flips: int) -> Drill:
     drill = Drill()
     said: dict[str, Any] = {"base_url": f"{server.url}/v1", "api_key": "any", "max_retries": 0, "timeout": 60.0}
-    async with AsyncOpenAI(**said) as api:
+    key = {"Authorization": f"Bearer {server.token}"}
+    async with AsyncOpenAI(**said) as api, httpx2.AsyncClient(base_url=server.url, headers=key, timeout=60) as control:
         await api.chat.completions.create(model=PROFILE, messages=[{"role": "user", "content": "wake up"}])
         clients = [asyncio.create_task(ask_until_the_end(api, drill, number)) for number in range(num_clients)]
         begun = time.perf_counter()
         try:
-            await flip_all(server, client, drill, num_flips)
+            await flip_all(control, client, drill, num_flips)
         finally:
             drill.is_over = True
             await asyncio.gather(*clients)
@@ -122,22 +128,34 @@ def check(drill: Drill, num_answers: int, num_versions: int) -> None:
     assert len(drill.versions) >= num_versions, "the flips were not seen by those who asked"
 
 
-@pytest.fixture
-def letters(tmp_path: Path) -> Iterator[Client]:
-    client = a_workspace_of_letters(tmp_path / "ws", 12)
-    yield client
-    client.close()
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with a_workspace_of_letters(tmp_path_factory.mktemp("letters") / "ws", 12) as client:
+        yield client
 
 
-def test_adapters_flip_under_load_no_request_fails_and_no_answer_is_of_two_versions(letters: Client) -> None:
-    """A short one; the full count is a drill of `make soak`."""
+@pytest.fixture(scope="module")
+def server(letters: Client) -> Iterator[ServerProcess]:
     with a_server(letters.workspace.root) as server:
-        drill = asyncio.run(run_drill(server, letters, num_clients=8, num_flips=10))
-        check(drill, num_answers=30, num_versions=6)
-        assert server.health()["serving"] == {PROFILE: f"{PROFILE}@v11"}
+        yield server
+
+
+def test_failure_16_nothing_is_loaded_before_it_is_asked_for(server: ServerProcess) -> None:
+    assert server.control("/control/state")["loaded"] == []
+    assert "engine_started" not in server.log.read_text()
+
+
+def test_adapters_flip_under_load_no_request_fails_and_no_answer_is_of_two_versions(
+    letters: Client, server: ServerProcess
+) -> None:
+    """A short one; the full count is a drill of `make soak`."""
+    drill = asyncio.run(run_drill(server, letters, num_clients=8, num_flips=10))
+    check(drill, num_answers=30, num_versions=6)
+    assert server.health()["serving"] == {PROFILE: f"{PROFILE}@v11"}
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_fifty_clients_and_two_hundred_flips(tmp_path: Path) -> None:
     with a_workspace_of_letters(tmp_path / "ws", 201, hysteresis_s=60.0) as client:
         assert len(LETTERS) == 8
