@@ -13,8 +13,14 @@ Where the proof of a failure stands in the suite; what has no other home is here
 | 12 | packed examples attended to each other | `unit/test_modeling_packs.py`: `test_every_family_keeps_packed_examples_apart` |
 | 12 | a chat marker of one family masked everything of others | `unit/test_chat_families.py` |
 | 12 | truncation cut the end of answers | `unit/test_modeling_chat.py`: `test_tokens_are_never_cut`; `stories/test_native_training.py`: `test_too_long_examples_are_dropped_whole_and_counted` |
+| 16 | the memory kill switch had no process id; adapters were loaded eagerly | `engine/test_engine_process.py`: `test_engine_that_takes_too_much_memory_is_ended`; `faults/test_flips_under_load.py`: `test_failure_16_…` |
 | 17 | a fabrication rate rejected good models | `test_failure_17_…` here; `unit/test_verifiers.py`: `test_fabrication_is_scored_and_never_flagged` |
+| 18 | quantising after evaluation changed quality | `unit/test_parity.py`: `test_parity_with_what_differs_is_refused_with_the_difference`; `faults/test_deploy_steps.py`: `test_target_that_answers_otherwise_is_refused_before_the_flip_and_holds_nothing` |
 | 19 | the teacher was the student, or never compared with it | `unit/test_curriculum.py`: `test_student_by_any_name_is_no_teacher`, `test_nothing_is_accepted_that_is_not_better_everywhere_it_matters`; `stories/test_teachers.py`; `stories/test_curriculum_cli.py`: `test_teacher_that_cannot_be_one_is_refused_before_the_first_call` |
+| 21 | a promotion demoted itself | `store/test_deployments.py`: `test_flip_of_what_is_live_already_is_refused_and_keeps_the_way_back` |
+| 21 | no shadow observation sufficed | `unit/test_shadowing.py`: `test_no_observation_suffices_though_every_limit_is_open` |
+| 21 | what was rolled back to was not checked | `store/test_deployments.py`: `test_roll_back_to_what_was_never_live_or_is_gone_is_refused`; `faults/test_deploy_steps.py`: `test_target_restarted_with_other_weights_is_not_brought_back_silently` |
+| 21 | a later evaluation that failed revoked nothing | `test_failure_21_…` here; `faults/test_deploy_faults.py`: `test_two_runs_on_one_profile_the_second_is_judged_again_by_what_is_live` |
 """  # noqa: E501 - names of tests are looked for, so they stay whole
 
 from __future__ import annotations
@@ -29,11 +35,13 @@ from typing import Any, Literal
 import pytest
 
 from builders import PROFILE, a_jsonl, a_workspace, wait_for
-from store_builders import force
+from deploy_builders import a_candidate
+from store_builders import an_evaluation, force
 from tunesmith.client import Client
 from tunesmith.domain.campaign import Breaker, breaker
+from tunesmith.domain.gate import Decision
 from tunesmith.errors import ConfigError
-from tunesmith.store import campaigns, members, tables, tasks
+from tunesmith.store import campaigns, members, runs, tables, tasks
 from tunesmith.store.database import Database
 
 TESTS = Path(__file__).parents[1]
@@ -177,6 +185,22 @@ def test_failure_17_fabrication_is_scored_and_keeps_nothing_from_being_learnt_or
         assert not any("fabrication" in str(spec[section]) for section in ("gate", "evaluation"))
         with pytest.raises(ConfigError, match="fabrication"):
             client.runs.submit(PROFILE, run.dataset_id, overrides=['gate.floors={"fabrication": 0.9}'])
+
+
+def test_failure_21_verdict_that_was_followed_by_a_bad_one_flips_nothing(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    """Promoted, and found worse by a later evaluation before it went live: it is measured again, and rejected."""
+    with _client(tmp_path, store_url) as client:
+        adapter = a_candidate(client)
+        assert adapter.run_id is not None
+        with database.write() as tx:
+            an_evaluation(tx, runs.get(tx, adapter.run_id), adapter, Decision.REJECT)
+        worker = client.system.worker(["deploy"])
+        worker.run(until_idle=True)
+        assert client.runs.get(adapter.run_id).state == "evaluating"
+        assert "the latest verdict is against it" in client.runs.get(adapter.run_id).reason
+        assert client.adapters.live(PROFILE) is None
 
 
 def test_every_proof_that_the_table_names_is_there() -> None:
