@@ -46,22 +46,29 @@ def measure(quick: bool, device: str = "auto") -> dict[str, Any]:
         plain = _Plain(base, device)
         report["device"] = str(plain.device)
         for at_once in (8, 32):
-            jobs = _jobs(at_once, quick)
-            report["throughput"][str(at_once)] = _throughput(plain, base, adapters, jobs, device)
+            work = _Work(_jobs((3 if quick else 4) * at_once, quick), at_once, device)
+            report["throughput"][str(at_once)] = _throughput(plain, base, adapters, work)
         report["pause_ms"] = {**asyncio.run(_pause(base, adapters, device, quick)), **plain.peft_pause(adapters)}
     return report
 
 
-def _throughput(
-    plain: _Plain, base: Path, adapters: Sequence[ServedAdapter], jobs: list[Job], device: str
-) -> dict[str, Any]:
-    num = sum(job.num for job in jobs)
-    one_s, one = plain.one_by_one(jobs)
-    static_s, static = plain.static(jobs)
-    engine_s, said = asyncio.run(_engine(base, [], jobs, device))
-    mixed_s, _ = asyncio.run(_engine(base, adapters[:_NUM_ADAPTERS], jobs, device))
+@dataclass(frozen=True)
+class _Work:
+    """Jobs, of which so many are under way at once: as soon as one is answered the next is asked."""
+
+    jobs: list[Job]
+    at_once: int
+    device: str
+
+
+def _throughput(plain: _Plain, base: Path, adapters: Sequence[ServedAdapter], work: _Work) -> dict[str, Any]:
+    num = sum(job.num for job in work.jobs)
+    one_s, one = plain.one_by_one(work.jobs)
+    static_s, static = plain.static(work.jobs, work.at_once)
+    engine_s, said = asyncio.run(_engine(base, [], work))
+    mixed_s, _ = asyncio.run(_engine(base, adapters[:_NUM_ADAPTERS], work))
     return {
-        "requests": len(jobs),
+        "requests": len(work.jobs),
         "tokens": num,
         "one_by_one_tokens_per_s": round(num / one_s, 1),
         "static_tokens_per_s": round(num / static_s, 1),
@@ -91,13 +98,14 @@ class _Plain:
         said = [self._generate([list(job.prompt)], job.num)[0] for job in jobs]
         return time.perf_counter() - start, said
 
-    def static(self, jobs: list[Job]) -> tuple[float, list[list[int]]]:
-        """All at once, filled up on the left; written until the longest is done."""
-        self._generate([list(job.prompt) for job in jobs], 2)  # warm
+    def static(self, jobs: list[Job], at_once: int) -> tuple[float, list[list[int]]]:
+        """So many at once, filled up on the left, written until the longest is done; then the next."""
+        batches = [jobs[start : start + at_once] for start in range(0, len(jobs), at_once)]
+        self._generate([list(job.prompt) for job in batches[0]], 2)  # warm
         start = time.perf_counter()
-        said = self._generate([list(job.prompt) for job in jobs], max(job.num for job in jobs))
+        said = [self._generate([list(job.prompt) for job in some], max(job.num for job in some)) for some in batches]
         seconds = time.perf_counter() - start
-        return seconds, [tokens[: job.num] for tokens, job in zip(said, jobs, strict=True)]
+        return seconds, [tokens[: job.num] for tokens, job in zip(itertools.chain(*said), jobs, strict=True)]
 
     def _generate(self, prompts: list[list[int]], num: int) -> list[list[int]]:
         import torch
@@ -136,19 +144,24 @@ class _Plain:
         }
 
 
-async def _engine(
-    base: Path, adapters: Sequence[ServedAdapter], jobs: list[Job], device: str
-) -> tuple[float, list[list[int]]]:
-    """All jobs asked at once; with adapters, in turn of each of them."""
-    engine = EmbeddedEngine(EngineSpec.model_validate({"base": str(base), "device": device, "max_batch": 64}))
+async def _engine(base: Path, adapters: Sequence[ServedAdapter], work: _Work) -> tuple[float, list[list[int]]]:
+    """With adapters, the jobs ask for them in turn."""
+    spec = {"base": str(base), "device": work.device, "max_batch": work.at_once}
+    engine = EmbeddedEngine(EngineSpec.model_validate(spec))
     try:
         for adapter in adapters:
             await engine.load(adapter)
         names = [adapter.name for adapter in adapters] or [None]
-        asked = [_asked(job, names[number % len(names)]) for number, job in enumerate(jobs)]
+        asked = [_asked(job, names[number % len(names)]) for number, job in enumerate(work.jobs)]
         checked = await asyncio.gather(*(_ids(engine, one) for one in asked))
+        left = iter(asked)
+
+        async def client() -> None:
+            for one in left:
+                await _times(engine, one)
+
         start = time.perf_counter()
-        await asyncio.gather(*(_times(engine, one) for one in asked))
+        await asyncio.gather(*(client() for _ in range(work.at_once)))
         return time.perf_counter() - start, list(checked)
     finally:
         await engine.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -60,6 +61,7 @@ class Row:
     speech: Speech
     writer: Writer
     listener: Listener
+    since_s: float = field(default_factory=time.monotonic)
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     _untold: list[TokenReading] = field(default_factory=list)

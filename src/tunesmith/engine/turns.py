@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,8 @@ _PROMPT_TOKENS = 2048
 """Most tokens of one first pass: rows that are being answered wait for it."""
 _ALIKE, _LITTLE = 1.5, 32
 """Prompts are read together while the longest is at most so many times the shortest, and a little more."""
+_COMPANY, _PATIENCE_S = 8, 0.02
+"""Whoever waits joins once there is one for so many rows under way, or after this time."""
 _RETRY_AFTER_S = 5.0
 OUT_OF_MEMORY = "out_of_memory"
 
@@ -69,7 +72,7 @@ class Turns:
             self._step(batch)
         self._drop_empty()
         room = self._max_batch - self.num_rows
-        if room > 0 and self.waiting:
+        if room > 0 and self.waiting and self._is_time_to_join():
             groups: dict[str | None, list[Row]] = {}
             for row in self._alike(room):
                 self.waiting.remove(row)
@@ -77,6 +80,11 @@ class Turns:
             for rows in groups.values():
                 self._join(rows)
             self._drop_empty()
+
+    def _is_time_to_join(self) -> bool:
+        """Reading a prompt is a pass of its own: while others are answered, a moment is given for more to come."""
+        enough = max(1, self.num_rows // _COMPANY)
+        return len(self.waiting) >= enough or time.monotonic() - self.waiting[0].since_s >= _PATIENCE_S
 
     def _key(self, row: Row) -> str | None:
         return None if self._sites.can_mix else row.adapter
