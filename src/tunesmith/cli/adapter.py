@@ -22,6 +22,7 @@ from tunesmith.cli.output import (
     show_fields,
     show_table,
 )
+from tunesmith.cli.run_page import show_history
 
 if TYPE_CHECKING:
     from tunesmith.client.views import AnswerView
@@ -69,6 +70,8 @@ def show(ctx: typer.Context, adapter: Name, json: Json = False) -> None:
         indent=0,
     )
     _show_targets(found.targets)
+    heading("History")
+    show_history(found.events)
 
 
 @verbs.command()

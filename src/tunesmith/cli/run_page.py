@@ -48,7 +48,7 @@ def show_run(detail: RunDetail) -> None:
         heading("Asked, not answered yet")
         show_table([Column("WISH"), Column("BY", "fold")], [(r["kind"], r["actor"]) for r in open_requests], indent=2)
     heading("History")
-    _history(detail.events)
+    show_history(detail.events)
 
 
 def _essentials(detail: RunDetail) -> list[tuple[str, Any]]:
@@ -107,7 +107,7 @@ def _memory(result: dict[str, Any]) -> list[str]:
     return [f"{size_text(taken)} of memory ({size_text(foretold)} foretold)"]
 
 
-def _history(events: Sequence[EventView]) -> None:
+def show_history(events: Sequence[EventView]) -> None:
     """What happened when; the day and a repeated reason are said once."""
     day, reason, rows = "", "", []
     for event in events:

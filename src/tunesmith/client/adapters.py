@@ -7,10 +7,10 @@ from typing import Any
 
 from tunesmith import control, lifecycle
 from tunesmith.client.session import Session
-from tunesmith.client.views import AdapterView, AnswerView, DeploymentView, to_json
+from tunesmith.client.views import AdapterView, AnswerView, DeploymentView, EventView, to_json
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.errors import NotFound
-from tunesmith.store import adapters, deployments, profiles
+from tunesmith.store import adapters, deployments, events, profiles
 from tunesmith.store.adapters import Adapter
 from tunesmith.store.database import Tx
 
@@ -28,7 +28,12 @@ class Adapters:
         with self._session.database.read() as tx:
             found = adapters.find(tx, adapter)
             served_by = [each for each in deployments.observed(tx, found.profile) if _is_about(found, each)]
-            return replace(self._view(found), targets=tuple(self._observation(tx, each) for each in served_by))
+            history = events.of_entity(tx, "adapter", found.id)
+            return replace(
+                self._view(found),
+                targets=tuple(self._observation(tx, each) for each in served_by),
+                events=tuple(EventView(e.at, e.action, e.actor, e.old_state, e.new_state, e.reason) for e in history),
+            )
 
     def live(self, profile: str) -> AdapterView | None:
         """What is live for a profile; None means the bare base."""

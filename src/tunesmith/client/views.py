@@ -181,6 +181,8 @@ class AdapterView:
     created_at: datetime
     targets: tuple[dict[str, Any], ...] = ()
     """`show` alone: the targets that serve it, or should."""
+    events: tuple[EventView, ...] = ()
+    """`show` alone: what became of it, with how close each target was when it went live."""
 
 
 @dataclass(frozen=True)

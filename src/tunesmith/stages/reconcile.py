@@ -40,6 +40,11 @@ class _Wanted:
     """A deployment that its own task brings along, or that its watch looks at."""
 
     @property
+    def asked(self) -> list[Follower]:
+        """Those who can be asked now; a server that has given its device away follows the store when it is back."""
+        return [each for each in self.followers if not each.is_busy]
+
+    @property
     def digest(self) -> str:
         return BARE_BASE if self.live is None else self.live.digest
 
@@ -78,7 +83,7 @@ def reconcile(context: StageContext, profile: str) -> str | None:
             wanted = _wanted(tx, profile)
         if wanted is None:
             return None
-        settled = [(follower, _settle(context, wanted, follower)) for follower in wanted.followers]
+        settled = [(follower, _settle(context, wanted, follower)) for follower in wanted.asked]
         troubles = [trouble for _, trouble in settled if trouble is not None]
         if _MOVED in troubles:
             continue
@@ -162,7 +167,7 @@ def look(context: StageContext, profile: str) -> dict[str, str]:
         wanted = _wanted(tx, profile)
     if wanted is None:
         return {}
-    found = {each.name: _problem(wanted, _see(context.workspace, wanted, each)) for each in wanted.followers}
+    found = {each.name: _problem(wanted, _see(context.workspace, wanted, each)) for each in wanted.asked}
     return {name: problem for name, problem in found.items() if problem is not None}
 
 
@@ -174,7 +179,7 @@ def look_at_targets(database: Database, workspace: Workspace, *, actor: str) -> 
         with database.read() as tx:
             wanted = _wanted(tx, profile)
         if wanted is not None and not wanted.is_under_way:
-            seen = {each.name: _see(workspace, wanted, each) for each in wanted.followers}
+            seen = {each.name: _see(workspace, wanted, each) for each in wanted.asked}
             with database.write(durable=False) as tx:
                 _note(tx, wanted, seen, actor)
 
@@ -194,7 +199,7 @@ def _note(tx: Tx, wanted: _Wanted, seen: dict[str, _Seen], actor: str) -> None:
         deployments.observe(
             tx, wanted.profile, name, adapter_id=adapter_id, is_known=known, error=problems[name]
         )  # fmt: skip
-    deployments.forget_others(tx, wanted.profile, list(seen))
+    deployments.forget_others(tx, wanted.profile, [each.name for each in wanted.followers])
     if any(problems[name] is not None and one.digest is not None for name, one in seen.items()):
         deployments.have_followed(tx, wanted.profile, actor=actor, at_once=True)
     elif any(problem is not None for problem in problems.values()):
