@@ -22,7 +22,6 @@ from tunesmith.cli.output import (
     show_fields,
     show_table,
 )
-from tunesmith.cli.run_page import show_history
 
 if TYPE_CHECKING:
     from tunesmith.client.views import AnswerView
@@ -49,7 +48,9 @@ def list_adapters(ctx: typer.Context, profile: OfProfile = None, json: Json = Fa
 
 @verbs.command()
 def show(ctx: typer.Context, adapter: Name, json: Json = False) -> None:
-    """One version: its run, its place, its metrics."""
+    """One version: its run, its place, its metrics, who serves it, what became of it."""
+    from tunesmith.cli.run_page import show_history
+
     with open_client(ctx) as client:
         found = client.adapters.show(adapter)
     if json:
