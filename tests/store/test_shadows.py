@@ -240,6 +240,7 @@ class Engines:
         self.asked: list[tuple[str, Generation, int]] = []
         self.says: str | Exception = "a shadow answer"
         self.takes_s = 0.0
+        self.num_cancelled = 0
 
     async def step_aside(self, mode: Literal["unload", "cpu"], drain_s: float) -> None:
         raise NotImplementedError
@@ -249,7 +250,11 @@ class Engines:
 
     async def answer(self, name: str, asked: Generation) -> str:
         self.asked.append((name, asked, self.num_active))
-        await asyncio.sleep(self.takes_s)
+        try:
+            await asyncio.sleep(self.takes_s)
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
         if isinstance(self.says, Exception):
             raise self.says
         return self.says
@@ -274,7 +279,7 @@ def an_exchange(number: int, *, is_live: bool = True, answer: str = "a live answ
 class Played:
     """A mirror over a workspace whose run shadows."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, timeout_s: float = 1.0) -> None:
         self.client = client
         self.database = client._session.database
         with self.database.write() as tx:
@@ -282,7 +287,7 @@ class Played:
             for number in range(5):
                 an_asker(tx, number)
         self.engines, self.hand_over, self.counts = Engines(), Ours(), Counter[str]()
-        settings = ServeSettings(timeout_s=0.3)
+        settings = ServeSettings(timeout_s=timeout_s)
         self.mirror = Mirror(client._session, settings, self.engines, self.hand_over, self.counts)
 
     def play(self, story: Callable[[], Awaitable[None]]) -> None:
@@ -354,6 +359,34 @@ def test_mirror_waits_while_live_answers_are_under_way_and_drops_what_is_too_muc
     assert played.counts["shadow_dropped"] == 6
 
 
+def test_mirrored_answer_gives_way_to_a_live_request_and_is_given_up_in_the_end(played: Played) -> None:
+    async def story() -> None:
+        played.engines.takes_s = 10.0
+        played.mirror.answered(an_exchange(1))
+        for number in range(1, 4):
+            await played.until(lambda number=number: len(played.engines.asked) == number)  # type: ignore[misc]
+            played.engines.num_active = 2  # itself, and a live one
+            await played.until(lambda number=number: played.engines.num_cancelled == number)  # type: ignore[misc]
+            played.engines.num_active = 0
+        await played.until(lambda: played.counts["shadow_dropped"] == 1)
+        played.engines.takes_s = 0.0
+        played.mirror.answered(an_exchange(2))
+        await played.until(lambda: [row["response_id"] for row in played.rows()] == ["chatcmpl-2"])
+
+    played.play(story)
+
+
+def test_mirror_waits_for_a_pause_after_the_last_live_answer(played: Played) -> None:
+    async def story() -> None:
+        for number in range(8):  # one request after the other, with hardly a pause
+            played.mirror.answered(an_exchange(number))
+            await asyncio.sleep(0.05)
+        assert played.engines.asked == []
+        await played.until(lambda: len(played.engines.asked) == 8)
+
+    played.play(story)
+
+
 def test_mirror_waits_while_serving_is_aside(played: Played) -> None:
     async def story() -> None:
         played.hand_over.state = ServerState.ASIDE
@@ -371,7 +404,7 @@ def test_candidate_that_fails_or_takes_too_long_is_observed_so(played: Played) -
         played.engines.says = EngineError("its adapter is gone", code="adapter", http_status=500)
         played.mirror.answered(an_exchange(1))
         await played.until(lambda: len(played.rows()) == 1)
-        played.engines.says, played.engines.takes_s = "late", 1.0
+        played.engines.says, played.engines.takes_s = "late", 3.0
         played.mirror.answered(an_exchange(2))
         await played.until(lambda: len(played.rows()) == 2)
 

@@ -16,6 +16,7 @@ from typing import Any
 from tunesmith import logs
 from tunesmith.client.session import Session
 from tunesmith.domain.experience import Interaction
+from tunesmith.domain.generation import Generation
 from tunesmith.domain.serving import ServerState, ShadowOutcome
 from tunesmith.domain.shadowing import is_mirrored
 from tunesmith.domain.verifiers import verify
@@ -33,6 +34,9 @@ _MAX_EARLY_S = 30.0
 """For so long an answer waits for the experience of the live one; without it nothing is stored."""
 _BATCH_S = 0.5
 _LOOK_S = 0.02
+_QUIET_S = 0.2
+"""For so long nobody must have been answered before a candidate is asked: the next request may be on its way."""
+_MAX_TRIES = 3
 _MAX_ERROR = 300
 _NOT_ITS_FAULT = frozenset(
     {"aside", "busy", "overloaded", "engines_in_use", "engine_start", "engine_stopped", "engine_memory", "stopping"}
@@ -41,14 +45,25 @@ _NOT_ITS_FAULT = frozenset(
 log = logs.logger("shadow")
 
 
+class _GaveWay(Exception):
+    """A live request came while a mirrored one was being answered, or a training asked for the device."""
+
+
 @dataclass(frozen=True)
 class _Wanted:
     candidate: Candidate
     verifiers: Mapping[str, Mapping[str, Any]]
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    wanted: _Wanted
+    exchange: Exchange
+    num_tries: int = 0
+
+
 class Mirror:
-    """Implements `hooks.Shadow`. One mirrored request at a time, and only while no live one is under way."""
+    """Implements `hooks.Shadow`. One mirrored request at a time, in the pauses between live ones; it gives way."""
 
     def __init__(
         self, session: Session, settings: ServeSettings, engines: Engines, hand_over: HandOver, counts: Counter[str]
@@ -59,13 +74,15 @@ class Mirror:
         self._hand_over = hand_over
         self._counts = counts
         self._wanted: dict[str, list[_Wanted]] = {}
-        self._waiting: deque[tuple[_Wanted, Exchange]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._some = asyncio.Event()
+        self._busy_at = 0.0
         self._unstored: deque[tuple[float, ShadowAnswer]] = deque(maxlen=_MAX_UNSTORED)
         """With the time of each."""
 
     def answered(self, exchange: Exchange) -> None:
         """Remember a live answer for the candidates of its profile; the oldest that waits gives way to a new one."""
+        self._busy_at = time.monotonic()
         if not exchange.is_live:
             return
         for wanted in self._wanted.get(exchange.profile, ()):
@@ -74,7 +91,7 @@ class Mirror:
             if len(self._waiting) >= _MAX_WAITING:
                 self._waiting.popleft()
                 self._counts["shadow_dropped"] += 1
-            self._waiting.append((wanted, exchange))
+            self._waiting.append(_Waiting(wanted, exchange))
             self._some.set()
 
     async def run(self) -> None:
@@ -122,20 +139,45 @@ class Mirror:
             await self._quiet()
             if not self._waiting:
                 continue
-            wanted, exchange = self._waiting.popleft()
-            try:
-                seen = await self._mirror(wanted, exchange)
-            except Exception:
-                log.exception("shadow_failed", response=exchange.response_id)
-                seen = None
-            self._counts["shadow_dropped" if seen is None else "shadow_asked"] += 1
-            if seen is not None:
-                self._keep(seen)
+            await self._try(self._waiting.popleft())
+
+    async def _try(self, waiting: _Waiting) -> None:
+        seen: ShadowAnswer | None = None
+        try:
+            seen = await self._mirror(waiting.wanted, waiting.exchange)
+        except _GaveWay:
+            if waiting.num_tries + 1 < _MAX_TRIES:
+                self._waiting.appendleft(replace(waiting, num_tries=waiting.num_tries + 1))
+                return
+        except Exception:
+            log.exception("shadow_failed", response=waiting.exchange.response_id)
+        self._counts["shadow_dropped" if seen is None else "shadow_asked"] += 1
+        if seen is not None:
+            self._keep(seen)
 
     async def _quiet(self) -> None:
-        """Until the engines have nothing to do, and compute on their own device."""
-        while self._engines.num_active or self._hand_over.state is not ServerState.SERVING:
+        """Until the engines have had nothing to do for a while, and compute on their own device."""
+        while True:
+            now = time.monotonic()
+            if self._engines.num_active or self._hand_over.state is not ServerState.SERVING:
+                self._busy_at = now
+            elif now - self._busy_at >= _QUIET_S:
+                return
             await asyncio.sleep(_LOOK_S)
+
+    async def _answer(self, asked: Generation, name: str) -> str:
+        """The candidate's answer; cancelled as soon as a live request is beside it, or the device is asked for."""
+        asking = asyncio.create_task(self._engines.answer(name, asked))
+        try:
+            while not asking.done():
+                await asyncio.wait({asking}, timeout=_LOOK_S)
+                is_alone = self._engines.num_active <= 1  # it counts as one itself
+                if not asking.done() and not (is_alone and self._hand_over.state is ServerState.SERVING):
+                    raise _GaveWay
+            return asking.result()
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
 
     async def _mirror(self, wanted: _Wanted, exchange: Exchange) -> ShadowAnswer | None:
         """The same prompt and sampling, asked of the candidate; None where that was not possible now."""
@@ -145,7 +187,7 @@ class Mirror:
         error: str | None = None
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                answer = await self._engines.answer(candidate.name, asked)
+                answer = await self._answer(asked, candidate.name)
             outcome = ShadowOutcome.ANSWERED
         except TimeoutError:
             outcome, error = ShadowOutcome.TIMED_OUT, f"no answer within {self._settings.timeout_s:g} s"
