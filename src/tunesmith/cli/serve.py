@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunesmith.cli.grammar import open_client
-from tunesmith.cli.output import say, show_fields
+from tunesmith.cli.output import first_line, say, show_fields
 
 if TYPE_CHECKING:
     from tunesmith.gateway.server import Ready
@@ -40,6 +40,8 @@ def _show(ready: Ready) -> None:
     say(f"serving at {ready.url}")
     for profile, version in ready.serving.items():
         say(f"  {profile} = {version}")
+    for profile, problem in ready.problems.items():
+        say(f"  {profile} is not served: {first_line(problem)}")
     if not ready.serving:
         say("  no profile yet: put one into profiles/, it is found at once")
     key = "one of serve.key_file" if ready.needs_key else "'any'"

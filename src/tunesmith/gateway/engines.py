@@ -80,8 +80,8 @@ class EnginePool:
         self._rooms: dict[Path, Room] = {}
         self._opening = asyncio.Lock()
         self._aside: Literal["unload", "cpu"] | None = None
-        self._stale: set[Path] = set()
-        """Seats that run on another device than they should, and end when they are idle."""
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Engines that computed on the CPU meanwhile, and end when they have nothing to write any more."""
 
     def follow(self, board: Switchboard) -> None:
         """Whose names decide what is pinned; it needs us first, to have versions ready."""
@@ -152,11 +152,10 @@ class EnginePool:
             raise EngineError(
                 "the device is lent to a training; ask again later", code="aside", http_status=503, retry_after_s=15.0
             )
+        if (found := self._seats.get(folder)) is not None:
+            return found
         async with self._opening:
             seat = self._seats.get(folder)
-            if seat is not None and folder in self._stale and not seat.num_active:
-                await self._close(seat)
-                seat = None
             if seat is None:
                 await self._make_room()
                 device: Device = "cpu" if self._aside == "cpu" else self._settings.device
@@ -189,7 +188,6 @@ class EnginePool:
 
     async def _close(self, seat: Seat) -> None:
         self._seats.pop(seat.folder, None)
-        self._stale.discard(seat.folder)
         log.info("engine_ends", base=seat.folder.name)
         await seat.engine.stop(0.0)
 
@@ -224,7 +222,6 @@ class EnginePool:
         async with self._opening:
             seats = list(self._seats.values())
             self._seats.clear()
-            self._stale.clear()
         await asyncio.gather(*(seat.engine.stop(0.0) for seat in seats))
 
     async def answer(self, name: str, asked: Generation) -> str:
@@ -249,12 +246,26 @@ class EnginePool:
 
     async def come_back(self) -> None:
         if self._aside == "cpu":
-            self._stale = set(self._seats)
+            for seat in self._seats.values():
+                task = asyncio.create_task(self._leave(seat))
+                self._leaving.add(task)
+                task.add_done_callback(self._leaving.discard)
+            self._seats.clear()
         self._aside = None
 
+    async def _leave(self, seat: Seat) -> None:
+        try:
+            while seat.num_active:
+                await asyncio.sleep(_STEP_S)
+        finally:
+            await seat.engine.stop(0.0)
+
     async def close(self) -> None:
+        for task in self._leaving:
+            task.cancel()
         seats = list(self._seats.values())
         self._seats.clear()
+        await asyncio.gather(*self._leaving, return_exceptions=True)
         await asyncio.gather(*(seat.engine.stop(_STOP_GRACE_S) for seat in seats), return_exceptions=True)
 
     def held(self) -> list[str]:

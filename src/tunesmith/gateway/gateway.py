@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -11,12 +12,17 @@ from tunesmith.client.session import Session
 from tunesmith.domain.generation import Ended, Generation, Piece
 from tunesmith.files import canonical_json
 from tunesmith.gateway.captures import Captures
+from tunesmith.gateway.engine import EngineError
 from tunesmith.gateway.engines import EnginePool
 from tunesmith.gateway.hooks import HandOver, Shadow, Upstream
 from tunesmith.gateway.places import Place
 from tunesmith.gateway.refusals import ApiError
 from tunesmith.gateway.switchboard import Route, Switchboard
 from tunesmith.settings import ServeSettings
+
+_GIVEN_AWAY = frozenset({"aside", "engine_stopped"})
+"""The device was given to a training between the moment that we were let in and the first word."""
+_AGAIN_S = 0.05
 
 
 @dataclass
@@ -48,8 +54,17 @@ class Gateway:
         return self.upstreams[key]
 
     async def generate(self, route: Route, asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
-        """One answer of the embedded engine, once the device is ours."""
-        await self.hand_over.admit()
-        async with aclosing(self.engines.generate(route, asked)) as parts:
-            async for part in parts:
-                yield part
+        """One answer of the embedded engine, once the device is ours; asked again if it was given away meanwhile."""
+        while True:
+            await self.hand_over.admit()
+            has_begun = False
+            try:
+                async with aclosing(self.engines.generate(route, asked)) as parts:
+                    async for part in parts:
+                        has_begun = True
+                        yield part
+                return
+            except EngineError as error:
+                if has_begun or self.is_ending or error.code not in _GIVEN_AWAY:
+                    raise
+            await asyncio.sleep(_AGAIN_S)

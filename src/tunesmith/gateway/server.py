@@ -56,6 +56,8 @@ class Ready:
     url: str
     serving: dict[str, str]
     needs_key: bool
+    problems: dict[str, str]
+    """By profile, why it is not served."""
 
 
 class Server:
@@ -113,7 +115,9 @@ class Server:
                 gateway.shadow.run(),
             )
         ]
-        self._on_ready(Ready(server_id, url, _serving(gateway), self._key_file is not None))
+        self._on_ready(
+            Ready(server_id, url, _serving(gateway), self._key_file is not None, gateway.switchboard.problems)
+        )
         try:
             await http.serve(sockets=[listening])
         finally:
