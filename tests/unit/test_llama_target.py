@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,22 @@ def test_llama_server_that_cannot_start_leaves_nothing_and_tells_its_log(llama: 
         missing.load(llama.first)
     assert llama_pids(llama.root) == []
     assert broken.loaded() == frozenset()
+
+
+def test_llama_process_that_hangs_is_seen_and_replaced_by_a_load(llama: World) -> None:
+    target = make_target("llamacpp", {**llama.options, "timeout_s": 1.5}, root=llama.root, profile=PROFILE)
+    target.load(llama.first)
+    target.flip(llama.first)
+    (pid,) = llama_pids(llama.root)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(TargetError, match=r"no answer within 1\.5 s"):
+        target.observe()
+    os.kill(pid, signal.SIGSTOP)
+    target.load(llama.first)
+    target.flip(llama.first)
+    assert target.observe() == llama.first.digest
+    assert pid not in llama_pids(llama.root)
+    assert not is_alive(identify(pid))
 
 
 def test_gguf_that_was_changed_is_seen(llama: World) -> None:

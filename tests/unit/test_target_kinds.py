@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from builders import a_jsonl, a_workspace
+from json_server import JsonServer
 from ollama_server import BASE, OllamaServer
 from target_worlds import PROFILE, TESTS, Made, shared_adapters
 from tunesmith.errors import ConfigError
@@ -154,6 +155,42 @@ def test_vllm_probe_tells_tokens_text_and_log_probabilities(made: Made, tmp_path
         assert readings[0].answer_ids == tuple(map(ord, "support@v1: hi"))
         assert readings[0].log_probs == (-0.5,) * 14
         assert [len([call for call in each.calls if "chat" in call[1]]) for each in (one, two)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (b"<html>hello</html>", "no JSON"),
+        ({"data": [{"name": "x"}]}, "not what vLLM answers"),
+        ({"data": "none"}, "not what vLLM answers"),
+        (b"x" * (17 << 20), "more than 16 MiB"),
+    ],
+)
+def test_server_that_answers_with_something_else_is_a_target_error(answer: Any, told: str, tmp_path: Path) -> None:
+    class Odd(JsonServer):
+        def answer(self, method: str, path: str, body: Any, call: Any) -> Any:
+            return answer
+
+    with Odd() as server, pytest.raises(TargetError, match=told):
+        a_target("vllm", tmp_path, url=server.url).loaded()
+
+
+def test_answer_that_comes_in_drops_is_too_slow(tmp_path: Path) -> None:
+    class Dripping(JsonServer):
+        def answer(self, method: str, path: str, body: Any, call: Any) -> Any:
+            call.send_response(200)
+            call.send_header("Content-Length", "100")
+            call.end_headers()
+            for _ in range(100):
+                call.wfile.write(b" ")
+                call.wfile.flush()
+                time.sleep(0.05)
+            return ...
+
+    begun = time.monotonic()
+    with Dripping() as server, pytest.raises(TargetError, match=r"not whole after 0\.3 s"):
+        a_target("vllm", tmp_path, url=server.url, timeout_s=0.3).loaded()
+    assert time.monotonic() - begun < 3.0
 
 
 # -- ollama

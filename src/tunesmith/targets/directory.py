@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from tunesmith.domain.profile import Target
 from tunesmith.domain.serving_limits import FOR, MAX_RANK, adapter_violations, option_problem, whole_model_refusal
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.files import fsync_folder, publish_folder, verify_folder
+from tunesmith.targets.adapter_files import CONFIG, read_config
 from tunesmith.targets.base import ServedAdapter, TargetError
 
 
@@ -109,15 +109,9 @@ class DirectoryTarget:
         """What of the adapter cannot be served by whom the folder is for; the bytes are verified already."""
         if FOR not in self._served.options:
             return []
-        if not (folder / "adapter_config.json").exists():
+        if not (folder / CONFIG).exists():
             return [whole_model_refusal(self._served.name)]
-        try:
-            config = json.loads((folder / "adapter_config.json").read_bytes())
-        except ValueError:
-            config = None
-        if not isinstance(config, dict):
-            raise DataError(f"{folder.name}: adapter_config.json is not readable JSON")
-        return adapter_violations(config, self._served)
+        return adapter_violations(read_config(folder), self._served)
 
     @contextlib.contextmanager
     def _in_use(self, *, alone: bool = False) -> Iterator[None]:

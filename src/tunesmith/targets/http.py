@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,7 +93,7 @@ class Http:
                 httpx2.Client(timeout=timeout, follow_redirects=False, trust_env=not is_here(self.url)) as client,
                 client.stream(method, self.url + path, content=content, headers=headers) as response,
             ):
-                reply = Reply(response.status_code, _bounded(self.url, response))
+                reply = Reply(response.status_code, self._bounded(response))
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError):
             raise TargetError(f"{self.url} cannot be reached; is the server running?") from None
         except httpx2.TimeoutException:
@@ -102,6 +103,18 @@ class Http:
         if reply.status in (401, 403):
             raise TargetError(f"{self.url} refuses the key ({reply.status}); set options.key_env and that variable")
         return reply
+
+    def _bounded(self, response: httpx2.Response) -> bytes:
+        """The body; one that comes in drops is as slow as one that does not come."""
+        chunks, size, deadline = [], 0, time.monotonic() + self.timeout_s
+        for chunk in response.iter_raw():
+            size += len(chunk)
+            if size > MAX_BYTES:
+                raise TargetError(f"{self.url}: the answer has more than {MAX_BYTES >> 20} MiB")
+            if time.monotonic() > deadline:
+                raise TargetError(f"{self.url}: the answer was not whole after {self.timeout_s:g} s")
+            chunks.append(chunk)
+        return b"".join(chunks)
 
     def get(self, path: str) -> Any:
         return self.good("GET", path)
@@ -127,16 +140,6 @@ def is_here(url: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _bounded(url: str, response: httpx2.Response) -> bytes:
-    chunks, size = [], 0
-    for chunk in response.iter_raw():
-        size += len(chunk)
-        if size > MAX_BYTES:
-            raise TargetError(f"{url}: the answer has more than {MAX_BYTES >> 20} MiB")
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 def _chunks(file: Path) -> Iterator[bytes]:

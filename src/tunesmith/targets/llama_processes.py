@@ -153,6 +153,7 @@ def end(process: LlamaProcess) -> None:
     if process.is_alive:
         with contextlib.suppress(OSError):
             os.kill(identity.pid, signal.SIGTERM)
+            os.kill(identity.pid, signal.SIGCONT)  # one that is stopped hears nothing else
         while process.is_alive and time.monotonic() < deadline:
             time.sleep(_POLL_S)
     if process.is_alive or of_attempt(identity):

@@ -6,6 +6,7 @@ process is live. Requests always name the adapter they mean, so an answer never 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -133,10 +134,12 @@ class LlamacppTarget:
         known = self._with_default(adapter.name)
         if known is not None:
             place = known.place_of(adapter.name)
-            if place is not None and known.adapters[place].digest == adapter.digest:
+            if place is None or known.adapters[place].digest != adapter.digest:
+                raise TargetError(f"{adapter.name} is loaded with another content; unload it first")
+            with contextlib.suppress(TargetError):
                 processes.wait_until_ready(known, self._options.timeout_s)
                 return
-            raise TargetError(f"{adapter.name} is loaded with another content; unload it first")
+            processes.end(known)  # it hangs
         try:
             held = self._made.gguf(adapter)
         except (DataError, OSError) as error:
@@ -156,12 +159,7 @@ class LlamacppTarget:
         current = self._file.read().get("current")
         alive = [process for process in self._processes() if process.is_alive]
         while len(alive) >= self._options.max_processes:
-            idle = (
-                each
-                for each in alive
-                if each.id != current and not processes.is_busy(each, None, self._options.timeout_s)
-            )
-            oldest = next(idle, None)
+            oldest = next((each for each in alive if each.id != current and not self._is_busy(each)), None)
             if oldest is None:
                 raise TargetError(
                     f"all {len(alive)} llama-server processes are answering; ask again, or set options.max_processes"
@@ -188,6 +186,12 @@ class LlamacppTarget:
             self._write(kept)
             raise
         return process
+
+    def _is_busy(self, process: LlamaProcess) -> bool:
+        try:
+            return processes.is_busy(process, None, self._options.timeout_s)
+        except TargetError:
+            return False  # it hangs, or has just died
 
     def _any_process(self) -> LlamaProcess:
         """The newest living one; where there is none, the bare base is served by a new one."""
