@@ -236,10 +236,11 @@ class _Pair:
         ours, theirs = self.ours, self.theirs
         starts = ours.starts or tuple(0 for _ in ours.answer_ids or ())
         tie = next((starts[place] for place in range(len(starts)) if self._is_tie(place)), None)
-        if ours.answer_text != theirs.answer_text:
-            same = _first_difference(ours.answer_text, theirs.answer_text)
-            if tie is None or same < tie:
-                return f"another answer\n{_diff(ours.answer_text, theirs.answer_text)}"
+        # an answer cut within a character ends with a mark for it, or without
+        mine, other = (reading.answer_text.rstrip("\N{REPLACEMENT CHARACTER}") for reading in (ours, theirs))
+        if mine != other:
+            if tie is None or _first_difference(mine, other) < tie:
+                return f"another answer\n{_diff(mine, other)}"
             self.num_tokens += sum(1 for start in starts if start < tie)
             return None
         num = len(ours.log_probs or ())
