@@ -1,0 +1,207 @@
+"""The pager around an engine: loads once however many ask, lets go by decision, waits for users, survives restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunesmith.domain.generation import Ended, Generation, Piece
+from tunesmith.domain.parity import Reading
+from tunesmith.gateway.engine import EngineError
+from tunesmith.gateway.paging import Pager
+from tunesmith.targets.base import ServedAdapter
+
+
+class Ledger:
+    """An engine that keeps books instead of computing, and refuses what a real one refuses."""
+
+    def __init__(self) -> None:
+        self.num_starts = 0
+        self.log: list[str] = []
+        self.loaded: set[str] = set()
+        self.broken: set[str] = set()
+        self.is_running = False
+
+    async def start(self) -> None:
+        if not self.is_running:
+            self.is_running, self.loaded = True, set()
+            self.num_starts += 1
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        self.is_running = False
+
+    async def generate(self, asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
+        await self.start()
+        if asked.adapter is not None and asked.adapter not in self.loaded:
+            raise EngineError(f"{asked.adapter} is not loaded", code="unknown_adapter", http_status=404)
+        for text in "abc":
+            await asyncio.sleep(0)
+            yield Piece(text)
+        yield Ended("stop", 1, 3, asked.adapter, "d")
+
+    async def load(self, adapter: ServedAdapter) -> int:
+        await asyncio.sleep(0.01)
+        if adapter.name in self.broken:
+            raise EngineError("it is broken", code="adapter_refused", http_status=422)
+        self.loaded.add(adapter.name)
+        self.log.append(f"+{adapter.name}")
+        return 10
+
+    async def unload(self, name: str) -> None:
+        self.loaded.discard(name)
+        self.log.append(f"-{name}")
+
+    async def read(
+        self, adapter: str | None, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
+    ) -> list[Reading]:
+        return []
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def an_adapter(name: str) -> ServedAdapter:
+    return ServedAdapter(name, Path("/nowhere"), f"digest of {name}")
+
+
+async def use(pager: Pager, name: str) -> None:
+    async with pager.using(an_adapter(name)) as given:
+        assert given == name
+
+
+def test_adapter_is_loaded_once_however_many_ask_at_once() -> None:
+    async def story() -> list[str]:
+        engine = Ledger()
+        pager = Pager(engine)
+        await asyncio.gather(*(use(pager, "a@v1") for _ in range(20)), *(use(pager, "b@v1") for _ in range(20)))
+        return engine.log
+
+    assert asyncio.run(story()) == ["+a@v1", "+b@v1"]
+
+
+def test_least_recently_asked_goes_and_not_within_the_hysteresis() -> None:
+    async def story() -> None:
+        engine, clock = Ledger(), Clock()
+        pager = Pager(engine, max_adapters=2, hysteresis_s=60.0, clock=clock)
+        for name in ("a@v1", "b@v1"):
+            await use(pager, name)
+            clock.now_s += 5
+        with pytest.raises(EngineError) as refused:
+            await use(pager, "c@v1")
+        assert (refused.value.code, refused.value.http_status) == ("no_room", 503)
+        assert refused.value.retry_after_s == 50.0
+        await use(pager, "a@v1")  # asked again: now b is the one that waits longest
+        clock.now_s += 59
+        await use(pager, "c@v1")
+        assert engine.log == ["+a@v1", "+b@v1", "-b@v1", "+c@v1"]
+        assert {one["name"] for one in pager.state()} == {"a@v1", "c@v1"}
+
+    asyncio.run(story())
+
+
+def test_what_is_in_use_or_pinned_stays() -> None:
+    async def story() -> None:
+        engine, clock = Ledger(), Clock()
+        pager = Pager(engine, max_adapters=2, hysteresis_s=60.0, clock=clock)
+        pager.pin(["live@v1"])
+        await use(pager, "live@v1")
+        async with pager.using(an_adapter("busy@v1")):
+            clock.now_s += 1000
+            with pytest.raises(EngineError, match="no room"):
+                await use(pager, "c@v1")
+            with pytest.raises(EngineError, match="answering"):
+                await pager.unload("busy@v1")
+        clock.now_s += 1000
+        await use(pager, "c@v1")
+        assert engine.loaded == {"live@v1", "c@v1"}
+
+    asyncio.run(story())
+
+
+def test_drain_waits_for_the_last_user() -> None:
+    async def story() -> list[str]:
+        engine, done = Ledger(), []
+        pager = Pager(engine)
+        answer = pager.answer(Generation(id="x", adapter=None), an_adapter("a@v1"))
+        await anext(answer)
+        assert not await pager.drain("a@v1", 0.01)
+
+        async def drained() -> None:
+            assert await pager.drain("a@v1", 5.0)
+            done.append("drained")
+
+        waiting = asyncio.create_task(drained())
+        await asyncio.sleep(0.01)
+        done.append("closed")
+        await answer.aclose()
+        await waiting
+        assert pager.num_users("a@v1") == 0
+        await pager.unload("a@v1")
+        return [*done, *engine.log]
+
+    assert asyncio.run(story()) == ["closed", "drained", "+a@v1", "-a@v1"]
+
+
+def test_new_process_of_the_engine_is_given_the_adapter_again() -> None:
+    async def story() -> list[str]:
+        engine = Ledger()
+        pager = Pager(engine)
+        await use(pager, "a@v1")
+        await engine.stop()
+        assert isinstance([one async for one in pager.answer(Generation("x", None), an_adapter("a@v1"))][-1], Ended)
+        engine.is_running = False  # it dies after the pager looked: the engine refuses, and is asked again
+        engine.loaded.clear()
+        assert [one["name"] for one in pager.state()] == ["a@v1"]
+        assert isinstance([one async for one in pager.answer(Generation("x", None), an_adapter("a@v1"))][-1], Ended)
+        return engine.log
+
+    assert asyncio.run(story()) == ["+a@v1"] * 3
+
+
+def test_adapter_that_cannot_be_loaded_is_told_to_all_who_wait_and_tried_again_later() -> None:
+    async def story() -> None:
+        engine = Ledger()
+        pager = Pager(engine)
+        engine.broken.add("a@v1")
+        said = await asyncio.gather(*(use(pager, "a@v1") for _ in range(3)), return_exceptions=True)
+        assert [getattr(one, "code", None) for one in said] == ["adapter_refused"] * 3
+        engine.broken.clear()
+        await use(pager, "a@v1")
+        assert pager.num_users("a@v1") == 0
+
+    asyncio.run(story())
+
+
+def test_whoever_asked_first_may_go_away_while_it_loads() -> None:
+    async def story() -> list[str]:
+        engine = Ledger()
+        pager = Pager(engine)
+        first = asyncio.create_task(use(pager, "a@v1"))
+        await asyncio.sleep(0.001)
+        second = asyncio.create_task(use(pager, "a@v1"))
+        await asyncio.sleep(0.001)
+        first.cancel()
+        await second
+        assert pager.num_users("a@v1") == 0
+        return engine.log
+
+    assert asyncio.run(story()) == ["+a@v1"]
+
+
+def test_name_with_another_content_is_refused() -> None:
+    async def story() -> None:
+        pager = Pager(Ledger())
+        await use(pager, "a@v1")
+        with pytest.raises(EngineError, match="never used again"):
+            await pager.load(ServedAdapter("a@v1", Path("/nowhere"), "another"))
+
+    asyncio.run(story())
