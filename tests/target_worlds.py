@@ -195,7 +195,7 @@ def an_embedded(root: Path, made: Made) -> Iterator[World]:
         make_live(database, None if adapter is None else int(adapter.name.partition("@v")[2]))
 
     try:
-        yield World("embedded", {}, client.workspace.root, served(1), served(2), made.damaged(root),
+        yield World("embedded", {"timeout_s": 150}, client.workspace.root, served(1), served(2), made.damaged(root),
                     "not what the manifest", lose, mend, wanted)  # fmt: skip
     finally:
         running[-1].end(signal.SIGKILL)
