@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import drill_target
 import pytest
 import sqlalchemy as sa
 
 from deploy_builders import a_candidate
-from flip_builders import a_workspace_of_letters, letter_of, references_of
+from flip_builders import LETTERS, a_workspace_of_letters, letter_of, references_of
 from gateway_builders import PROFILE, ServerProcess, a_server, ask
 from native_builders import a_base_ref
 from tunesmith.client import Client
@@ -34,14 +35,14 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.invalidate_caches()
 
 
-def a_letter_to_deploy(client: Client) -> tuple[str, str]:
-    """The next version, promoted against what is live; its name and its run."""
+def a_letter_to_deploy(client: Client, targets: Sequence[dict[str, Any]] = TARGETS, like: str = "") -> tuple[str, str]:
+    """The next version, promoted against what is live; its name and its run. `like`: judged with another's answers."""
     with client.serving.session.database.read() as tx:
         version = tx.conn.execute(sa.select(sa.func.max(tables.adapters.c.version))).scalar_one() + 1
     base = client.workspace.root / "models" / "tiny"
     folder = client.workspace.adapters_dir / letter_of(f"@v{version}")
-    references = references_of(base, folder)
-    made = a_candidate(client, targets=TARGETS, folder=folder, references=references, base=a_base_ref(base))
+    references = references_of(base, client.workspace.adapters_dir / like if like else folder)
+    made = a_candidate(client, targets=targets, folder=folder, references=references, base=a_base_ref(base))
     assert made.version == version
     return made.name, str(made.run_id)
 
@@ -77,6 +78,30 @@ def answer(server: ServerProcess) -> tuple[str, str]:
     return said.model, said.choices[0].message.content
 
 
+def test_server_that_merely_runs_is_checked_and_brought_along(client: Client) -> None:
+    """The profile names a directory only; but `tunesmith serve` answers for it, so it has to agree."""
+    with a_server(client.workspace.root) as server:
+        before = answer(server)
+        _, refused = a_letter_to_deploy(client, [{}], like=LETTERS[-1])
+        client.system.worker().run(until_idle=True)
+        run = client.runs.get(refused)
+        assert run.state == "held"
+        assert run.reason.startswith("target tunesmith serve does not answer as it was trained"), run.reason
+        assert answer(server) == before
+        new, run_id = a_letter_to_deploy(client, [{}])
+        client.system.worker().run(until_idle=True)
+        assert client.runs.get(run_id).state == "deployed", client.runs.get(run_id).reason
+        assert answer(server) == (new, letter_of(new) * 6)
+        seen = {each["target"]: each["observed"] for each in client.adapters.deployment(PROFILE).targets}
+        assert seen == {"directory": new, "tunesmith serve": new}
+        [told] = [each.reason for each in client.adapters.show(new).events if "parity" in each.reason]
+        assert "directory cannot be asked" in told
+        assert "0.001 allowed (the same libraries in float32)" in told
+    client.system.worker().run(until_idle=True)
+    [left] = client.adapters.deployment(PROFILE).targets
+    assert (left["target"], left["error"]) == ("directory", None), "a server that is gone is nobody's trouble"
+
+
 def test_server_killed_between_the_flip_in_the_store_and_its_own_serves_the_new_version(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +111,7 @@ def test_server_killed_between_the_flip_in_the_store_and_its_own_serves_the_new_
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_server_killed_in_front_of_every_step_of_a_flip_serves_old_or_new(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
