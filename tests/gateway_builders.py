@@ -202,3 +202,8 @@ def ask(server: ServerProcess, **wishes: Any) -> Any:
 
 def num_in_use(server: ServerProcess) -> int:
     return sum(server.health()["in_use"].values())
+
+
+def memory_of(server: ServerProcess) -> int:
+    pages = Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]
+    return int(pages) * 4096

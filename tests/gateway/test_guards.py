@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway_builders import PROFILE, ServerProcess, a_served_workspace, a_server
+from gateway_builders import PROFILE, ServerProcess, a_served_workspace, a_server, memory_of
 from tunesmith.errors import ConfigError, TunesmithError
 from tunesmith.gateway.app import ENDPOINTS, guarded
 from tunesmith.gateway.scopes import Keys, Scope
@@ -304,6 +304,15 @@ def test_errors_tell_nothing_about_the_machine(server: ServerProcess) -> None:
             assert len(answer.text) < 1000
 
 
+def test_no_key_is_in_the_log_or_in_sight_of_other_users(keyed: ServerProcess) -> None:
+    places = [keyed.log.read_text()]
+    places += [Path(f"/proc/{keyed.process.pid}/{name}").read_text() for name in ("environ", "cmdline")]
+    for secret in (FULL, READER, RATER, keyed.token):
+        assert not [place for place in places if secret in place]
+    (about,) = (keyed.root / ".tunesmith" / "serve").glob("*.json")
+    assert about.stat().st_mode & 0o077 == 0
+
+
 def raw(server: ServerProcess, data: bytes) -> bytes:
     """What comes back for bytes on the wire."""
     where = urlsplit(server.url)
@@ -316,8 +325,3 @@ def raw(server: ServerProcess, data: bytes) -> bytes:
             while b"\r\n\r\n" not in answer and (part := wire.recv(65536)):
                 answer += part
         return answer
-
-
-def memory_of(server: ServerProcess) -> int:
-    pages = Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]
-    return int(pages) * 4096

@@ -84,3 +84,30 @@ def test_a_second_server_is_refused_with_the_address_of_the_first_and_a_dead_one
         assert after.id != mortal.id
         assert [path.stem for path in (mortal.root / ".tunesmith" / "serve").glob("*.json")] == [after.id]
         assert after.health()["serving"] == {PROFILE: "support@v1"}
+
+
+def test_feedback_that_was_acknowledged_survives_a_kill(mortal: ServerProcess, small: Client) -> None:
+    warm(mortal, small)
+    answers = [
+        ask(mortal, user=f"u{number}", messages=[{"role": "user", "content": f"say {number}"}]) for number in range(8)
+    ]
+    acknowledged: list[str] = []
+
+    def rate(response_id: str) -> None:
+        with mortal.http() as http:
+            for number in range(1000):
+                body = {"response_id": response_id, "rating": "up", "rater": f"rater-{number}"}
+                answer = http.post("/v1/feedback", json=body)
+                assert answer.status_code == 200, answer.text
+                acknowledged.append(answer.json()["id"])
+
+    threads = [in_background(rate, answer.id)[0] for answer in answers]
+    wait_for(lambda: len(acknowledged) > 40, 60)
+    mortal.process.kill()
+    for thread in threads:
+        thread.join(30)
+    stored: set[str] = set()
+    for experience in small.experiences.list(limit=1000):
+        stored |= {said.id for said in small.experiences.show(experience.id).feedback}
+    assert len(acknowledged) > 40
+    assert set(acknowledged) <= stored

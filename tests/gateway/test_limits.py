@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from gateway_builders import (
     engine_of,
     frozen_engine,
     in_background,
+    memory_of,
     num_in_use,
     warm,
 )
@@ -60,6 +63,29 @@ def test_more_than_there_is_room_for_is_refused_with_the_time_to_wait_and_the_re
     for thread, results in waiting:
         thread.join(30)
         assert results[0].choices[0].message.content
+    assert num_in_use(busy) == 0
+    assert ask(busy).model == "support@v1"
+
+
+def test_ten_times_the_load_is_refused_not_fatal(busy: ServerProcess) -> None:
+    """Each request is answered or refused with the time to wait; memory stays; the next one is served."""
+
+    async def flood() -> list[tuple[int, bool]]:
+        limits = httpx2.Limits(max_connections=100)
+        async with httpx2.AsyncClient(base_url=busy.url, timeout=60.0, limits=limits) as http:
+
+            async def one(number: int) -> tuple[int, bool]:
+                answer = await http.post("/v1/chat/completions", json={**CHAT, "stream": number % 2 == 0})
+                return answer.status_code, "retry-after" in answer.headers
+
+            return await asyncio.gather(*(one(number) for number in range(100)))
+
+    before = memory_of(busy)
+    seen = Counter(asyncio.run(flood()))
+    assert set(seen) <= {(200, False), (429, True)}
+    assert seen[200, False] >= 3
+    assert seen[429, True] >= 10
+    assert memory_of(busy) - before < 64 << 20
     assert num_in_use(busy) == 0
     assert ask(busy).model == "support@v1"
 

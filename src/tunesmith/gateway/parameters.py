@@ -30,6 +30,7 @@ _WITHOUT_EFFECT = {
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
+    "prompt_cache_options",
     "parallel_tool_calls",
 }
 """About somebody's account or bill: whatever they say, the answer is the same."""
