@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,11 @@ def talk(server: ServerProcess, world: World, run: Run) -> list[ChatCompletion]:
             return answers[-1]
 
         answers: list[ChatCompletion] = []
-        wait_for(lambda: bool(ask("are you there?") and world.mirrored(run)), 40.0, "for a mirrored one")
+        deadline = time.monotonic() + 60.0
+        while not world.mirrored(run):
+            assert time.monotonic() < deadline
+            ask("are you there?")
+            time.sleep(1.5)  # a candidate is asked in the pauses
         for text in PEOPLE:
             ask(text)
         return answers

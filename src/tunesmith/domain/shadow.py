@@ -12,6 +12,8 @@ class Shadow(Section):
     """Whether a promoted candidate is shown mirrored traffic first; its answers are never shown to anybody."""
     share: Share = 1.0
     """Share of the live requests that are mirrored, by the hash of their id."""
+    beside_live: bool = False
+    """Whether mirrored requests may share the engine with live ones, where traffic never pauses; each costs a row."""
     min_count: int = Field(default=50, ge=1, le=1_000_000)
     """Fewest mirrored answers; fewer never suffice, however long it takes."""
     min_s: float = Field(default=3600.0, ge=0.0, le=30 * 24 * 3600.0)

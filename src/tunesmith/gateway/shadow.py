@@ -136,10 +136,9 @@ class Mirror:
             while not self._waiting:
                 self._some.clear()
                 await self._some.wait()
-            await self._quiet()
-            if not self._waiting:
-                continue
-            await self._try(self._waiting.popleft())
+            await self._quiet(self._waiting[0].wanted.candidate.policy.beside_live)
+            if self._waiting:
+                await self._try(self._waiting.popleft())
 
     async def _try(self, waiting: _Waiting) -> None:
         seen: ShadowAnswer | None = None
@@ -155,23 +154,23 @@ class Mirror:
         if seen is not None:
             self._keep(seen)
 
-    async def _quiet(self) -> None:
-        """Until the engines have had nothing to do for a while, and compute on their own device."""
+    async def _quiet(self, beside_live: bool) -> None:
+        """Until the engines compute on their own device and, unless that does not matter, had a pause."""
         while True:
-            now = time.monotonic()
-            if self._engines.num_active or self._hand_over.state is not ServerState.SERVING:
+            now, is_ours = time.monotonic(), self._hand_over.state is ServerState.SERVING
+            if not is_ours or self._engines.num_active:
                 self._busy_at = now
-            elif now - self._busy_at >= _QUIET_S:
+            if is_ours and (beside_live or now - self._busy_at >= _QUIET_S):
                 return
             await asyncio.sleep(_LOOK_S)
 
-    async def _answer(self, asked: Generation, name: str) -> str:
+    async def _answer(self, asked: Generation, candidate: Candidate) -> str:
         """The candidate's answer; cancelled as soon as a live request is beside it, or the device is asked for."""
-        asking = asyncio.create_task(self._engines.answer(name, asked))
+        asking = asyncio.create_task(self._engines.answer(candidate.name, asked))
         try:
             while not asking.done():
                 await asyncio.wait({asking}, timeout=_LOOK_S)
-                is_alone = self._engines.num_active <= 1  # it counts as one itself
+                is_alone = candidate.policy.beside_live or self._engines.num_active <= 1  # it counts as one itself
                 if not asking.done() and not (is_alone and self._hand_over.state is ServerState.SERVING):
                     raise _GaveWay
             return asking.result()
@@ -187,7 +186,7 @@ class Mirror:
         error: str | None = None
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                answer = await self._answer(asked, candidate.name)
+                answer = await self._answer(asked, candidate)
             outcome = ShadowOutcome.ANSWERED
         except TimeoutError:
             outcome, error = ShadowOutcome.TIMED_OUT, f"no answer within {self._settings.timeout_s:g} s"
