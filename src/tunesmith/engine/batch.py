@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tunesmith.engine.memory import Memory
@@ -21,9 +21,9 @@ class Batch:
     def num_bytes(self) -> int:
         return self._memory.num_bytes
 
-    def join(self, rows: Sequence[Row]) -> None:
-        """Read the prompts in one pass, and write each row's first token."""
-        logits = self._memory.join([row.seen for row in rows], [row.adapter for row in rows], self._pad_id)
+    def join(self, rows: Sequence[Row]) -> Iterator[None]:
+        """Read the prompts, a pass at a time, and at last write each row's first token."""
+        logits = yield from self._memory.join([row.seen for row in rows], [row.adapter for row in rows], self._pad_id)
         self.rows += rows
         self._write(range(len(self.rows) - len(rows), len(self.rows)), logits)
 

@@ -6,7 +6,7 @@ the model makes for itself; each row alone, read from its beginning every time. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +18,8 @@ from tunesmith.engine.slots import Prompts, Slots
 
 Ids = Sequence[int]
 Adapters = Sequence[str | None]
+Reading = Generator[None, None, Any]
+"""Passes over prompts, between which others may have their turn; what it returns are the logits after each prompt."""
 
 
 class Memory(Protocol):
@@ -25,8 +27,8 @@ class Memory(Protocol):
 
     num_bytes: int
 
-    def join(self, texts: Sequence[Ids], adapters: Adapters, pad_id: int) -> Any:
-        """Read these as new rows behind the others; returns the logits after each."""
+    def join(self, texts: Sequence[Ids], adapters: Adapters, pad_id: int) -> Reading:
+        """Read these as new rows behind the others, a pass at a time; returns the logits after each."""
 
     def step(self, tokens: Ids, adapters: Adapters) -> Any:
         """One more token for every row; returns the logits after each."""
@@ -38,8 +40,8 @@ class Memory(Protocol):
 class SlotMemory:
     """All rows in one pass."""
 
-    def __init__(self, model: Any, sites: Sites, masks: Masks) -> None:
-        self._model, self._sites, self._masks = model, sites, masks
+    def __init__(self, model: Any, sites: Sites, masks: Masks, pass_tokens: int) -> None:
+        self._model, self._sites, self._masks, self._pass_tokens = model, sites, masks, pass_tokens
         self._device = next(model.parameters()).device
         self._slots = Slots()
 
@@ -47,24 +49,40 @@ class SlotMemory:
     def num_bytes(self) -> int:
         return self._slots.num_bytes
 
-    def join(self, texts: Sequence[Ids], adapters: Adapters, pad_id: int) -> Any:
-        lengths = [len(text) for text in texts]
-        width = max(lengths)
-        ids = torch.tensor([[*text, *[pad_id] * (width - len(text))] for text in texts])
-        columns, places = (torch.tensor(lengths) - 1).unique(return_inverse=True)
-        prompts = Prompts()
+    def join(self, texts: Sequence[Ids], adapters: Adapters, pad_id: int) -> Reading:
+        lengths = torch.tensor([len(text) for text in texts])
+        width = int(lengths.max())
+        ids = torch.tensor([[*text, *[pad_id] * (width - len(text))] for text in texts]).to(self._device)
+        prompts, found = Prompts(width), None
+        num = max(1, self._pass_tokens // len(texts))
+        for start in range(0, width, num):
+            end = min(start + num, width)
+            ending = torch.nonzero((lengths > start) & (lengths <= end)).squeeze(1)
+            logits, prompts = self._read(ids[:, start:end], prompts, adapters, (start, lengths[ending] - 1))
+            found = logits.new_zeros((len(texts), logits.shape[-1])) if found is None else found
+            if len(ending):
+                found[ending] = logits[ending, (lengths[ending] - 1).unique(return_inverse=True)[1]]
+            if end < width:
+                yield
+        self._slots.join(prompts, lengths.tolist())
+        return found
+
+    def _read(self, ids: Any, prompts: Prompts, adapters: Adapters, ends: tuple[int, Any]) -> tuple[Any, Prompts]:
+        """One pass over some columns of the prompts; the logits of those columns at which some prompt ends."""
+        start, places = ends
+        num = ids.shape[1]
+        columns = (places - start).unique() if len(places) else torch.tensor([num - 1])
         self._sites.say(adapters)
         # what fills a row up comes after its text, and no token sees those after it: no mask is needed
         output = self._model(
-            input_ids=ids.to(self._device),
-            position_ids=torch.arange(width, device=self._device)[None].expand(len(texts), -1),
+            input_ids=ids,
+            position_ids=torch.arange(start, start + num, device=self._device)[None].expand(len(ids), -1),
             past_key_values=prompts,
             use_cache=True,
             logits_to_keep=columns.to(self._device),
         )
-        logits = output.logits[torch.arange(len(texts)), places]
-        self._slots.join(prompts, lengths)
-        return logits
+        prompts.advance(num)
+        return output.logits, prompts
 
     def step(self, tokens: Ids, adapters: Adapters) -> Any:
         self._sites.say(adapters)
@@ -93,9 +111,12 @@ class LoneMemory:
         self._device = next(model.parameters()).device
         self._rows: list[_Lone] = []
 
-    def join(self, texts: Sequence[Ids], adapters: Adapters, pad_id: int) -> Any:
+    def join(self, texts: Sequence[Ids], adapters: Adapters, pad_id: int) -> Reading:
         rows = [_Lone(list(text)) for text in texts]
-        logits = [self._read(row, adapter) for row, adapter in zip(rows, adapters, strict=True)]
+        logits = []
+        for row, adapter in zip(rows, adapters, strict=True):
+            logits.append(self._read(row, adapter))
+            yield
         self._rows += rows
         return torch.cat(logits)
 

@@ -23,24 +23,41 @@ class _Layer:
 
 
 class Prompts(Cache):  # type: ignore[misc]
-    """Takes in what a first pass over whole prompts computes, layer by layer."""
+    """Takes in what the first passes over whole prompts compute, layer by layer, so many tokens at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__(layers=[])
+        self._width, self._num_read = width, 0
         self.taken: dict[int, tuple[Any, Any]] = {}
 
+    def advance(self, num: int) -> None:
+        """After a pass over so many tokens."""
+        self._num_read += num
+
     def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        self.taken[layer_idx] = (key_states, value_states)
-        return key_states, value_states
+        if key_states.shape[2] == self._width:  # all at once
+            self.taken[layer_idx] = (key_states, value_states)
+            return key_states, value_states
+        if layer_idx not in self.taken:
+            self.taken[layer_idx] = (_wide(key_states, self._width), _wide(value_states, self._width))
+        keys, values = self.taken[layer_idx]
+        end = self._num_read + key_states.shape[2]
+        keys[:, :, self._num_read : end] = key_states
+        values[:, :, self._num_read : end] = value_states
+        return keys[:, :, :end], values[:, :, :end]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
+        return self._num_read
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        return 0
+        return self._num_read
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return query_length, 0
+        return self._num_read + query_length, 0
+
+
+def _wide(part: Any, width: int) -> Any:
+    return part.new_empty((part.shape[0], part.shape[1], width, part.shape[3]))
 
 
 class Slots(Cache):  # type: ignore[misc]

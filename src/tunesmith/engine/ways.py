@@ -9,10 +9,11 @@ import torch
 
 from tunesmith.engine.attention import attentions
 from tunesmith.engine.masks import Masks
-from tunesmith.engine.memory import LoneMemory, Memory, SlotMemory
+from tunesmith.engine.memory import LoneMemory, Memory, Reading, SlotMemory
 from tunesmith.engine.sites import Sites
 
-Way = tuple[str, Callable[[], Memory]]
+Way = tuple[str, Callable[[int], Memory]]
+"""Its name, and how a new memory is made that reads at most so many tokens in one pass."""
 _LENGTHS = (11, 4, 7)
 _NUM_STEPS = 3
 
@@ -23,28 +24,28 @@ def fastest_way(model: Any, sites: Sites) -> Way:
     with torch.inference_mode():
         expected = [_plain(model, text) for text in texts]
         for way in _ways(model, sites):
-            if _is_right(way[1](), texts, expected):
+            if all(_is_right(way[1](tokens), texts, expected) for tokens in (64, 6)):
                 return way
-    return "recomputed", lambda: LoneMemory(model, sites, has_cache=False)
+    return "recomputed", lambda tokens: LoneMemory(model, sites, has_cache=False)
 
 
 def _ways(model: Any, sites: Sites) -> Iterator[Way]:
     """One after the other; whoever takes one asks for no more, so that the model goes on attending as it does then."""
     for _ in attentions(model):
         for masks in Masks.candidates(model):
-            yield "slots", lambda masks=masks: SlotMemory(model, sites, masks)  # type: ignore[misc]
-    yield "alone", lambda: LoneMemory(model, sites, has_cache=True)
+            yield "slots", lambda tokens, masks=masks: SlotMemory(model, sites, masks, tokens)  # type: ignore[misc]
+    yield "alone", lambda tokens: LoneMemory(model, sites, has_cache=True)
 
 
 def _is_right(memory: Memory, texts: list[list[int]], expected: list[Any]) -> bool:
     """Rows of different lengths, one of which joins later and one of which leaves."""
     starts = [text[:-_NUM_STEPS] for text in texts]
     try:
-        found = [memory.join(starts[:2], [None, None], 0)]
+        found = [_last(memory.join(starts[:2], [None, None], 0))]
         pairs = [[(0, 0), (1, 0)]]
         found.append(memory.step([texts[0][-3], texts[1][-3]], [None, None]))
         pairs.append([(0, 1), (1, 1)])
-        found.append(memory.join(starts[2:], [None], 0))
+        found.append(_last(memory.join(starts[2:], [None], 0)))
         pairs.append([(2, 0)])
         memory.leave(0)  # rows are now: the third, the second
         found.append(memory.step([texts[2][-3], texts[1][-2]], [None, None]))
@@ -59,6 +60,14 @@ def _is_right(memory: Memory, texts: list[list[int]], expected: list[Any]) -> bo
             if not torch.allclose(row, wanted, rtol=0.0, atol=float(weight) * (1e-4 if is_exact else 5e-2)):
                 return False
     return True
+
+
+def _last(reading: Reading) -> Any:
+    while True:
+        try:
+            next(reading)
+        except StopIteration as end:
+            return end.value
 
 
 def _plain(model: Any, text: list[int]) -> Any:
