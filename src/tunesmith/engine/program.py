@@ -8,6 +8,7 @@ import resource
 import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from tunesmith.errors import ConfigError
 from tunesmith.modeling.adapter_parts import AdapterParts, AdapterReader
 from tunesmith.modeling.architecture import read_architecture
 from tunesmith.modeling.loading import load_base, pick_device
+
+_ALIVE_S = 1.0
+"""How often it says that it gets on while rows are under way, even where they have no text to tell."""
 
 
 class EngineProgram:
@@ -47,6 +51,7 @@ class EngineProgram:
     def run(self) -> None:
         self._outbox.put({"ready": {"device": str(self._device), "base_bytes": self._base_bytes}})
         threading.Thread(target=self._listen, name="listener", daemon=True).start()
+        told_s = time.monotonic()
         with torch.inference_mode():
             while True:
                 if self._turns.is_idle:
@@ -54,6 +59,9 @@ class EngineProgram:
                 while not self._inbox.empty():
                     self._inbox.get()()
                 self._turns.turn()
+                if time.monotonic() - told_s > _ALIVE_S:
+                    told_s = time.monotonic()
+                    self._outbox.put({"alive": self._turns.num_rows})
 
     def _listen(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -113,6 +114,7 @@ class Row:
             self._untold.append(self._reading(picked))
         text = self.writer.add(picked.token)
         if self.writer.is_stopped:
+            self._drop_untold(len(text))
             self._tell(text)
             self.listener.ended(self, "stop")
             return False
@@ -132,6 +134,11 @@ class Row:
         if text or self._untold:
             self._tell(text)
         self.listener.ended(self, "stop" if self.writer.is_stopped else finish)
+
+    def _drop_untold(self, num: int) -> None:
+        """Forget the readings of tokens that begin after so many characters: they are of the stop text."""
+        ends = list(itertools.accumulate((len(token.text) for token in self._untold), initial=0))
+        self._untold = [token for token, start in zip(self._untold, ends, strict=False) if start < num]
 
     def _tell(self, text: str) -> None:
         tokens, self._untold = tuple(self._untold), []

@@ -1,7 +1,8 @@
 """What gateway and engine say to each other: one JSON object per line over a socket that only the two of them hold.
 
 To the engine: ``{"do": "generate" | "cancel" | "load" | "unload" | "read" | "state", "id": …, …}``.
-From it: ``{"ready": {…}}`` once, then for an id any number of ``piece``, and at last ``ended``, ``done`` or ``error``.
+From it: ``{"ready": {…}}`` once, then for an id any number of ``piece``, and at last ``ended``, ``done`` or ``error``;
+``{"alive": …}`` now and then while it computes.
 """
 
 from __future__ import annotations

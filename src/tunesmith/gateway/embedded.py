@@ -42,12 +42,13 @@ class EmbeddedEngine:
         self,
         spec: EngineSpec,
         *,
-        max_waiting: int | None = None,
         max_memory_gb: float | None = None,
         start_s: float = 900.0,
+        hang_s: float = 300.0,
     ) -> None:
+        """`hang_s`: an engine that was asked something and says nothing for so long is ended."""
         self.spec = spec
-        self._max_under_way = None if max_waiting is None else spec.max_batch + max_waiting
+        self._hang_s = hang_s
         self._max_bytes = None if max_memory_gb is None else int(max_memory_gb * (1 << 30))
         self._start_s = start_s
         self._child: _Child | None = None
@@ -78,13 +79,6 @@ class EmbeddedEngine:
 
     async def generate(self, asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
         child = await self._running()
-        if self._max_under_way is not None and child.num_under_way >= self._max_under_way:
-            raise EngineError(
-                "the engine has as many requests as it may hold (serve.max_waiting); ask again later",
-                code="overloaded",
-                http_status=429,
-                retry_after_s=_AGAIN_S,
-            )
         with child.conversation() as talk:
             talk.send(asked_line(replace(asked, id=talk.id)))
             while True:
@@ -140,7 +134,7 @@ class EmbeddedEngine:
             return await self._start()
 
     async def _start(self) -> _Child:
-        child = await _Child.spawn(self.spec, self._max_bytes)
+        child = await _Child.spawn(self.spec, self._max_bytes, self._hang_s)
         self.num_starts += 1
         self._starting = child
         try:
@@ -199,22 +193,23 @@ class _Talk:
 class _Child:
     """One engine process: what is asked goes down one socket, answers are told apart by their number."""
 
-    def __init__(self, process: asyncio.subprocess.Process, ours: socket.socket, max_bytes: int | None) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, max_bytes: int | None, hang_s: float) -> None:
         self.pid = process.pid
         self.failure: EngineError | None = None
         """Why it is gone; None while it lives."""
-        self._process, self._socket = process, ours
-        self._max_bytes = max_bytes
+        self._process, self._max_bytes, self._hang_s = process, max_bytes, hang_s
         self._numbers = itertools.count(1)
         self._talks: dict[str, _Talk] = {}
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tail = b""
         self._why: EngineError | None = None
+        self._is_over = asyncio.Event()
+        self._heard_s = time.monotonic()
         self._writer: asyncio.StreamWriter | None = None
         self._tasks = [asyncio.create_task(self._keep_tail())]
 
     @classmethod
-    async def spawn(cls, spec: EngineSpec, max_bytes: int | None) -> _Child:
+    async def spawn(cls, spec: EngineSpec, max_bytes: int | None, hang_s: float) -> _Child:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -225,14 +220,10 @@ class _Child:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        child = cls(process, ours, max_bytes)
+        child = cls(process, max_bytes, hang_s)
         reader, child._writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_LINE)
         child._tasks += [asyncio.create_task(child._listen(reader)), asyncio.create_task(child._watch())]
         return child
-
-    @property
-    def num_under_way(self) -> int:
-        return len(self._talks)
 
     async def ready(self) -> None:
         await asyncio.shield(self._ready)
@@ -242,6 +233,8 @@ class _Child:
         """Leaving it before the end cancels what was asked."""
         if self.failure is not None:
             raise self.failure
+        if not self._talks:
+            self._heard_s = time.monotonic()  # silence counts from the first question on
         talk = _Talk(self, str(next(self._numbers)))
         self._talks[talk.id] = talk
         try:
@@ -283,15 +276,17 @@ class _Child:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)  # a program that no longer speaks is of no use
         code = await self._process.wait()
+        self._is_over.set()
         await self._tasks[0]
         if self._writer is not None:
             self._writer.close()
         self._fail(self._why or _death(code, self._tail))
 
     def _hear(self, message: _Message) -> None:
-        if "ready" in message:
-            if not self._ready.done():
-                self._ready.set_result(None)
+        self._heard_s = time.monotonic()
+        if "ready" in message and not self._ready.done():
+            self._ready.set_result(None)
+        if "id" not in message:
             return
         talk = self._talks.get(message["id"])
         if talk is not None:  # else: nobody waits for it any more
@@ -311,21 +306,28 @@ class _Child:
             self._tail = (self._tail + data)[-_TAIL:]
 
     async def _watch(self) -> None:
-        """End a process that takes more memory than it may, before the machine suffers."""
-        while self._max_bytes is not None and self._process.returncode is None:
-            if (taken := _resident(self.pid)) > self._max_bytes:
-                self._why = EngineError(
-                    f"the engine took {taken / (1 << 30):.1f} GB, more than serve.max_memory_gb; it is started again "
-                    "when it is next asked",
-                    code="engine_memory",
-                    http_status=503,
-                    retry_after_s=_AGAIN_S,
-                )
-                log.warning("engine_took_too_much_memory", pid=self.pid, bytes=taken)
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.send_signal(signal.SIGKILL)
-                return
-            await asyncio.sleep(_LOOK_S)
+        """End a process that takes more memory than it may, before the machine suffers; and one that hangs."""
+        while self._process.returncode is None and not self._is_over.is_set():
+            taken = _resident(self.pid)
+            if self._max_bytes is not None and taken > self._max_bytes:
+                told = f"took {taken / (1 << 30):.1f} GB, more than serve.max_memory_gb"
+                self._end_it("engine_memory", told)
+            elif self._talks and time.monotonic() - self._heard_s > self._hang_s:
+                self._end_it("engine_hung", f"said nothing for {self._hang_s:.0f} s")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._is_over.wait()
+
+    def _end_it(self, code: str, what: str) -> None:
+        self._why = EngineError(
+            f"the engine {what}; it is started again when it is next asked",
+            code=code,
+            http_status=503,
+            retry_after_s=_AGAIN_S,
+        )
+        log.warning("engine_is_ended", pid=self.pid, problem=what)
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
 
 
 def _resident(pid: int) -> int:
