@@ -401,6 +401,22 @@ def test_mirror_that_may_share_the_engine_waits_for_no_pause(played: Played) -> 
     played.play(story)
 
 
+def test_candidate_that_shadows_no_more_is_asked_nothing_more(played: Played) -> None:
+    async def story() -> None:
+        played.engines.num_active = 1
+        for number in range(4):
+            played.mirror.answered(an_exchange(number))
+        with played.database.write() as tx:
+            force(tx, tables.runs, played.run.id, state=RunState.CANCELLED, finished_at=tx.now)
+        await played.until(lambda: played.counts["shadow_dropped"] == 4)
+        played.engines.num_active = 0
+        played.mirror.answered(an_exchange(9))
+        await asyncio.sleep(0.4)
+
+    played.play(story)
+    assert played.engines.asked == []
+
+
 def test_mirror_waits_while_serving_is_aside(played: Played) -> None:
     async def story() -> None:
         played.hand_over.state = ServerState.ASIDE

@@ -107,9 +107,18 @@ class Mirror:
         while True:
             try:
                 self._wanted = await asyncio.to_thread(self._look)
+                self._forget_ended()
             except Exception as error:  # those that were known go on
                 log.warning("shadow_not_followed", reason=f"{type(error).__name__}: {error}")
             await asyncio.sleep(max(1.0, self._settings.follow_s))
+
+    def _forget_ended(self) -> None:
+        """Nothing is asked for a candidate that shadows no more."""
+        going_on = {wanted.candidate.run_id for each in self._wanted.values() for wanted in each}
+        left = [waiting for waiting in self._waiting if waiting.wanted.candidate.run_id in going_on]
+        self._counts["shadow_dropped"] += len(self._waiting) - len(left)
+        self._waiting.clear()
+        self._waiting.extend(left)
 
     def _look(self) -> dict[str, list[_Wanted]]:
         session = self._session
