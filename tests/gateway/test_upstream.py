@@ -97,6 +97,12 @@ def test_answer_passes_through_under_the_exact_name_with_the_key() -> None:
         assert said["model"] == "tiny"
 
 
+def test_limit_of_tokens_is_told_by_the_name_that_every_server_knows() -> None:
+    with VllmServer() as server:
+        ask(Doors(server), {**ASKED, "max_completion_tokens": 5}, adapter=None)
+        assert server.calls[-1][2] == {**ASKED, "max_tokens": 5, "model": "tiny"}
+
+
 def test_stream_passes_chunk_by_chunk_and_done_ends_it() -> None:
     with VllmServer() as server:
         server.adapters[ADAPTER.name] = "/nowhere"

@@ -133,6 +133,8 @@ class UpstreamServer:
         import httpx2
 
         sent = {**door.defaults, **body, **door.extra, "model": door.model}
+        if "max_completion_tokens" in sent:  # the older name is the one that every server knows
+            sent["max_tokens"] = sent.pop("max_completion_tokens")
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **door.headers}
         has_begun = False
         try:
