@@ -23,6 +23,8 @@ def main(argv: list[str]) -> int:
     set_process_option(PR_SET_PDEATHSIG, signal.SIGKILL)  # first: what follows takes seconds
     show_on_stderr()
     channel = socket.socket(fileno=int(argv[0]))
+    if _is_closed(channel):  # whoever started us died before we asked to die with it
+        return 0
     spec = EngineSpec.model_validate_json(argv[1])
     try:
         _check_files(spec)
@@ -33,6 +35,13 @@ def main(argv: list[str]) -> int:
         print(error, file=sys.stderr)  # noqa: T201 (the gateway shows the end of it)
         return error.exit_code
     return 0
+
+
+def _is_closed(channel: socket.socket) -> bool:
+    try:
+        return not channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
 
 
 def _check_files(spec: EngineSpec) -> None:
