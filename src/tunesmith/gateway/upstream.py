@@ -59,12 +59,14 @@ class UpstreamServer:
         self._unhealthy: dict[str, float] = {}
         self._doors: dict[str | None, tuple[float, list[Door]]] = {}
         self._loading: dict[str, asyncio.Lock] = {}
+        self._back_at: dict[str, float] = {}
 
     async def ask(
         self, path: str, body: Mapping[str, Any], adapter: ServedAdapter | None
     ) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of a stream, or the whole answer once; raises EngineError. Closing the iterator cancels."""
         for attempt in range(2):
+            asked_at = time.monotonic()
             try:
                 async with aclosing(self._ask_replicas(path, body, adapter)) as parts:
                     async for said in parts:
@@ -73,7 +75,7 @@ class UpstreamServer:
             except _Lost:
                 if attempt or adapter is None:
                     raise _failed("does not have the version that was asked for", 503, retry_after_s=5.0) from None
-                await self._load_again(adapter)
+                await self._load_again(adapter, asked_at)
 
     async def close(self) -> None:
         clients, self._clients = list(self._clients.values()), {}
@@ -114,12 +116,10 @@ class UpstreamServer:
             self._doors[key] = (now, doors)
         return sorted(doors, key=lambda door: (self._unhealthy.get(door.url, 0.0) > now, self._num_active[door.url]))
 
-    async def _load_again(self, adapter: ServedAdapter) -> None:
-        """Through the target, once for all who wait."""
-        lock = self._loading.setdefault(adapter.name, asyncio.Lock())
-        had_to_wait = lock.locked()
-        async with lock:
-            if had_to_wait:
+    async def _load_again(self, adapter: ServedAdapter, asked_at: float) -> None:
+        """Through the target, once for all who asked before it was back."""
+        async with self._loading.setdefault(adapter.name, asyncio.Lock()):
+            if self._back_at.get(adapter.name, 0.0) > asked_at:
                 return
             self._doors.clear()
             try:
@@ -128,6 +128,7 @@ class UpstreamServer:
                 log.warning("upstream_cannot_load", adapter=adapter.name, reason=str(error))
                 raise _failed(f"has lost {adapter.name} and cannot load it now", 503, retry_after_s=5.0) from None
             self._unhealthy.clear()
+            self._back_at[adapter.name] = time.monotonic()
 
     async def _ask_one(self, door: Door, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         import httpx2
