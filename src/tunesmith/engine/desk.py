@@ -10,6 +10,7 @@ import os
 import queue
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -38,20 +39,27 @@ class Outbox:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._lines: deque[bytes] = deque()
+        self._wishes: queue.SimpleQueue[None] = queue.SimpleQueue()
         threading.Thread(target=self._send, name="outbox", daemon=True).start()
 
     def put(self, message: Mapping[str, Any]) -> None:
-        self._lines.put(line(message))
+        """Goes out with the next `flush`: what a pass brings for all rows goes at once."""
+        self._lines.append(line(message))
+
+    def flush(self) -> None:
+        if self._lines:
+            self._wishes.put(None)
 
     def refuse(self, request_id: str, refusal: EngineRefusal) -> None:
+        """From whichever thread finds it; goes out at once."""
         self.put({"id": request_id, "error": refusal.as_json()})
+        self.flush()
 
     def _send(self) -> None:
         while True:
-            lines = [self._lines.get()]
-            while not self._lines.empty():
-                lines.append(self._lines.get())
+            self._wishes.get()
+            lines = [self._lines.popleft() for _ in range(len(self._lines))]
             try:
                 self._channel.sendall(b"".join(lines))
             except OSError:

@@ -50,6 +50,7 @@ class EngineProgram:
 
     def run(self) -> None:
         self._outbox.put({"ready": {"device": str(self._device), "base_bytes": self._base_bytes}})
+        self._outbox.flush()
         threading.Thread(target=self._listen, name="listener", daemon=True).start()
         told_s = time.monotonic()
         with torch.inference_mode():
@@ -59,6 +60,7 @@ class EngineProgram:
                 while not self._inbox.empty():
                     self._inbox.get()()
                 self._turns.turn()
+                self._outbox.flush()
                 if time.monotonic() - told_s > _ALIVE_S:
                     told_s = time.monotonic()
                     self._outbox.put({"alive": self._turns.num_rows})
