@@ -144,6 +144,34 @@ def test_lost_version_is_loaded_once_for_all_who_ask_and_asked_again() -> None:
     assert target.loads == ["support@v7"]
 
 
+def test_load_that_fails_is_tried_once_for_all_who_ask() -> None:
+    tried: list[str] = []
+
+    def cannot(adapter: ServedAdapter) -> None:
+        tried.append(adapter.name)
+        time.sleep(0.3)
+        raise TargetError("out of memory")
+
+    async def many(target: Doors) -> list[Any]:
+        upstream = UpstreamServer(target, 10.0)  # type: ignore[arg-type]
+
+        async def one() -> None:
+            async for _ in upstream.ask(CHAT, ASKED, ADAPTER):
+                pass
+
+        try:
+            return await asyncio.gather(*(one() for _ in range(8)), return_exceptions=True)
+        finally:
+            await upstream.close()
+
+    with VllmServer() as server:
+        target = Doors(server)
+        target.load = cannot  # type: ignore[method-assign]
+        answers = asyncio.run(many(target))
+    assert [getattr(each, "http_status", None) for each in answers] == [503] * 8
+    assert tried == ["support@v7"]
+
+
 def test_version_that_stays_lost_is_503_with_retry_after() -> None:
     with VllmServer() as server:
         target = Doors(server)

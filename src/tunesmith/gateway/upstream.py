@@ -59,7 +59,8 @@ class UpstreamServer:
         self._unhealthy: dict[str, float] = {}
         self._doors: dict[str | None, tuple[float, list[Door]]] = {}
         self._loading: dict[str, asyncio.Lock] = {}
-        self._back_at: dict[str, float] = {}
+        self._tried: dict[str, tuple[float, bool]] = {}
+        """When a version was last loaded again, and whether that went well."""
 
     async def ask(
         self, path: str, body: Mapping[str, Any], adapter: ServedAdapter | None
@@ -96,7 +97,7 @@ class UpstreamServer:
                 return
             except _NotReached:
                 self._unhealthy[door.url] = time.monotonic() + UNHEALTHY_S
-                self._doors.clear()
+                self._doors = {}
                 log.warning("upstream_not_reached", url=door.url)
             finally:
                 self._num_active[door.url] -= 1
@@ -106,29 +107,36 @@ class UpstreamServer:
     async def _in_order(self, adapter: ServedAdapter | None) -> list[Door]:
         """Healthy replicas first, the least busy first."""
         key, now = None if adapter is None else adapter.name, time.monotonic()
-        found_at, doors = self._doors.get(key, (0.0, []))
+        known = self._doors  # another one, once something was lost
+        found_at, doors = known.get(key, (0.0, []))
         if not doors or now - found_at > _FRESH_S:
             try:
                 doors = await asyncio.to_thread(self._target.doors, adapter)
             except TargetError as error:
                 log.warning("upstream_has_no_door", reason=str(error))
                 raise _Lost from None
-            self._doors[key] = (now, doors)
+            known[key] = (now, doors)
         return sorted(doors, key=lambda door: (self._unhealthy.get(door.url, 0.0) > now, self._num_active[door.url]))
 
     async def _load_again(self, adapter: ServedAdapter, asked_at: float) -> None:
-        """Through the target, once for all who asked before it was back."""
+        """Through the target, once for all who asked before that was tried."""
         async with self._loading.setdefault(adapter.name, asyncio.Lock()):
-            if self._back_at.get(adapter.name, 0.0) > asked_at:
-                return
-            self._doors.clear()
-            try:
-                await asyncio.to_thread(self._target.load, adapter)
-            except TunesmithError as error:
-                log.warning("upstream_cannot_load", adapter=adapter.name, reason=str(error))
-                raise _failed(f"has lost {adapter.name} and cannot load it now", 503, retry_after_s=5.0) from None
-            self._unhealthy.clear()
-            self._back_at[adapter.name] = time.monotonic()
+            tried_at, is_back = self._tried.get(adapter.name, (0.0, False))
+            if tried_at < asked_at:
+                is_back = await self._load(adapter)
+                self._tried[adapter.name] = (time.monotonic(), is_back)
+            if not is_back:
+                raise _failed(f"has lost {adapter.name} and cannot load it now", 503, retry_after_s=5.0)
+
+    async def _load(self, adapter: ServedAdapter) -> bool:
+        try:
+            await asyncio.to_thread(self._target.load, adapter)
+        except TunesmithError as error:
+            log.warning("upstream_cannot_load", adapter=adapter.name, reason=str(error))
+            return False
+        self._unhealthy.clear()
+        self._doors = {}
+        return True
 
     async def _ask_one(self, door: Door, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         import httpx2
