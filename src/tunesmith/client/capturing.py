@@ -88,8 +88,13 @@ class CaptureCounts:
 class CaptureQueue:
     """Callable. Never raises, never waits for the store; the thread starts with the first call."""
 
-    def __init__(self, session: Session, *, max_pending: int = 1000, patience_s: float = 5.0) -> None:
+    def __init__(
+        self, session: Session, *, max_pending: int = 1000, patience_s: float = 5.0, linger_s: float = 0.0
+    ) -> None:
         self._parent = session
+        self._linger_s = (
+            linger_s  # how long the first of a batch waits for others: one transaction costs as much as ten
+        )
         self._max_pending = max_pending
         self._patience_s = patience_s  # how long one batch is tried while the store cannot be used
         self._start_anew()
@@ -99,6 +104,8 @@ class CaptureQueue:
         self._pid = os.getpid()
         self._queue: Queue[_Item] = Queue(self._max_pending)
         self._changed = threading.Condition()
+        self._hurry = threading.Event()
+        """Somebody waits for what is queued."""
         self._nums: Counter[str] = Counter()
         self._last_problem: str | None = None
         self._thread: threading.Thread | None = None
@@ -138,6 +145,7 @@ class CaptureQueue:
     def flush(self, timeout_s: float = 10.0) -> CaptureCounts:
         """Wait until everything queued so far is settled, or the time is over; `num_pending` says what is not."""
         deadline = time.monotonic() + timeout_s
+        self._hurry.set()
         with self._changed:
             while self._num_pending() and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
@@ -200,7 +208,7 @@ class CaptureQueue:
         queue = self._queue
         try:
             while not (self._is_closing and queue.empty()):
-                batch = _next_batch(queue)
+                batch = _next_batch(queue, self._hurry, self._linger_s)
                 if batch:
                     self._settle(session, batch)
         finally:
@@ -257,14 +265,17 @@ class CaptureQueue:
         return num_new, stored
 
 
-def _next_batch(queue: Queue[_Item]) -> list[_Item]:
+def _next_batch(queue: Queue[_Item], hurry: threading.Event, linger_s: float) -> list[_Item]:
+    """What waits, as much as goes into one transaction; empty: nothing has come for a while."""
     batch: list[_Item] = []
     try:
         batch.append(queue.get(timeout=_LOOK_S))
+        if linger_s and queue.qsize() < _BATCH:
+            hurry.wait(linger_s)
         while len(batch) < _BATCH:
             batch.append(queue.get_nowait())
     except Empty:
-        return batch
+        hurry.clear()
     return batch
 
 

@@ -19,6 +19,7 @@ from tunesmith.store import experiences
 SOURCE = "serve"
 _MOST_REMEMBERED = 10_000
 _MAX_PENDING = 10_000
+_LINGER_S = 0.5
 Consent = Literal["yes", "no"]
 
 
@@ -54,7 +55,7 @@ class Captures:
     """Remembers for the last answers whether they are kept, and why not, so that feedback can be told."""
 
     def __init__(self, session: Session) -> None:
-        self._queue = CaptureQueue(session, max_pending=_MAX_PENDING)
+        self._queue = CaptureQueue(session, max_pending=_MAX_PENDING, linger_s=_LINGER_S)
         self._fate: OrderedDict[str, _Fate] = OrderedDict()
 
     def keep(
