@@ -34,8 +34,8 @@ from tunesmith.store.hand_overs import HandOver
 
 HOST = socket.gethostname()
 SHARED: dict[str, Any] = {"shares_device": "always", "patience_s": 1.5, "drain_s": 1.0}
-LONG = ("trainer.options.script=slow", "trainer.options.fail_attempts=1", "trainer.options.steps=60")
-"""The first attempt takes twelve seconds, so that something can happen to it; the next one is quick."""
+LONG = ("trainer.options.script=slow", "trainer.options.fail_attempts=2", "trainer.options.steps=60")
+"""The first attempt asks for the device; the second takes twelve seconds, so that something can happen to it."""
 SERVED = {PROFILE: "support@v1"}
 
 
@@ -106,6 +106,12 @@ class World:
         with self.fleet.database.read() as tx:
             told = events.of_entity(tx, "server", self.server.id)
         return sum(event.new_state == "stepping_aside" for event in told)
+
+    def restart(self) -> None:
+        """Kill the server, if it still lives, and start another."""
+        self.server.process.kill()
+        self.server.process.wait()
+        self.server = ServerProcess(self.fleet.root)
 
     def end(self) -> None:
         self.server.end(signal.SIGKILL)
@@ -216,7 +222,7 @@ def test_device_that_was_asked_for_and_is_never_taken_is_taken_back(world: World
     world.fleet.client.system.estop(False)
 
 
-def test_everything_killed_and_restarted_serves_at_once(base: Path, tmp_path: Path) -> None:
+def test_server_killed_alone_begins_aside_and_everything_killed_serves_at_once(base: Path, tmp_path: Path) -> None:
     world = World(tmp_path, base, requests="refuse")
     try:
         run_id = world.submit(*LONG)
@@ -227,11 +233,13 @@ def test_everything_killed_and_restarted_serves_at_once(base: Path, tmp_path: Pa
             world.ask()
         assert refused.value.status_code == 503
         assert int(refused.value.response.headers["retry-after"]) > 0
-        world.server.process.kill()
+        world.restart()
+        world.until("aside", 5.0)  # somebody trains
+        assert len(world.fleet.attempts(run_id)) == 2, "the training was disturbed"
         worker.kill()
-        world.server.process.wait()
+        world.server.process.kill()
         wait_for(lambda: world.trainers() == [], 20.0, "for the trainer to end itself")
-        world.server = ServerProcess(world.fleet.root)
+        world.restart()
         world.until("serving", 3.0)
         assert world.ask().model == "support@v1"
         world.is_back()
@@ -264,6 +272,27 @@ def test_store_down_while_serving_is_aside_does_not_keep_it_there(
         print(f"back {took_s:.1f} s after store and worker were gone")
         postgres.start()
         world.is_back()
+    finally:
+        world.end()
+
+
+@pytest.mark.soak
+def test_requests_are_answered_on_the_cpu_while_somebody_trains(base: Path, tmp_path: Path) -> None:
+    world = World(tmp_path, base, mode="cpu")
+    try:
+        assert world.ask().model == "support@v1"
+        [before] = world.engines()
+        run_id = world.submit(*LONG, "trainer.options.steps=200")
+        world.fleet.start()
+        world.fleet.wait_for_step(run_id, 2, attempt=1)
+        assert before not in world.engines()
+        assert world.ask().model == "support@v1"
+        assert (world.state(), world.trainers() != []) == ("aside", True)
+        [meanwhile] = world.engines()
+        world.fleet.client.runs.cancel(run_id)
+        world.is_back()
+        assert world.ask().model == "support@v1"
+        assert meanwhile not in world.engines(), "it still answers on the CPU"
     finally:
         world.end()
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tunesmith.domain.hand_over import (
     HELD,
@@ -244,3 +245,135 @@ def test_device_is_given_only_when_it_is_free(open_rows: list[Wanted], state: Se
     step = decide(now(state, is_free), open_rows)
     if step.action is Action.GIVE:
         assert is_free or state is S.ASIDE
+
+
+class OneMachine(RuleBasedStateMachine):
+    """Tasks, a worker, a server and its engine in any order of events: never two on the device, and serving returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks = {"task-0": T.WAITING, "task-1": T.WAITING}
+        self.computing: set[str] = set()
+        self.worker_lives = True
+        self.server: ServerState | None = S.SERVING
+        self.engine_runs = self.is_free = False
+        self.rows: dict[str, HandOverState] = {}
+        self.unused_s: dict[str, float] = {}
+
+    # what happens to tasks
+
+    @rule(number=st.integers(0, 1))
+    def worker_tries(self, number: int) -> None:
+        task = f"task-{number}"
+        if not self.worker_lives or self.tasks[task] is not T.WAITING:
+            return
+        servers = [] if self.server is None else [ServerSeen("server", self.server, True, True)]
+        if may_start(servers, H.GIVEN in self.rows.values()).may_start:
+            self.rows[task] = H.GIVEN
+            self.tasks[task] = T.LEASED
+            self.computing.add(task)
+        else:
+            self.rows.setdefault(task, H.REQUESTED)
+
+    @rule(number=st.integers(0, 1), then=st.sampled_from([T.DONE, T.WAITING, T.PARKED]))
+    def task_ends(self, number: int, then: TaskState) -> None:
+        task = f"task-{number}"
+        if self.worker_lives and self.tasks[task] is T.LEASED:
+            self.tasks[task] = then
+            self.computing.discard(task)
+
+    @rule()
+    def worker_is_killed(self) -> None:
+        self.worker_lives = False
+
+    @rule()
+    def orphans_end_themselves(self) -> None:
+        if not self.worker_lives:
+            self.computing.clear()
+
+    @rule()
+    def worker_starts(self) -> None:
+        """It takes over what another has left, and ends its programs first."""
+        if not self.worker_lives:
+            self.orphans_end_themselves()
+            self.tasks = {task: T.WAITING if state is T.LEASED else state for task, state in self.tasks.items()}
+            self.worker_lives = True
+
+    # what happens to the server
+
+    @rule()
+    def somebody_asks(self) -> None:
+        self.engine_runs = self.engine_runs or self.server is S.SERVING
+
+    @rule()
+    def answers_end(self) -> None:
+        if self.server is S.STEPPING_ASIDE:
+            self.engine_runs, self.is_free = False, True
+
+    @rule()
+    def server_is_killed(self) -> None:
+        self.server, self.engine_runs = None, False
+
+    @rule()
+    def server_starts(self) -> None:
+        if self.server is None:
+            self.unused_s = {}
+            step = decide(ServerNow(S.ASIDE, True, PATIENCE_S), self._seen())
+            self.server = S.SERVING if step.action is Action.RETURN else S.STEPPING_ASIDE
+            self.is_free = True
+
+    @rule()
+    def server_looks(self) -> None:
+        if self.server is None:
+            return
+        step = decide(ServerNow(self.server, self.is_free, PATIENCE_S), self._seen())
+        for ended, _ in step.ended:
+            del self.rows[ended]
+        match step.action:
+            case Action.STEP_ASIDE:
+                self.server, self.is_free = S.STEPPING_ASIDE, False
+            case Action.GIVE:
+                self.server = S.ASIDE
+                self.rows = dict.fromkeys(self.rows, H.GIVEN)
+            case Action.RETURN:
+                self.server = S.SERVING
+            case Action.KEEP:
+                pass
+
+    @rule()
+    def time_passes(self) -> None:
+        """More than anybody's patience; no orphan lives that long."""
+        self.orphans_end_themselves()
+        for task, state in self.rows.items():
+            in_use = self.worker_lives and self.tasks[task] is T.LEASED
+            if state is H.GIVEN and not in_use:
+                self.unused_s[task] = PATIENCE_S
+
+    def _seen(self) -> list[Wanted]:
+        seen = []
+        for task, state in self.rows.items():
+            is_held = self.worker_lives and self.tasks[task] is T.LEASED
+            if is_held or state is H.REQUESTED:
+                self.unused_s[task] = 0.0
+            facts = TaskSeen(self.tasks[task], is_held, task in self.computing, self.worker_lives)
+            seen.append(Wanted(task, state, facts, self.unused_s.get(task, 0.0)))
+        return seen
+
+    @invariant()
+    def never_two_on_the_device(self) -> None:
+        assert not (self.engine_runs and self.computing)
+
+    def teardown(self) -> None:
+        """Whatever has happened: with everybody else dead, the server comes back, and nothing is left open."""
+        self.worker_is_killed()
+        self.orphans_end_themselves()
+        self.server_starts()
+        for _ in range(4):
+            self.answers_end()
+            self.server_looks()
+            self.time_passes()
+        assert (self.server, self.rows) == (S.SERVING, {})
+
+
+TestOneMachine = OneMachine.TestCase
+TestOneMachine.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
