@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tunesmith.domain.profile import Target, Watch
 from tunesmith.domain.run import RunState
 from tunesmith.domain.task import TaskKind
 from tunesmith.evaluators.sim import simulated_reading
-from tunesmith.files import publish_folder, sha256_text
+from tunesmith.files import publish_folder, sha256_text, verify_folder
 from tunesmith.ids import new_id
 from tunesmith.programs.protocol import REFERENCES
 from tunesmith.stages.evaluate import policy_digest
@@ -47,7 +48,11 @@ def a_candidate(
     """A version that was promoted a moment ago against what is live, and the task that deploys it."""
     name = new_id("made")
     place = client.workspace.adapters_dir / name
-    digest = a_simulated_adapter(place, 0.5) if folder is None else publish_folder(folder, place, {}).digest
+    if folder is None:
+        digest = a_simulated_adapter(place, 0.5)
+    else:
+        shutil.copytree(folder, place)
+        digest = verify_folder(place).digest
     readings = tuple(simulated_reading(digest, messages) for messages in ASKED)
     said = references or References(adapter=digest, base="b" * 64, dtype="float32", max_tokens=1, readings=readings)
     scores = client.workspace.runs_dir / name / "scores.json"
