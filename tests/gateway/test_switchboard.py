@@ -1,0 +1,131 @@
+"""What a name means: moved only to what is ready, never to what was revoked; and the control routes of a server."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import openai
+import pytest
+
+from builders import wait_for
+from gateway_builders import PROFILE, ServerProcess, ask, engine_of, frozen_engine, in_background, make_live, num_in_use
+from store_builders import force
+from tunesmith.client import Client
+from tunesmith.domain.adapter import AdapterState
+from tunesmith.store import adapters, tables
+
+
+def serving(server: ServerProcess) -> str:
+    return str(server.health()["serving"][PROFILE])
+
+
+def refused(server: ServerProcess, path: str, body: dict[str, Any]) -> tuple[int, str]:
+    with server.http(headers={"Authorization": f"Bearer {server.token}"}) as http:
+        answer = http.post(path, json=body)
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def test_nothing_is_loaded_before_it_is_asked_for(server: ServerProcess) -> None:
+    health = server.health()
+    assert health["serving"] == {PROFILE: "support@v1"}
+    assert health["engines"] == []
+    assert server.control("/control/state")["loaded"] == []
+
+
+def test_a_version_that_cannot_be_loaded_never_gets_the_name(server: ServerProcess, client: Client) -> None:
+    database = client.serving.session.database
+    assert ask(server).model == "support@v1"
+    weights = client.workspace.data_dir / "adapters" / "support-3" / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-8])
+    make_live(database, 3)
+    wait_for(lambda: PROFILE in server.health()["problems"])
+    assert refused(server, "/control/flip", {"profile": PROFILE}) == (503, "not_flipped")
+    assert (serving(server), ask(server).model) == ("support@v1", "support@v1")
+    weights.write_bytes(whole)
+    wait_for(lambda: serving(server) == "support@v3")
+    assert server.health()["problems"] == {}
+    assert ask(server).model == "support@v3"
+    make_live(database, 1)
+    wait_for(lambda: serving(server) == "support@v1")
+
+
+def test_an_answer_under_way_is_finished_by_the_version_it_began_with(server: ServerProcess, client: Client) -> None:
+    alone = ask(server, model="support@v1").choices[0].message.content
+    with frozen_engine(server):
+        thread, results = in_background(ask, server)
+        wait_for(lambda: num_in_use(server) == 1)
+        make_live(client.serving.session.database, 2)
+        status = refused(server, "/control/drain", {"name": "support@v1", "timeout_s": 0.2})
+        assert status == (504, "not_drained")
+    thread.join(30)
+    assert results[0].model == "support@v1"
+    assert results[0].choices[0].message.content == alone
+    wait_for(lambda: serving(server) == "support@v2")
+    assert server.control("/control/drain", {"name": "support@v1", "timeout_s": 5})["drained"]
+    assert ask(server).model == "support@v2"
+    make_live(client.serving.session.database, 1)
+    wait_for(lambda: serving(server) == "support@v1")
+
+
+def test_control_routes_load_probe_and_unload_exact_versions(server: ServerProcess, client: Client) -> None:
+    adapter = client.adapters.show("support@v2")
+    about = {"profile": PROFILE, "name": "support@v2", "path": str(adapter.path), "digest": adapter.digest}
+    server.control("/control/load", about)
+    assert "support@v2" in server.control("/control/state")["loaded"]
+    prompts = [[{"role": "user", "content": "hi"}], [{"role": "user", "content": "ho"}]]
+    body = {"profile": PROFILE, "name": "support@v2", "prompts": prompts, "max_tokens": 8}
+    readings = server.control("/control/probe", body)["readings"]
+    assert (
+        next(reading["answer_text"] for reading in readings)
+        == ask(server, model="support@v2", max_tokens=8).choices[0].message.content
+    )
+    assert all(len(reading["log_probs"]) == len(reading["answer_ids"]) for reading in readings)
+    server.control("/control/unload", {"name": "support@v2"})
+    assert "support@v2" not in server.control("/control/state")["loaded"]
+    assert ask(server, model="support@v2").model == "support@v2", "it comes back when it is asked for"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("load", {"profile": PROFILE, "name": "support@v2", "path": "/x", "digest": "0"}, (400, "digest_mismatch")),
+        ("load", {"profile": "other", "name": "support@v2", "path": "/x", "digest": "0"}, (400, "invalid_value")),
+        ("load", {"profile": PROFILE, "name": "support", "path": "/x", "digest": "0"}, (400, "invalid_value")),
+        ("load", {"profile": PROFILE, "name": "support@v77", "path": "/x", "digest": "0"}, (404, "model_not_found")),
+        ("load", {"profile": PROFILE}, (400, "invalid_value")),
+        ("flip", {"profile": "nobody"}, (404, "not_found")),
+        ("flip", {"profile": PROFILE, "to": "support@v2"}, (400, "unknown_parameter")),
+        ("drain", {"name": "support@v1", "timeout_s": -1}, (400, "invalid_value")),
+        ("probe", {"profile": PROFILE, "name": "support@v1", "prompts": [], "max_tokens": 1}, (400, "invalid_value")),
+        ("unload", {"name": "support@v1"}, (422, "is_live")),
+    ],
+)
+def test_control_routes_refuse_what_the_store_does_not_say(
+    server: ServerProcess, path: str, body: dict[str, Any], expected: tuple[int, str]
+) -> None:
+    assert refused(server, f"/control/{path}", body) == expected
+
+
+def test_a_revoked_version_is_served_to_nobody_also_where_it_was_live(server: ServerProcess, client: Client) -> None:
+    database = client.serving.session.database
+    ask(server, model="support@v3")
+    with database.write() as tx:
+        force(tx, tables.adapters, adapters.find(tx, "support@v3").id, state=AdapterState.REVOKED)
+    server.control("/control/flip", {"profile": PROFILE})
+    with pytest.raises(openai.NotFoundError, match="revoked"):
+        ask(server, model="support@v3")
+    with database.write() as tx:
+        live = adapters.live(tx, PROFILE)
+        assert live is not None
+        force(tx, tables.adapters, live.id, state=AdapterState.REVOKED)
+    wait_for(lambda: serving(server) == "support@base")
+    assert ask(server).model == "support@base"
+
+
+def test_a_killed_engine_comes_back_with_its_adapters(server: ServerProcess) -> None:
+    before = ask(server, model="support@v2").choices[0].message.content
+    os.kill(engine_of(server), signal.SIGKILL)
+    assert ask(server, model="support@v2").choices[0].message.content == before
