@@ -562,3 +562,19 @@ def test_server_without_its_store_comes_back_when_the_trainer_is_gone(
         await world.until(S.SERVING)
 
     world.play(story)
+
+
+@pytest.mark.parametrize("error", [StoreError("the store cannot be used"), RuntimeError("a bug")])
+def test_server_that_cannot_read_hand_overs_when_it_starts_serves(database: Database, error: Exception) -> None:
+    world = World(database)
+
+    class Broken:
+        def read(self) -> Any:
+            raise error
+
+    world.hand_over.database = Broken()  # type: ignore[assignment]
+
+    async def story() -> None:
+        await asyncio.wait_for(world.hand_over.admit(), 1.0)
+
+    world.play(story)

@@ -67,6 +67,7 @@ class DeviceHandOver:
         self._remembered: list[Remembered] = []
         self._programs: dict[str, ProcessIdentity] = {}
         self._answered_at = boot_seconds()
+        self._is_cut_off = False
 
     @property
     def state(self) -> ServerState:
@@ -122,8 +123,8 @@ class DeviceHandOver:
         try:
             rows = await asyncio.to_thread(self._read)
             step = decide(self._now(ServerState.ASIDE), rows)
-        except StoreError as error:
-            log.warning("store_unavailable", reason=str(error))
+        except Exception as error:  # whatever it is, a server that never begins to serve would be worse
+            log.warning("hand_overs_unknown", reason=f"{type(error).__name__}: {error}")
             step = Step(Action.RETURN, "the store does not answer, so nobody is known to need the device")
         if step.action is Action.RETURN:
             self._set(ServerState.SERVING, step.reason)
@@ -140,9 +141,12 @@ class DeviceHandOver:
             step = decide(self._now(), rows)
             if step.action is not Action.KEEP or step.ended:
                 step = await asyncio.to_thread(self._write)
+            self._is_cut_off = False
         except StoreError as error:
             step = self._decide_cut_off()
-            log.warning("store_unavailable", reason=str(error), does=step.action)
+            if not self._is_cut_off:
+                log.warning("store_unavailable", reason=str(error))
+            self._is_cut_off = True
         await self._do(step)
 
     async def _do(self, step: Step) -> None:
