@@ -58,7 +58,7 @@ async def probe(request: Request) -> Response:
 async def flip(request: Request) -> Response:
     """Look at the store now; what the profile's name means afterwards."""
     gateway, said = await _said(request, {"profile": str})
-    await gateway.switchboard.refresh()
+    await gateway.switchboard.refresh(at_once=True)
     profile = said["profile"]
     version = gateway.switchboard.meaning().get(profile)
     if version is None:

@@ -7,6 +7,7 @@ once, when it comes in; so an answer is wholly from one version, however often t
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from tunesmith.store.adapters import Adapter
 from tunesmith.targets.base import ServedAdapter
 
 log = logger("gateway")
+_PATIENCE_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,8 @@ class Switchboard:
         self.places: dict[str, Place] = {}
         self._meaning: dict[str, Version] = {}
         self._previous: dict[str, str] = {}
-        self._coming: str | None = None
-        """What a name is about to mean: it is made room for like what is live."""
+        self._coming: set[str] = set()
+        """What names are about to mean: made room for like what is live."""
         self._known: dict[str, Version] = {}
         """Exact versions by name: all that were asked for or live, looked at again with every round."""
         self._in_use: Counter[str] = Counter()
@@ -105,6 +107,8 @@ class Switchboard:
         self.store_problem: str | None = None
         self.troubles: dict[str, str] = {}
         """Why a profile's name does not mean what is wanted."""
+        self._not_before: dict[str, tuple[str, float]] = {}
+        """By profile, the version that could not be loaded, and when to try again."""
 
     # -- following the store
 
@@ -116,9 +120,11 @@ class Switchboard:
             except Exception:
                 log.exception("following_failed")
 
-    async def refresh(self) -> None:
-        """Look at the store and the profiles now, and move the names that should move."""
+    async def refresh(self, *, at_once: bool = False) -> None:
+        """Look at store and profiles, and move the names that should move; `at_once`: also what failed a moment ago."""
         async with self._round:
+            if at_once:
+                self._not_before.clear()
             wanted = await self._look()
             if wanted is None:
                 return
@@ -165,15 +171,21 @@ class Switchboard:
             return
         is_revoked = old is not None and self._known.get(old.name, old).state is AdapterState.REVOKED
         if old is not None and not is_revoked:  # what is revoked goes at once, whatever comes of the new one
-            self._coming = new.name
+            failed, not_before = self._not_before.get(place.profile, ("", 0.0))
+            if failed == new.name and time.monotonic() < not_before:
+                return
+            self._coming.add(new.name)
             try:
                 await self._get_ready(_live_route(place, new), _live_route(place, old))
             except TunesmithError as error:
-                self.troubles[place.profile] = f"{new.name} could not be loaded: {error.message}"
-                log.warning("flip_waits", profile=place.profile, wanted=new.name, problem=error.message)
+                trouble = f"{new.name} could not be loaded: {error.message}"
+                if self.troubles.get(place.profile) != trouble:
+                    log.warning("flip_waits", profile=place.profile, wanted=new.name, problem=error.message)
+                self.troubles[place.profile] = trouble
+                self._not_before[place.profile] = (new.name, time.monotonic() + _PATIENCE_S)
                 return
             finally:
-                self._coming = None
+                self._coming.discard(new.name)
         self.troubles.pop(place.profile, None)
         self._meaning[place.profile] = new
         if old is not None:
@@ -245,9 +257,8 @@ class Switchboard:
 
     def pinned(self) -> frozenset[str]:
         """Versions that are not let go: what is live, and the one before it."""
-        coming = frozenset() if self._coming is None else frozenset({self._coming})
         live = frozenset(version.name for version in self._meaning.values())
-        return live | frozenset(self._previous.values()) | coming
+        return live | frozenset(self._previous.values()) | self._coming
 
     @property
     def problems(self) -> dict[str, str]:
