@@ -5,6 +5,7 @@ PIP     := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constr
 PYTEST  := $(VENV)/bin/python -m pytest
 WORKERS ?= 2
 COVERAGE ?=
+SERVERS ?= yes
 
 .PHONY: help setup demo check test test-extra soak bench gpu gpu-all clean
 
@@ -46,8 +47,8 @@ test: $(VENV)/.dev  ## all tests that need only package installs; COVERAGE=--cov
 	$(PYTEST) -m "not extra and not soak and not gpu" -n $(WORKERS) --dist loadgroup --reruns 1 -r fEsR $(COVERAGE)
 
 test-extra: $(VENV)/.extra  ## the demo under test, models that teach, a real base (93 MB), a real vLLM (2.5 GB) and llama-server, each got once
-	$(VENV)/bin/python tests/install_servers.py $(VENV)/servers
-	$(PYTEST) -m extra -rs
+	test "$(SERVERS)" = no || $(VENV)/bin/python tests/install_servers.py $(VENV)/servers
+	$(PYTEST) -m extra -n $(WORKERS) --dist loadfile --reruns 1 -r fEsR
 
 soak: $(VENV)/.dev  ## drills with their full counts; hours
 	$(PYTEST) -m soak --timeout 7200
