@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
 
 from engine_builders import asking
 from tunesmith.demo.base_model import byte_tokenizer
@@ -118,3 +121,26 @@ def test_frequency_penalty_grows_with_every_use() -> None:
     logits = torch.tensor([[3.0, 0.0]])
     taste = [Taste.of(asking("x", frequency_penalty=2.0))]
     assert [pick(logits, taste)[0].token for _ in range(3)] == [0, 0, 1]
+
+
+def test_pieces_add_up_to_the_whole_with_a_tokenizer_that_spells_in_words_and_bytes() -> None:
+    """As older families spell: a blank is part of the word behind it, and the first one is not shown."""
+    words = ["▁the", "▁sun", "▁", "s", "ets", ",", "▁naïve", "!"]
+    vocabulary = {word: number for number, word in enumerate([*words, *(f"<0x{byte:02X}>" for byte in range(256))])}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="!"))
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    luck = random.Random(2)
+    for _ in range(200):
+        ids: list[int] = []
+        for _ in range(luck.randint(1, 60)):
+            if luck.random() < 0.4:
+                char = luck.choice("€é😀ß漢\n")
+                ids += [vocabulary[f"<0x{byte:02X}>"] for byte in char.encode()]
+            else:
+                ids.append(luck.randrange(len(words)))
+        writer = Writer(core.decode, ())
+        pieces = [writer.add(token) for token in ids]
+        assert "".join([*pieces, writer.finish()]) == core.decode(ids)
+        assert not any("\ufffd" in piece for piece in pieces)
