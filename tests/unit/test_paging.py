@@ -55,6 +55,12 @@ def test_pinned_goes_only_for_another_pinned() -> None:
     assert decide(*pinned[:2], held("d", 61), wanted=held("new", 0.0, is_pinned=True)) == Room(("d",))
 
 
+def test_what_goes_live_gets_in_for_one_that_was_asked_a_moment_ago() -> None:
+    others = (held("a", 2, is_pinned=True), held("b", 1), held("c", 3, num_users=1))
+    assert isinstance(decide(*others), NoRoom)
+    assert decide(*others, wanted=held("new", 0.0, is_pinned=True)) == Room(("b",))
+
+
 def test_bytes_count_too_and_several_go_for_a_large_one() -> None:
     others = [held(name, idle_s, num_bytes=30) for name, idle_s in (("a", 70), ("b", 90), ("c", 80))]
     wanted = held("new", 0.0, num_bytes=50)
