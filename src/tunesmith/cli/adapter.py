@@ -158,7 +158,7 @@ def _show_targets(targets: Sequence[Mapping[str, Any]]) -> None:
     rows = [
         (t["target"], t["wanted"] or base, t["observed"] or base, _age(t["synced_at"]), t["error"]) for t in targets
     ]
-    columns = [Column("TARGET", "fold"), Column("WANTED", "fold"), Column("SERVES", "fold"), Column("SEEN WELL"),
+    columns = [Column("TARGET", "fold"), Column("WANTED", "fold"), Column("SERVES", "fold"), Column("SINCE"),
                Column("ERROR", "fold")]  # fmt: skip
     show_table(columns, rows, indent=2)
 

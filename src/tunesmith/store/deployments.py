@@ -175,20 +175,21 @@ def observe(
 ) -> None:
     """Note what a target serves now, and what is wrong with that; where it cannot be asked, what it was last seen with.
 
-    An event only where something changed: targets are looked at for ever.
+    Written only where something changed, because targets are looked at for ever: `synced_at` is since when it is well.
     """
     key = (observations.c.profile == profile, observations.c.target == target)
     before = tx.first(sa.select(observations).where(*key))
     values: dict[str, Any] = {"error": error}
     if is_known:
         values["observed_adapter_id"] = adapter_id
+    if before is not None and all(before[name] == value for name, value in values.items()):
+        return
+    observed = values.get("observed_adapter_id", before and before["observed_adapter_id"])
     if error is None:
         values["synced_at"] = tx.now
     tx.put(observations, {"profile": profile, "target": target}, **values)
-    if before is None or any(before[name] != values[name] for name in values if name != "synced_at"):
-        observed = values.get("observed_adapter_id", before and before["observed_adapter_id"])
-        detail = {"target": target, "observed": observed}
-        events.record(tx, "deployment", profile, "observed", actor="target", reason=error or "", detail=detail)
+    detail = {"target": target, "observed": observed}
+    events.record(tx, "deployment", profile, "observed", actor="target", reason=error or "", detail=detail)
 
 
 def forget_others(tx: Tx, profile: str, targets: Collection[str]) -> None:
