@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tunesmith.errors import ConfigError, DataError, NotFound, Refused, TunesmithError, UsageError
-from tunesmith.gateway.engine import EngineError
+from tunesmith.errors import ConfigError, DataError, Refused, TunesmithError
 
 _TYPES = {
     400: "invalid_request_error",
@@ -54,7 +53,7 @@ def status_of(error: Exception) -> int:
     """A refusal is 422, not 409: the clients try a 409 again by themselves, and it would be refused again."""
     if isinstance(error, Refused | DataError | ConfigError):
         return _UNPROCESSABLE
-    if isinstance(error, UsageError | NotFound | EngineError | ApiError | TunesmithError):
+    if isinstance(error, TunesmithError):
         return _UNPROCESSABLE if error.http_status == _CONFLICT else error.http_status
     return _SERVER_ERROR
 

@@ -15,6 +15,7 @@ from tunesmith.gateway.refusals import error_body
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
+_UNREAD_S = 30.0
 _SSE = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -77,7 +78,12 @@ class SseAnswer(Response):
 
 
 async def _send(send: Any, body: bytes, *, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
+    """Whoever reads nothing of a stream for so long is gone, and must not hold a place."""
+    try:
+        async with asyncio.timeout(_UNREAD_S):
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+    except TimeoutError:
+        raise ClientGone from None
 
 
 async def while_there(receive: Receive, work: Awaitable[T]) -> T:
