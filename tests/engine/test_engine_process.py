@@ -141,6 +141,8 @@ def test_log_probs_come_with_the_tokens(loop: Loop, engine: EmbeddedEngine) -> N
         (asking("", prompt=[]), "empty_prompt", 400),
         (asking("", prompt=[1, 9999]), "invalid_prompt", 400),
         (asking("x", max_tokens=0), "invalid_value", 400),
+        (asking("x", temperature=float("nan")), "invalid_value", 400),
+        (asking("half \ud800 a pair"), "invalid_prompt", 400),
         (asking("x", "nobody@v1"), "unknown_adapter", 404),
         (Generation(id="x", adapter=None, messages=[{"role": "user"}]), "invalid_prompt", 400),
         (Generation(id="x", adapter=None, messages=[]), "invalid_prompt", 400),
@@ -157,6 +159,15 @@ def test_request_that_cannot_be_answered_is_refused_alone(
     assert isinstance(refused, EngineError), refused
     assert (refused.code, refused.http_status) == (code, status)
     assert good[1].num_written > 0
+
+
+def test_any_number_is_a_seed(loop: Loop, engine: EmbeddedEngine) -> None:
+    said = [
+        loop.run(whole_answer(engine, asking("x", temperature=1.0, seed=seed)))
+        for seed in (-1, (1 << 64) - 1, 1 << 100, 0)
+    ]
+    assert said[0] == said[1]
+    assert said[2] == said[3] != said[0]
 
 
 def test_prompt_of_text_or_tokens_is_taken_as_it_is(loop: Loop, engine: EmbeddedEngine, base: Path) -> None:

@@ -72,6 +72,10 @@ class EngineProgram:
                     self._take(message)
                 except EngineRefusal as refusal:
                     self._outbox.refuse(message["id"], refusal)
+                except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+                    reason = " ".join(str(error).split())[:200]
+                    text = f"the request cannot be read ({reason}); correct it"
+                    self._outbox.refuse(message["id"], EngineRefusal(text, "invalid_value", 400))
         finally:
             os._exit(0)  # the gateway closed its end, or said something that is no message
 

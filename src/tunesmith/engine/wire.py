@@ -24,7 +24,9 @@ def line(message: Mapping[str, Any]) -> bytes:
 
 
 def asked_line(asked: Generation) -> bytes:
-    return line({"do": "generate", **asdict(asked)})
+    """Raises TypeError for text that is no Unicode."""
+    seed = None if asked.seed is None else asked.seed % (1 << 64)
+    return line({"do": "generate", **asdict(asked), "seed": seed})
 
 
 def asked_from(message: Mapping[str, Any]) -> Generation:

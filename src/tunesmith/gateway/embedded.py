@@ -80,7 +80,11 @@ class EmbeddedEngine:
     async def generate(self, asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
         child = await self._running()
         with child.conversation() as talk:
-            talk.send(asked_line(replace(asked, id=talk.id)))
+            try:
+                talk.send(asked_line(replace(asked, id=talk.id)))
+            except TypeError:
+                text = "the request holds text that is no Unicode (half a surrogate pair); correct it"
+                raise EngineError(text, code="invalid_prompt", http_status=400) from None
             while True:
                 message = await talk.next()
                 if "piece" in message:
