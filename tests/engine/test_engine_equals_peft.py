@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tunesmith.engine.sites import Sites
 from tunesmith.engine.speech import Words
 from tunesmith.engine.turns import Turns
 from tunesmith.modeling.adapter_parts import AdapterReader
-from tunesmith.modeling.adapters import detach, load_adapter
+from tunesmith.modeling.adapters import load_adapter
 from tunesmith.modeling.chat import ChatFormat
 from tunesmith.modeling.generation import stop_ids
 from tunesmith.modeling.loading import load_base, load_tokenizer
@@ -57,16 +58,18 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return {kind: an_adapter(base, folder / kind, kind, seed=number).path for number, kind in enumerate(KINDS)}
 
 
-def alone(base: Path, folder: Path | None, prompt: tuple[int, ...], num: int) -> list[int]:
-    """What transformers and peft write, greedily and without any of our code for serving."""
+@cache
+def reference(base: Path, folder: Path | None) -> Any:
+    """As transformers and peft load it, without any of our code for serving."""
     model = load_base(base, CPU)
-    stops = stop_ids(model, ChatFormat(load_tokenizer(base)))
-    adapted = model if folder is None else load_adapter(model, folder)
-    made = adapted.generate(
-        input_ids=torch.tensor([prompt]), max_new_tokens=num, do_sample=False, eos_token_id=sorted(stops)
-    )
-    if folder is not None:
-        detach(adapted)
+    return model if folder is None else load_adapter(model, folder)
+
+
+def alone(base: Path, folder: Path | None, prompt: tuple[int, ...], num: int) -> list[int]:
+    """What it writes greedily."""
+    model = reference(base, folder)
+    stops = sorted(stop_ids(reference(base, None), ChatFormat(load_tokenizer(base))))
+    made = model.generate(input_ids=torch.tensor([prompt]), max_new_tokens=num, do_sample=False, eos_token_id=stops)
     return list(made[0, len(prompt) :].tolist())
 
 
