@@ -82,7 +82,9 @@ def test_server_behind_that_is_gone_is_503_without_its_address(door: ServerProce
 def test_answer_is_kept_with_the_version_that_gave_it(door: ServerProcess, proxied: Client) -> None:
     say(door, f"{PROFILE}@v1", "keep this one")
     found = wait_for(
-        lambda: [each for each in proxied.experiences.list(profile=PROFILE) if each.question == "keep this one"],
+        lambda: (
+            [each for each in proxied.experiences.list(profile=PROFILE) if each.question == "keep this one"] or None
+        ),
         10.0,
         "until it is kept",
     )
