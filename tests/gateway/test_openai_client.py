@@ -196,3 +196,24 @@ def test_parameters_without_effect_are_accepted(api: OpenAI) -> None:
         service_tier="auto",
     )
     assert answer.choices[0].message.role == "assistant"
+
+
+def test_an_idempotency_key_brings_the_first_answer_again_and_is_refused_for_another_body(api: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "support@v1", "messages": HELLO, "max_tokens": 8, "temperature": 1.5}
+    first = api.chat.completions.create(**asked, extra_headers={"Idempotency-Key": "order-1"})
+    again = api.chat.completions.create(**asked, extra_headers={"Idempotency-Key": "order-1"})
+    assert again == first
+    other = api.chat.completions.create(**asked, extra_headers={"Idempotency-Key": "order-2"})
+    assert other.id != first.id
+    changed = {**asked, "max_tokens": 9}
+    with pytest.raises(openai.UnprocessableEntityError, match="another body"):
+        api.chat.completions.create(**changed, extra_headers={"Idempotency-Key": "order-1"})
+    with pytest.raises(openai.BadRequestError, match="Idempotency-Key"):
+        api.chat.completions.create(**asked, extra_headers={"Idempotency-Key": "k" * 256})
+
+
+def test_an_idempotency_key_of_a_request_that_failed_is_free_again(api: OpenAI) -> None:
+    key = {"Idempotency-Key": "order-3"}
+    with pytest.raises(openai.NotFoundError):
+        api.chat.completions.create(model="nobody", messages=HELLO, extra_headers=key)
+    assert api.chat.completions.create(model="support@v1", messages=HELLO, max_tokens=4, extra_headers=key).id

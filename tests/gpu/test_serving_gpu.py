@@ -76,12 +76,13 @@ def test_device_is_free_while_training_has_it_and_serving_returns(base: Path, tm
         assert world.ask().model == "support@v1"
         serving = used_mib()
         assert serving > before + 100, "the engine is not on the device"
-        run_id = world.submit("trainer.kind=native", "trainer.options={}", "recipe.epochs=40", "hardware.tier=null")
+        shape = ("recipe.lora_rank=4", "recipe.lora_alpha=8", "recipe.target_modules=[q_proj, v_proj, down_proj]")
+        run_id = world.submit("trainer.kind=native", "trainer.options={}", "hardware.tier=null", *shape)
         worker = world.fleet.start()
         world.until("aside", 120.0)
         wait_for(lambda: used_mib() < serving - 100 or world.trainers(), 60.0, "for the device to be free")
         assert world.engines() == [], "it trains beside the engine"
-        world.fleet.wait(run_id, "completed", "rejected", "held", "failed", timeout_s=240.0)
+        assert world.fleet.wait(run_id, "completed", "rejected", timeout_s=240.0) in ("completed", "rejected")
         world.is_back()
         assert world.ask().model == "support@v1"
         assert worker.poll() is None

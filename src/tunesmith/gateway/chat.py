@@ -50,7 +50,11 @@ async def _answer(request: Request, read: Callable[[dict[str, Any]], Asked]) -> 
     gateway: Gateway = request.app.state.gateway
     gateway.refuse_while_ending()
     body = await read_json(request.headers, request.receive, gateway.settings.max_body_bytes)
-    asked = read(body)
+    with gateway.repeats.watching(request.headers, request.url.path, body) as seen:
+        return seen.answer or seen.note(await _answer_to(gateway, request, body, read(body)))
+
+
+async def _answer_to(gateway: Gateway, request: Request, body: dict[str, Any], asked: Asked) -> Response:
     about = About.of(request.headers, asked)
     route = await gateway.switchboard.resolve(asked.model)
     if not route.place.is_embedded:

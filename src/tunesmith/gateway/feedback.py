@@ -28,6 +28,11 @@ _MOST_AT_ONCE = 16
 async def feedback(request: Request) -> Response:
     gateway: Gateway = request.app.state.gateway
     body = await read_json(request.headers, request.receive, gateway.settings.max_body_bytes)
+    with gateway.repeats.watching(request.headers, request.url.path, body) as seen:
+        return seen.answer or seen.note(await _stored(gateway, body))
+
+
+async def _stored(gateway: Gateway, body: dict[str, Any]) -> Response:
     said = _checked({name: value for name, value in body.items() if value is not None})
     if gateway.num_rating >= _MOST_AT_ONCE:  # the store is slow, or away: others need threads too
         raise ApiError(429, "much feedback waits already; send it again later", code="too_much", retry_after_s=2.0)

@@ -17,6 +17,7 @@ from tunesmith.gateway.engines import EnginePool
 from tunesmith.gateway.hooks import HandOver, Shadow, Upstream
 from tunesmith.gateway.places import Place
 from tunesmith.gateway.refusals import ApiError
+from tunesmith.gateway.repeats import Repeats
 from tunesmith.gateway.switchboard import Route, Switchboard
 from tunesmith.settings import ServeSettings
 
@@ -38,6 +39,7 @@ class Gateway:
     make_upstream: Callable[[Place], Upstream]
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
+    repeats: Repeats = field(default_factory=Repeats)
     is_ending: bool = False
     num_rating: int = 0
     """Feedback that is being stored now."""
