@@ -31,6 +31,9 @@ _LOOK_S = 0.25
 _END_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _AGAIN_S = 1.0
+_FILES_S = 30.0
+_OF_FILES = frozenset({"adapter_refused", "load_failed"})
+"""What is wrong with files is this machine's fault and nobody else's business."""
 
 _Message = Mapping[str, Any]
 
@@ -159,7 +162,9 @@ class EmbeddedEngine:
                 code=getattr(error, "code", "engine_start"),
                 http_status=503,
                 retry_after_s=pause_s,
+                public="the engine cannot be started; the server's log says why",
             )
+            log.warning("engine_not_started", base=self.spec.base, problem=reason)
             raise self._last_failure from None
         finally:
             self._starting = None
@@ -344,7 +349,13 @@ def _resident(pid: int) -> int:
 
 
 def _refusal(raw: Mapping[str, Any]) -> EngineError:
-    return EngineError(raw["message"], code=raw["code"], http_status=raw["status"], retry_after_s=raw["retry_after_s"])
+    public, retry_after_s = None, raw["retry_after_s"]
+    if raw["code"] in _OF_FILES:
+        log.warning("adapter_not_loaded", problem=raw["message"])
+        public, retry_after_s = "this version's files cannot be used; the server's log says why", _FILES_S
+    return EngineError(
+        raw["message"], code=raw["code"], http_status=raw["status"], retry_after_s=retry_after_s, public=public
+    )
 
 
 def _stopped() -> EngineError:
@@ -356,9 +367,7 @@ def _stopped() -> EngineError:
 def _death(code: int, tail: bytes) -> EngineError:
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     said = " ".join(tail.decode(errors="replace").split())[-600:]
-    return EngineError(
-        f"the engine {how}{': ' + said if said else ''}",
-        code="engine_died",
-        http_status=503,
-        retry_after_s=_AGAIN_S,
-    )
+    message = f"the engine {how}{': ' + said if said else ''}"
+    log.warning("engine_died", problem=message)
+    public = f"the engine {how}; ask again"
+    return EngineError(message, code="engine_died", http_status=503, retry_after_s=_AGAIN_S, public=public)

@@ -17,12 +17,20 @@ class EngineError(TunesmithError):
     code = "engine"
 
     def __init__(
-        self, message: str, *, code: str = "engine", http_status: int = 500, retry_after_s: float | None = None
+        self,
+        message: str,
+        *,
+        code: str = "engine",
+        http_status: int = 500,
+        retry_after_s: float | None = None,
+        public: str | None = None,
     ) -> None:
+        """`public`: what strangers are told instead, where the message speaks of this machine."""
         super().__init__(message)
         self.code = code
         self.http_status = http_status
         self.retry_after_s = retry_after_s
+        self.public = public
 
 
 class Engine(Protocol):

@@ -27,6 +27,7 @@ Device = Literal["auto", "cpu", "cuda"]
 MakeEngine = Callable[[Route, Device], EmbeddedEngine]
 _STEP_S = 0.02
 _STOP_GRACE_S = 5.0
+_HASH_AGAIN_S = 15.0
 
 
 class Seat:
@@ -43,6 +44,9 @@ class Seat:
         self._starting: asyncio.Task[None] | None = None
         self.is_ready = False
         self.base_digest: str | None = None
+        self.hashed_start = 0
+        """Which process of the engine read the base that was hashed."""
+        self.hashed_at = 0.0
 
     async def start(self) -> None:
         """Returns at once while the engine runs. Whoever waits may leave: the start goes on for the others."""
@@ -65,6 +69,16 @@ def _heard(task: asyncio.Task[None]) -> None:
     """A failure that nobody waits for any more is no surprise: the next one to ask is told."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.warning("engine_failed", problem=str(error))
+
+
+async def _digest_of(folder: Path) -> str:
+    try:
+        await asyncio.to_thread(base_files, folder)
+        return await asyncio.to_thread(base_digest, folder)
+    except ConfigError as error:
+        public = "the base model's files cannot be used; the server's log says why"
+        log.warning("base_unusable", problem=error.message)
+        raise EngineError(error.message, http_status=503, retry_after_s=_HASH_AGAIN_S, public=public) from None
 
 
 class EnginePool:
@@ -192,20 +206,24 @@ class EnginePool:
         await seat.engine.stop(0.0)
 
     async def _check_base(self, seat: Seat, route: Route) -> None:
-        """An adapter of another base would answer nonsense; files are hashed once while an engine runs."""
-        wanted = route.version.base_digest
-        if seat.base_digest is None:
-            try:
-                await asyncio.to_thread(base_files, seat.folder)
-                seat.base_digest = await asyncio.to_thread(base_digest, seat.folder)
-            except ConfigError as error:
-                raise EngineError(error.message, http_status=503) from None
-        if wanted is not None and wanted != seat.base_digest:
-            raise EngineError(
-                f"{route.version.name} was made for another base than {seat.folder.name} holds now; put that one back",
-                code="base_changed",
-                http_status=503,
-            )
+        """An adapter of another base would answer nonsense; files are hashed once for every process that reads them."""
+        wanted, start = route.version.base_digest, seat.engine.num_starts
+        if seat.hashed_start != start:
+            seat.base_digest, seat.hashed_start = await _digest_of(seat.folder), start
+            seat.hashed_at = time.monotonic()
+        if wanted is None or wanted == seat.base_digest:
+            return
+        if time.monotonic() - seat.hashed_at > _HASH_AGAIN_S:
+            seat.hashed_at = time.monotonic()
+            if await _digest_of(seat.folder) == wanted and not seat.num_active > 1:
+                await self._close(seat)  # it was put back: the next one to ask starts an engine that reads it
+        raise EngineError(
+            f"{route.version.name} was made for another base than {seat.folder.name} holds now; put that one back, "
+            "and it answers again within a minute",
+            code="base_changed",
+            http_status=503,
+            retry_after_s=_HASH_AGAIN_S,
+        )
 
     # -- hooks.Engines
 

@@ -144,9 +144,11 @@ async def error_response(request: Request, error: Exception) -> Response:
 
 
 def _response(scope: Message, error: Exception) -> Response:
-    status = status_of(error)
+    is_ours = scope["path"].startswith("/control/")
+    status = 503 if getattr(error, "public", None) and not is_ours else status_of(error)  # our fault, not the caller's
     if not isinstance(error, TunesmithError):
         log.exception("request_failed", method=scope["method"], path=scope["path"][:200])
-    response = Response(orjson.dumps(error_body(error)), status_code=status, media_type="application/json")
+    body = error_body(error, is_ours=is_ours)
+    response = Response(orjson.dumps(body), status_code=status, media_type="application/json")
     response.raw_headers.extend(headers_of(error))
     return response

@@ -40,10 +40,15 @@ def wrong(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, f"{param} {message}", code=code, param=param)
 
 
-def error_body(error: Exception) -> dict[str, Any]:
-    """The one shape; anything that we did not raise on purpose tells nothing about our insides."""
+def error_body(error: Exception, *, is_ours: bool = False) -> dict[str, Any]:
+    """The one shape; anything that we did not raise on purpose tells nothing about our insides.
+
+    `is_ours`: whoever asked is part of this workspace and may hear of its files.
+    """
     known = error if isinstance(error, TunesmithError) else None
     message = known.message if known else "something went wrong in the server; its log says more"
+    if not is_ours:
+        message = getattr(error, "public", None) or message
     code = known.code if known else "internal"
     kind = _TYPES.get(status_of(error), "invalid_request_error" if status_of(error) < _SERVER_ERROR else "server_error")
     return {"error": {"message": message, "type": kind, "param": getattr(error, "param", None), "code": code}}
