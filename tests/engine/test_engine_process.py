@@ -111,11 +111,12 @@ def test_reading_is_what_the_trainers_stack_reads(
 
 
 def test_stop_text_ends_the_answer(loop: Loop, engine: EmbeddedEngine) -> None:
-    text, _ = loop.run(whole_answer(engine, asking("a story", max_tokens=40)))
+    text, uncut = loop.run(whole_answer(engine, asking("a story", max_tokens=40)))
     stop = text[5:7]
     cut, ended = loop.run(whole_answer(engine, asking("a story", max_tokens=40, stop=(stop,))))
     assert cut == text[: text.index(stop)]
-    assert ended.finish == "stop"
+    assert (ended.finish, ended.by, ended.is_by_itself) == ("stop", "text", False)
+    assert uncut.by == "model"
     assert ended.num_written < 40
 
 
@@ -159,6 +160,32 @@ def test_request_that_cannot_be_answered_is_refused_alone(
     assert isinstance(refused, EngineError), refused
     assert (refused.code, refused.http_status) == (code, status)
     assert good[1].num_written > 0
+
+
+@pytest.mark.parametrize("told", ["messages", "prompt"])
+def test_prompts_of_megabytes_hold_nobody_up(loop: Loop, engine: EmbeddedEngine, told: str) -> None:
+    """Turning one of them into tokens takes seconds: its beginning tells that it does not fit."""
+    text = "far too long " * 300_000
+    endless = asking(text) if told == "messages" else asking("", prompt=text)
+
+    async def all_of_them() -> tuple[list[Any], float]:
+        refused = [asyncio.create_task(whole_answer(engine, endless)) for _ in range(3)]
+        await asyncio.sleep(0)
+        begun = time.monotonic()
+        await whole_answer(engine, asking("fine"))
+        took = time.monotonic() - begun
+        return await asyncio.gather(*refused, return_exceptions=True), took
+
+    refused, took = loop.run(all_of_them())
+    assert {error.code for error in refused} == {"context_length_exceeded"}
+    assert took < 2.0
+
+
+def test_prompt_of_few_tokens_and_many_characters_is_taken(loop: Loop, engine: EmbeddedEngine) -> None:
+    """The beginning alone decides only where it holds more tokens than fit."""
+    text = "<|user|>" * 240
+    _, ended = loop.run(whole_answer(engine, asking("", prompt=text, max_tokens=2)))
+    assert ended.num_prompt in (240, 241)
 
 
 def test_any_number_is_a_seed(loop: Loop, engine: EmbeddedEngine) -> None:

@@ -1,6 +1,6 @@
 """The engine's desk: takes requests in, reads prompts and adapters beside the computing, and sends answers out.
 
-Three threads stand beside the one that computes: one reads lines and turns prompts into tokens, one reads adapters,
+Four threads stand beside the one that computes: one reads lines, one turns prompts into tokens, one reads adapters,
 one writes lines. The computing thread alone changes what is computed.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -30,6 +30,8 @@ from tunesmith.modeling.adapter_parts import AdapterParts, AdapterReader
 from tunesmith.modeling.base_files import is_whole_model
 
 log = logger("engine")
+_OF_SOMEBODY = ("generate", "read")
+"""What is of no use once whoever asked has gone; adapters come and go all the same."""
 Do = Callable[[], None]
 """Something for the computing thread to do between two passes."""
 
@@ -76,7 +78,9 @@ class Answers(Listener):
         self._outbox.put({"id": row.id, "piece": piece_of(text, tokens)})
 
     def ended(self, row: Row, finish: Finish) -> None:
-        ended = Ended(finish, len(row.prompt), len(row.ids), row.adapter, self._digest_of(row.adapter))
+        digest = self._digest_of(row.adapter)
+        by: Literal["model", "text"] = "text" if row.writer.is_stopped else "model"
+        ended = Ended(finish, len(row.prompt), len(row.ids), row.adapter, digest, by)
         self._outbox.put({"id": row.id, "ended": asdict(ended)})
 
     def failed(self, row: Row, refusal: EngineRefusal) -> None:
@@ -115,6 +119,59 @@ class Readings(Listener):
         if not self._has_failed:
             self._has_failed = True
             self._outbox.refuse(self._id, refusal)
+
+
+class Intake:
+    """Takes messages in their order, in a thread of its own: one that is cancelled before its turn is never read."""
+
+    def __init__(self, take: Callable[[Mapping[str, Any]], Do], outbox: Outbox, inbox: queue.SimpleQueue[Do]) -> None:
+        self._take, self._outbox, self._inbox = take, outbox, inbox
+        self._waiting: dict[str, Mapping[str, Any]] = {}
+        self._order: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._current: str | None = None
+        threading.Thread(target=self._work, name="intake", daemon=True).start()
+
+    def put(self, message: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._waiting[message["id"]] = message
+        self._order.put(message["id"])
+
+    def drop(self, message_id: str) -> bool:
+        """Whether it had not come as far as the computing, and now never will."""
+        with self._lock:
+            if self._current == message_id:
+                self._current = None
+                return True
+            is_there = self._waiting.get(message_id, {}).get("do") in _OF_SOMEBODY
+            return is_there and self._waiting.pop(message_id) is not None
+
+    def _work(self) -> None:
+        while True:
+            message_id = self._order.get()
+            with self._lock:
+                message = self._waiting.pop(message_id, None)
+                may_be_dropped = message is not None and message["do"] in _OF_SOMEBODY
+                self._current = message_id if may_be_dropped else None
+            do = None if message is None else self._read(message)
+            with self._lock:
+                if do is not None and (self._current == message_id or not may_be_dropped):
+                    self._inbox.put(do)
+                self._current = None
+
+    def _read(self, message: Mapping[str, Any]) -> Do | None:
+        try:
+            return self._take(message)
+        except EngineRefusal as refusal:
+            self._outbox.refuse(message["id"], refusal)
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            reason = " ".join(str(error).split())[:200]
+            text = f"the request cannot be read ({reason}); correct it"
+            self._outbox.refuse(message["id"], EngineRefusal(text, "invalid_value", 400))
+        except BaseException:
+            log.exception("intake_failed")
+            os._exit(1)  # an engine that takes nothing in any more is of no use
+        return None
 
 
 class Loader:

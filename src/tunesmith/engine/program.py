@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tunesmith.domain.engine_spec import EngineSpec
-from tunesmith.engine.desk import Answers, Do, Loader, Outbox, lines_of, row_to_answer, rows_to_read
+from tunesmith.engine.desk import Answers, Do, Intake, Loader, Outbox, lines_of, row_to_answer, rows_to_read
 from tunesmith.engine.rows import EngineRefusal, Row
 from tunesmith.engine.sites import Sites
 from tunesmith.engine.speech import Words
@@ -31,7 +32,7 @@ _ALIVE_S = 1.0
 
 
 class EngineProgram:
-    """Reads requests in one thread, computes in another: the main one."""
+    """Reads requests in threads of their own, computes in the main one."""
 
     def __init__(self, spec: EngineSpec, channel: socket.socket) -> None:
         self._channel = channel
@@ -47,6 +48,7 @@ class EngineProgram:
         self._loader = Loader(AdapterReader(model), self._outbox, self._inbox)
         self._adapters: dict[str, tuple[str, int]] = {}
         self._answers = Answers(self._outbox, self._digest_of)
+        self._intake = Intake(self._take, self._outbox, self._inbox)
 
     def run(self) -> None:
         self._outbox.put({"ready": {"device": str(self._device), "base_bytes": self._base_bytes}})
@@ -68,33 +70,26 @@ class EngineProgram:
     def _listen(self) -> None:
         try:
             for message in lines_of(self._channel):
-                try:
-                    self._take(message)
-                except EngineRefusal as refusal:
-                    self._outbox.refuse(message["id"], refusal)
-                except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-                    reason = " ".join(str(error).split())[:200]
-                    text = f"the request cannot be read ({reason}); correct it"
-                    self._outbox.refuse(message["id"], EngineRefusal(text, "invalid_value", 400))
+                if message["do"] != "cancel":
+                    self._intake.put(message)
+                elif not self._intake.drop(message["id"]):
+                    self._inbox.put(partial(self._cancel, message["id"]))
         finally:
             os._exit(0)  # the gateway closed its end, or said something that is no message
 
-    def _take(self, message: Mapping[str, Any]) -> None:
+    def _take(self, message: Mapping[str, Any]) -> Do:
+        """What the computing has to do about it."""
         match message["do"]:
             case "generate":
-                row = row_to_answer(message, self._words, self._answers)
-                self._inbox.put(lambda: self._admit([row]))
+                return partial(self._admit, [row_to_answer(message, self._words, self._answers)])
             case "read":
-                rows = rows_to_read(message, self._words, self._outbox)
-                self._inbox.put(lambda: self._admit(rows))
-            case "cancel":
-                self._inbox.put(lambda: self._cancel(message["id"]))
+                return partial(self._admit, rows_to_read(message, self._words, self._outbox))
             case "load":
-                self._inbox.put(lambda: self._load(message))
+                return partial(self._load, message)
             case "unload":
-                self._inbox.put(lambda: self._unload(message))
+                return partial(self._unload, message)
             case "state":
-                self._inbox.put(lambda: self._outbox.put({"id": message["id"], "done": self._state()}))
+                return lambda: self._outbox.put({"id": message["id"], "done": self._state()})
             case other:
                 raise ConfigError(f"the gateway says {other!r}, which this engine does not know")
 

@@ -68,7 +68,11 @@ class ChatFormat:
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The tokens in front of an answer to these messages."""
-        return tuple(self._encode(self.prompt_text(messages)))
+        return self.ids_of(self.prompt_text(messages))
+
+    def ids_of(self, prompt_text: str) -> tuple[int, ...]:
+        """The tokens of what the template wrote."""
+        return tuple(self._encode(prompt_text))
 
     def prompt_text(self, messages: Sequence[Message]) -> str:
         """What the template writes in front of an answer to these messages."""
@@ -239,7 +243,8 @@ class ChatFormat:
             for text in said:
                 if (found := self._control.search(text)) is not None:
                     role = message["role"]
-                    raise DataError(f"{what}: a {role} message holds the control token {found[0]!r}; remove it")
+                    one = "an" if role == "assistant" else "a"
+                    raise DataError(f"{what}: {one} {role} message holds the control token {found[0]!r}; remove it")
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False).input_ids)
