@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from gateway_builders import (
     ask,
     frozen_engine,
     in_background,
+    make_live,
     num_in_use,
     warm,
 )
@@ -111,3 +113,36 @@ def test_feedback_that_was_acknowledged_survives_a_kill(mortal: ServerProcess, s
         stored |= {said.id for said in small.experiences.show(experience.id).feedback}
     assert len(acknowledged) > 40
     assert set(acknowledged) <= stored
+
+
+def test_a_store_that_is_moved_away_or_replaced_under_a_server_is_noticed_and_followed_again(
+    base: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "ws"
+    a_served_workspace(root, base, num_versions=2).close()
+    away = tmp_path / "away"
+    away.mkdir()
+    with a_server(root) as server:
+        answer = ask(server)
+        body = {"response_id": answer.id, "rating": "up"}
+        with server.http() as http:
+            assert http.post("/v1/feedback", json=body).status_code == 200
+            for file in (root / ".tunesmith").glob("store.db*"):
+                file.rename(away / file.name)
+            wait_for(lambda: "missing" in server.health()["store"])
+            refused = http.post("/v1/feedback", json=body)
+            assert (refused.status_code, bool(refused.headers.get("retry-after"))) == (503, True)
+            assert ask(server).model == "support@v1", "answers flow"
+            wait_for(lambda: server.health()["capture"]["num_dropped"] == 1, 20)
+            assert not (root / ".tunesmith" / "store.db").exists(), "no new one is made in its place"
+            for file in away.iterdir():
+                shutil.copy2(file, root / ".tunesmith" / file.name)
+            wait_for(lambda: server.health()["store"] == "ok")
+            assert http.post("/v1/feedback", json={**body, "rater": "ann"}).json()["is_new"]
+        after = ask(server)
+        with Client(root, actor="user:test", environ={}) as client:
+            wait_for(lambda: any(each.key == after.id for each in client.experiences.list(limit=10)))
+            rated = next(each for each in client.experiences.list(limit=10) if each.key == answer.id)
+            assert {said.rater for said in client.experiences.show(rated.id).feedback} == {"client", "ann"}
+            make_live(client.serving.session.database, 2)
+        wait_for(lambda: server.health()["serving"] == {PROFILE: "support@v2"})

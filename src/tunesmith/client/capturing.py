@@ -204,7 +204,7 @@ class CaptureQueue:
 
     def _work(self) -> None:
         """The thread: with a store of its own, so that nothing of the application's is ever shared."""
-        session = Session(self._parent.workspace, self._parent.actor, self._parent.environ)
+        session = self._parent.another()
         queue = self._queue
         try:
             while not (self._is_closing and queue.empty()):

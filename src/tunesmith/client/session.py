@@ -38,6 +38,13 @@ class Session:
         self.environ = environ
         self.actor = actor or _user()
         self._database: Database | None = None
+        self._was_open = False
+
+    def another(self) -> Session:
+        """One with a store connection of its own, for another thread."""
+        other = Session(self.workspace, self.actor, self.environ)
+        other._was_open = self._was_open
+        return other
 
     @cached_property
     def settings(self) -> Settings:
@@ -54,6 +61,7 @@ class Session:
             with _opening:  # threads of an application may all come first
                 if self._database is None:
                     self._database = self._open()
+                    self._was_open = True
         return self._database
 
     def _open(self) -> Database:
@@ -63,6 +71,8 @@ class Session:
             known = json.loads(marker.read_text()) if marker.exists() else []
             if not isinstance(known, list):
                 raise ValueError("it holds no list; restore a backup")
+            if self._was_open:  # the whole folder may have been moved away since: that makes no new store either
+                return open_store(self.store_url)
             self.workspace.data_dir.mkdir(exist_ok=True)
             database = open_store(self.store_url, create=name not in known)
             if name not in known:

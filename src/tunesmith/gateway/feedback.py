@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from tunesmith.client.experience_views import RatedView
 from tunesmith.client.experiences import FeedbackNoun
-from tunesmith.errors import NotFound, nearest, show
+from tunesmith.errors import NotFound, StoreError, nearest, show
 from tunesmith.gateway.answers import choice_key
 from tunesmith.gateway.bodies import read_json
 from tunesmith.gateway.gateway import Gateway
@@ -21,6 +21,7 @@ from tunesmith.gateway.responses import JsonAnswer
 _FIELDS = {"response_id", "rating", "comment", "correction", "rater", "choice"}
 _FRESH_S = 3.0
 """How long the thread that keeps answers may take over one that was just given."""
+_AGAIN_S = 5.0
 _MAX_ID = 200
 _MOST_AT_ONCE = 16
 
@@ -39,6 +40,8 @@ async def _stored(gateway: Gateway, body: dict[str, Any]) -> Response:
     gateway.num_rating += 1
     try:
         rated = await asyncio.to_thread(_rate, gateway, said)
+    except StoreError as error:
+        raise ApiError(503, error.message, code=error.code, retry_after_s=_AGAIN_S) from None
     finally:
         gateway.num_rating -= 1
     gateway.counts["feedback"] += 1

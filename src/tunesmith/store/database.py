@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -109,6 +110,31 @@ class Database:
         self._reader = engine
         if not self._is_sqlite:
             self._reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        self._file: tuple[int, int] | None = None
+        self._reopen: Callable[[], None] | None = None
+        self._following = threading.Lock()
+
+    def follow_file(self, reopen: Callable[[], None]) -> None:
+        """From now on notice that the file was moved away or replaced; `reopen` raises where the new one is no store.
+
+        A process that went on with the file it once opened would keep what nobody else ever sees.
+        """
+        if self._is_sqlite:
+            self._file, self._reopen = _identity(self.where), reopen
+
+    def _look_at_file(self) -> None:
+        if self._reopen is None or self._file == _identity(self.where) is not None:
+            return
+        with self._following:
+            found = _identity(self.where)
+            if self._file == found is not None:
+                return  # another thread was quicker
+            self._file = None
+            self.engine.dispose()
+            if found is None:
+                raise StoreError(f"the store {self.where} is missing, but this workspace had one; restore a backup")
+            self._reopen()
+            self._file = found
 
     @contextmanager
     def write(self, *, durable: bool = True) -> Iterator[Tx]:
@@ -117,6 +143,7 @@ class Database:
         `durable=False` is for leases: SQLite then leaves it to the next durable commit to reach the disk. Nothing is
         lost with a process, and with the machine's power every lease is lost anyway.
         """
+        self._look_at_file()
         with self._errors(), self.engine.connect() as conn, conn.begin():
             tx = Tx(conn, clock.utc_now())
             if self._is_sqlite:
@@ -128,6 +155,7 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Tx]:
         """A consistent view; writes nothing."""
+        self._look_at_file()
         with self._errors(), self._reader.connect() as conn, conn.begin():
             tx = Tx(conn, clock.utc_now())
             if self._is_sqlite:
@@ -216,6 +244,15 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         record.info[_JOURNAL] = journal
 
     return engine
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Which file that is now; None: there is none."""
+    try:
+        about = os.stat(path)
+    except OSError:
+        return None
+    return about.st_dev, about.st_ino
 
 
 def _boot_seconds() -> float:

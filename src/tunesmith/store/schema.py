@@ -42,6 +42,7 @@ def open_store(url: str, *, create: bool = False) -> Database:
     except BaseException:
         database.close()
         raise
+    database.follow_file(lambda: open_store(url).close())
     return database
 
 
