@@ -1,9 +1,13 @@
-"""uvicorn with what it leaves open: headers that never end, what is no HTTP at all, and our own way to stop."""
+"""uvicorn with what it leaves open: headers that never end, connections without end, what is no HTTP, how to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import resource
+import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,10 +17,15 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tunesmith.gateway.refusals import ApiError, error_body, headers_of, status_of
+from tunesmith.logs import logger
 
+log = logger("gateway")
 MAX_HEADER_BYTES = 64 << 10
 _HEADERS_S = 10.0
 """Longest time for a request's headers to arrive."""
+_MOST_CONNECTIONS, _SPARE_FILES, _EXCESS = 4096, 64, 16
+"""Files that are kept free for engines and the store; and how many more may come while the silent are hung up on."""
+_LOG_EVERY_S = 60.0
 
 
 class Protocol(H11Protocol):
@@ -24,6 +33,7 @@ class Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.quiet_since_s = time.monotonic()
         self._late: asyncio.TimerHandle | None = None
         self._expect_headers(True)
 
@@ -34,6 +44,18 @@ class Protocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_headers(False)
         super().connection_lost(exc)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing is asked on it now."""
+        return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
+
+    def on_response_complete(self) -> None:
+        self.quiet_since_s = time.monotonic()
+        super().on_response_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """It is answered as if no upgrade were wished for, which is no news."""
 
     def _expect_headers(self, are_open: bool) -> None:
         """The clock runs while headers have begun and not ended; a connection that is only kept open has its own."""
@@ -65,8 +87,64 @@ class Protocol(H11Protocol):
         self.transport.close()
 
 
+class _SeldomLog:
+    """One line a minute about what may happen a thousand times a second."""
+
+    def __init__(self, action: str, advice: str) -> None:
+        self._action, self._advice = action, advice
+        self._num, self._next_s = 0, 0.0
+
+    def count(self) -> None:
+        self._num += 1
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + _LOG_EVERY_S
+            log.warning(self._action, times=self._num, advice=self._advice)
+
+
+class _Door(socket.socket):
+    """A listening socket that keeps files free: the number of a new connection tells how many are open."""
+
+    def __init__(self, listening: socket.socket, make_room: Callable[[], None]) -> None:
+        kind = (listening.family, listening.type, listening.proto)
+        super().__init__(*kind, fileno=listening.detach())
+        self._make_room = make_room
+        self._most = _most_files()
+        self._refused = _SeldomLog("connections_refused", "too many are open; raise `ulimit -n` if they are all yours")
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        while True:
+            wire, address = super().accept()
+            if wire.fileno() < self._most:
+                return wire, address
+            self._make_room()
+            if wire.fileno() < self._most + _EXCESS:
+                return wire, address
+            self._refused.count()
+            with wire, contextlib.suppress(OSError):
+                wire.setblocking(False)
+                wire.send(_FULL)
+
+
+def _most_files() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS
+    return min(_MOST_CONNECTIONS, max(soft - _SPARE_FILES - _EXCESS, soft // 2))
+
+
+def _full() -> bytes:
+    error = ApiError(503, "too many connections are open; ask again", code="too_many_connections", retry_after_s=5.0)
+    body = orjson.dumps(error_body(error))
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    lines = [b": ".join(header) for header in (*headers, (b"connection", b"close"), *headers_of(error))]
+    return b"\r\n".join([b"HTTP/1.1 503 Service Unavailable", *lines, b"", body])
+
+
+_FULL = _full()
+
+
 class HttpServer(uvicorn.Server):
-    """A uvicorn server whose signals are ours."""
+    """A uvicorn server whose signals are ours, and which is never deaf for lack of files."""
 
     def __init__(self, app: Callable[..., Any], grace_s: float) -> None:
         config = uvicorn.Config(
@@ -83,6 +161,27 @@ class HttpServer(uvicorn.Server):
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         )
         super().__init__(config)
+        self._deaf = _SeldomLog("accept_failed", "no files are left for connections; raise `ulimit -n`")
+        for name in ("uvicorn", "asyncio"):  # in our form; what it warns of is what strangers send
+            theirs = logging.getLogger(name)
+            theirs.handlers, theirs.propagate = logging.getLogger("tunesmith").handlers, False
+            theirs.setLevel(logging.ERROR)
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._on_trouble)
+        await super().serve([_Door(listening, self._hang_up_on_the_quiet) for listening in sockets or ()])
+
+    def _hang_up_on_the_quiet(self) -> None:
+        """Whoever has asked nothing for longest makes room for somebody who may."""
+        quiet = [wire for wire in self.server_state.connections if isinstance(wire, Protocol) and wire.is_quiet]
+        if quiet:
+            min(quiet, key=lambda wire: wire.quiet_since_s).transport.abort()
+
+    def _on_trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if "socket" in context and isinstance(context.get("exception"), OSError) and "accept" in context["message"]:
+            self._deaf.count()
+        else:
+            loop.default_exception_handler(context)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
