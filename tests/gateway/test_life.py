@@ -146,3 +146,20 @@ def test_a_store_that_is_moved_away_or_replaced_under_a_server_is_noticed_and_fo
             assert {said.rater for said in client.experiences.show(rated.id).feedback} == {"client", "ann"}
             make_live(client.serving.session.database, 2)
         wait_for(lambda: server.health()["serving"] == {PROFILE: "support@v2"})
+
+
+def test_feedback_on_an_answer_that_a_locked_store_has_not_taken_yet_is_to_be_sent_again(
+    mortal: ServerProcess, small: Client
+) -> None:
+    warm(mortal, small)
+    with small.serving.session.database.write(), mortal.http() as http:
+        answer = ask(mortal)
+        early = http.post("/v1/feedback", json={"response_id": answer.id, "rating": "up"})
+        assert (early.status_code, early.json()["error"]["code"]) == (503, "not_kept_yet"), early.text
+        assert int(early.headers["retry-after"]) > 0
+        wait_for(lambda: "takes no writes" in mortal.health()["store"])
+        assert mortal.health()["status"] == "degraded"
+    with mortal.http() as http:
+        wait_for(lambda: mortal.health()["capture"]["num_pending"] == 0)
+        assert http.post("/v1/feedback", json={"response_id": answer.id, "rating": "up"}).status_code == 200
+    wait_for(lambda: mortal.health()["status"] == "ok")

@@ -49,6 +49,8 @@ class _Fate:
     profile: str
     reason: str | None
     """Why it is not kept; None: it was queued."""
+    number: int
+    """How many were queued up to it."""
 
 
 class Captures:
@@ -57,6 +59,7 @@ class Captures:
     def __init__(self, session: Session) -> None:
         self._queue = CaptureQueue(session, max_pending=_MAX_PENDING, linger_s=_LINGER_S)
         self._fate: OrderedDict[str, _Fate] = OrderedDict()
+        self._num_queued = 0
 
     def keep(
         self,
@@ -84,8 +87,9 @@ class Captures:
                 task_type=about.task_type,
                 template=about.template,
             )
+            self._num_queued += is_queued
             reason = None if is_queued else "too many answers waited to be kept, and it was dropped"
-        self._fate[key] = _Fate(profile or "", reason)
+        self._fate[key] = _Fate(profile or "", reason, self._num_queued)
         while len(self._fate) > _MOST_REMEMBERED:
             self._fate.popitem(last=False)
 
@@ -96,6 +100,13 @@ class Captures:
 
     def knows(self, key: str) -> bool:
         return key in self._fate
+
+    def waits(self, key: str) -> bool:
+        """Whether an answer was queued and is neither stored nor given up yet; they are taken in their order."""
+        fate, num_queued = self._fate.get(key), self._num_queued
+        if fate is None or fate.reason is not None:
+            return False
+        return num_queued - self._queue.counts.num_pending < fate.number
 
     def reason_missing(self, key: str) -> str:
         """Why there is no experience of an answer."""

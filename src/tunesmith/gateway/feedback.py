@@ -83,7 +83,11 @@ def _rate(gateway: Gateway, said: dict[str, Any]) -> RatedView:
     name = _find(gateway, key)
     if name is None and gateway.captures.knows(key):
         gateway.captures.flush(_FRESH_S)
+        waits = gateway.captures.waits(key)  # asked before looking: what is settled by now is there, or never will be
         name = _find(gateway, key)
+        if name is None and waits:
+            message = f"the answer {show(key)} waits to be stored; send the feedback again later"
+            raise ApiError(503, message, code="not_kept_yet", retry_after_s=_AGAIN_S)
     if name is None:
         reason = gateway.captures.reason_missing(key)
         raise NotFound(f"there is no experience of {show(key)}: {reason}")

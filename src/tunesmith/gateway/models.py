@@ -45,14 +45,15 @@ async def health(request: Request) -> Response:
 def state_of(gateway: Gateway) -> dict[str, Any]:
     """Which version each profile's name means, and what is wrong."""
     board = gateway.switchboard
+    lost = board.lost_store
     return {
-        "status": "stopping" if gateway.is_ending else "ok",
+        "status": "stopping" if gateway.is_ending else "degraded" if lost or board.problems else "ok",
         "server": gateway.server_id,
         "state": str(gateway.hand_over.state),
         "serving": {profile: version.name for profile, version in board.meaning().items()},
         "engines": gateway.engines.state(),
         "in_use": board.in_use(),
-        "store": board.store_problem or "ok",
+        "store": lost or "ok",
         "problems": board.problems,
         "counts": dict(gateway.counts),
         "capture": gateway.captures.counts(),

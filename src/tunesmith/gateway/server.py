@@ -194,7 +194,7 @@ class Server:
     async def _beat(self, gateway: Gateway, row: servers.Server) -> None:
         """Say in the store that we live and what we serve; a store that is away changes nothing here."""
         while True:
-            with contextlib.suppress(StoreError):
+            with gateway.switchboard.writing():
                 await asyncio.to_thread(self._beat_once, gateway, row)
             await asyncio.sleep(BEAT_S)
 

@@ -30,6 +30,7 @@ from tunesmith.targets.base import ServedAdapter
 
 log = logger("gateway")
 _PATIENCE_S = 3.0
+_SLOW_WRITE_S = 4.0
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,9 @@ class Switchboard:
         self._changed = asyncio.Condition()
         self._round = asyncio.Lock()
         self.store_problem: str | None = None
+        """Why it cannot be read."""
+        self.write_problem: str | None = None
+        self._writing_since: float | None = None
         self.troubles: dict[str, str] = {}
         """Why a profile's name does not mean what is wanted."""
         self._not_before: dict[str, tuple[str, float]] = {}
@@ -263,6 +267,26 @@ class Switchboard:
     @property
     def problems(self) -> dict[str, str]:
         return {**self._places.problems, **self.troubles}
+
+    @property
+    def lost_store(self) -> str | None:
+        """Why the store cannot be read or written; None: it can."""
+        since = self._writing_since
+        if self.store_problem is None and since is not None and time.monotonic() - since > _SLOW_WRITE_S:
+            return f"the store takes no writes for {time.monotonic() - since:.0f} s now; does somebody hold its lock?"
+        return self.store_problem or self.write_problem
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around what is written now and then, so that a store that takes nothing is noticed."""
+        self._writing_since = time.monotonic()
+        try:
+            yield
+            self.write_problem = None
+        except StoreError as error:
+            self.write_problem = error.message
+        finally:
+            self._writing_since = None
 
     # -- who is being asked
 
