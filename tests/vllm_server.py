@@ -18,6 +18,7 @@ class VllmServer(JsonServer):
         self.adapters: dict[str, str] = {}
         self.running: list[str] = []
         self.key, self.can_load = key, can_load
+        self.tells_stop_reason = True
 
     def restart(self) -> None:
         self.stop()
@@ -67,15 +68,19 @@ class VllmServer(JsonServer):
             raise _error(404, f"The model `{model}` does not exist.", "NotFoundError")
         asked = body["messages"][-1]["content"] if is_chat else body["prompt"]
         text = f"{model}: {asked}"
+        stops = [body["stop"]] if isinstance(body.get("stop"), str) else body.get("stop") or []
+        matched = next((stop for stop in stops if stop in text), None)
+        text = text if matched is None else text.partition(matched)[0]
+        ending = {"finish_reason": "stop", **({"stop_reason": matched} if self.tells_stop_reason else {})}
         if body.get("stream"):
-            _stream(call, model, text)
+            _stream(call, model, text, ending)
             return ...
         tokens = [{"token": char, "logprob": -0.5, "bytes": None, "top_logprobs": []} for char in text]
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": text},
             "logprobs": {"content": tokens},
-            "finish_reason": "stop",
+            **ending,
             "token_ids": [ord(char) for char in text],
         }
         usage = {"prompt_tokens": len(asked), "completion_tokens": len(text), "total_tokens": len(asked + text)}
@@ -101,17 +106,14 @@ def _error(status: int, message: str, kind: str) -> Answered:
     return Answered(status, {"error": {"message": message, "type": kind, "param": None, "code": status}})
 
 
-def _stream(call: BaseHTTPRequestHandler, model: str, text: str) -> None:
+def _stream(call: BaseHTTPRequestHandler, model: str, text: str, ending: dict[str, Any]) -> None:
     call.send_response(200)
     call.send_header("Content-Type", "text/event-stream")
     call.send_header("Connection", "close")
     call.end_headers()
-    for char in text:
-        chunk = {
-            "object": "chat.completion.chunk",
-            "model": model,
-            "choices": [{"index": 0, "delta": {"content": char}}],
-        }
+    said: list[dict[str, Any]] = [{"delta": {"content": char}} for char in text]
+    for part in [*said, {"delta": {"content": ""}, **ending}]:
+        chunk = {"object": "chat.completion.chunk", "model": model, "choices": [{"index": 0, **part}]}
         call.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
         call.wfile.flush()
     call.wfile.write(b"data: [DONE]\n\n")

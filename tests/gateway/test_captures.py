@@ -86,22 +86,21 @@ def test_who_does_not_want_it_is_not_kept_and_what_belongs_to_nobody_neither(
 
 
 def test_a_profile_may_want_consent_and_whole_answers(server: ServerProcess, client: Client) -> None:
-    a_profile(
-        client.workspace.root,
-        "careful",
-        recipe={"max_length": 256},
-        experience={"capture": {"consent": "required", "finished_only": True}},
-    )
-    wait_for(lambda: "careful" in server.health()["serving"])
+    for name, finished_only in (("careful", True), ("asking", False)):
+        capture = {"consent": "required", "finished_only": finished_only}
+        a_profile(client.workspace.root, name, recipe={"max_length": 256}, experience={"capture": capture})
+    wait_for(lambda: {"careful", "asking"} <= set(server.health()["serving"]))
     first = ask(server, model="careful").choices[0].message.content
     yes = {"X-Tunesmith-Consent": "yes"}
-    unasked = ask(server, model="careful", stop=first[5])
-    cut = ask(server, model="careful", extra_headers=yes)
-    whole = ask(server, model="careful", stop=first[5], extra_headers=yes)
-    assert (cut.choices[0].finish_reason, whole.choices[0].finish_reason) == ("length", "stop")
-    wait_for(lambda: experience_of(client, whole.id, "careful"))
-    assert experience_of(client, cut.id, "careful") is None
-    assert experience_of(client, unasked.id, "careful") is None
+    at_limit = ask(server, model="careful", extra_headers=yes)
+    at_text = ask(server, model="careful", stop=first[5], extra_headers=yes)
+    assert (at_limit.choices[0].finish_reason, at_text.choices[0].finish_reason) == ("length", "stop")
+    unasked = ask(server, model="asking", stop=first[5])
+    asked = ask(server, model="asking", stop=first[5], extra_headers=yes)
+    wait_for(lambda: experience_of(client, asked.id, "asking"))
+    assert experience_of(client, unasked.id, "asking") is None
+    settle(server)
+    assert client.experiences.list(profile="careful") == []
 
 
 def test_feedback_finds_a_fresh_answer_and_says_the_same_twice_once(server: ServerProcess, client: Client) -> None:

@@ -89,3 +89,28 @@ def test_answer_is_kept_with_the_version_that_gave_it(door: ServerProcess, proxi
         "until it is kept",
     )
     assert (found[0].answer, found[0].served_by) == ("support@v1: keep this one", "support@v1")
+
+
+def test_an_answer_that_a_stop_text_of_the_caller_ended_is_not_a_whole_one(
+    door: ServerProcess, proxied: Client, vllm: VllmServer
+) -> None:
+    targets = [{"name": "gpu", "kind": "vllm", "options": {"url": vllm.url, "timeout_s": 10.0}}]
+    a_profile(proxied.workspace.root, "strict", recipe={"max_length": 256}, targets=targets)
+    wait_for(lambda: "strict" in door.health()["serving"], 10.0, "until the profile is served")
+
+    def ask(text: str, stop: str | None, tells: bool, stream: bool) -> None:
+        vllm.tells_stop_reason = tells
+        messages = [{"role": "user", "content": text}]
+        with door.openai() as client:
+            answer = client.chat.completions.create(model="strict", messages=messages, stop=stop, stream=stream)
+            assert not stream or [chunk.choices[0].finish_reason for chunk in answer][-1] == "stop"
+
+    for stream in (False, True):
+        ask(f"cut {stream}", "ut", True, stream)
+        ask(f"perhaps cut {stream}", "§", False, stream)
+        ask(f"not cut {stream}", "§", True, stream)
+        ask(f"plain {stream}", None, False, stream)
+    wait_for(lambda: len(proxied.experiences.list(profile="strict")) >= 4, 10.0, "until they are kept")
+    wait_for(lambda: door.health()["capture"]["num_pending"] == 0)
+    kept = {each.question for each in proxied.experiences.list(profile="strict")}
+    assert kept == {"not cut False", "plain False", "not cut True", "plain True"}

@@ -62,3 +62,10 @@ class Ended:
     num_written: int
     adapter: str | None
     digest: str | None
+    by: Literal["model", "text"] = "model"
+    """Of `stop`: whether the model ended its answer, or a stop text of the caller cut it."""
+
+    @property
+    def is_by_itself(self) -> bool:
+        """Nothing cut it: neither a limit nor a stop text."""
+        return self.finish == "stop" and self.by == "model"

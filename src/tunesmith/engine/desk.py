@@ -164,13 +164,10 @@ class Intake:
             return self._take(message)
         except EngineRefusal as refusal:
             self._outbox.refuse(message["id"], refusal)
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        except Exception as error:  # whatever it is, it is about this message, and the next one is read all the same
             reason = " ".join(str(error).split())[:200]
             text = f"the request cannot be read ({reason}); correct it"
             self._outbox.refuse(message["id"], EngineRefusal(text, "invalid_value", 400))
-        except BaseException:
-            log.exception("intake_failed")
-            os._exit(1)  # an engine that takes nothing in any more is of no use
         return None
 
 

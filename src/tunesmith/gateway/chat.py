@@ -187,7 +187,7 @@ class _Job:
                 messages=messages,
                 answer=row.choice.text,
                 served_by=route.version.name,
-                is_finished=is_whole and end is not None and end.finish == "stop",
+                is_finished=is_whole and end is not None and end.is_by_itself,
             )
         if is_whole and route.profile is not None:
             self._show(route.profile, seconds)

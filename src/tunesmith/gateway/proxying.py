@@ -52,6 +52,8 @@ class _Passing:
         self._id = new_response_id(asked.kind)
         self._texts: defaultdict[int, list[str]] = defaultdict(list)
         self._finish: dict[int, str] = {}
+        self._cut: set[int] = set()
+        """Which answers a stop of the caller may have ended."""
         self._held = ExitStack()
         room = gateway.engines.room(route.place.base)
         room.enter(asked.num_rows)
@@ -111,6 +113,14 @@ class _Passing:
                 self._finish[index] = "tool_calls"
             elif isinstance(choice.get("finish_reason"), str):
                 self._finish.setdefault(index, choice["finish_reason"])
+                if self._is_cut(choice):
+                    self._cut.add(index)
+
+    def _is_cut(self, choice: Mapping[str, Any]) -> bool:
+        """vLLM tells the text that ended an answer (a number is a token of the model's own); others tell nothing."""
+        if "stop_reason" in choice:
+            return isinstance(choice["stop_reason"], str)
+        return bool(self._asked.stop)
 
     async def end(self) -> None:
         close = getattr(self._chunks, "aclose", None)
@@ -142,7 +152,7 @@ class _Passing:
                 messages=messages,
                 answer="".join(texts),
                 served_by=route.version.name,
-                is_finished=is_whole and finish == "stop",
+                is_finished=is_whole and finish == "stop" and index not in self._cut,
             )
             if index == 0 and is_whole and route.profile is not None and gateway.captures.keeps(self._id):
                 exchange = Exchange(
