@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from builders import PROFILE, a_workspace
 from experience_processes import assemble_for_ever
-from store_builders import ACTOR, a_run, force
+from store_builders import ACTOR, a_run, an_adapter, force
 from store_processes import kill_amid, start
 from tunesmith import lifecycle
 from tunesmith.client import Client
@@ -29,10 +29,22 @@ from tunesmith.domain.example import Example, Split
 from tunesmith.domain.experience import ExperienceState
 from tunesmith.domain.learning import CorrectionState
 from tunesmith.domain.run import RUN, DataEffect, RunState, effect_of_end
+from tunesmith.domain.standing import BASE_BESIDE_LIVE, NEVER_LIVE, TAKEN_BACK
 from tunesmith.errors import DataError, Refused, UsageError
 from tunesmith.ids import new_id
 from tunesmith.stages.unrecorded import remove_unrecorded
-from tunesmith.store import candidates, datasets, events, experiences, feedback, learning_tables, members, tables
+from tunesmith.store import (
+    adapters,
+    candidates,
+    datasets,
+    deployments,
+    events,
+    experiences,
+    feedback,
+    learning_tables,
+    members,
+    tables,
+)
 from tunesmith.store.database import Database
 
 SMALL = {"min_new": 5, "max_examples": 40}
@@ -160,6 +172,80 @@ def test_failure_3_clean_answer_without_feedback_is_gold_and_in(tmp_path: Path, 
             shown = client.experiences.show(each)
             assert (shown.experience.class_name, shown.experience.feedback.mean) == ("gold", None)
             assert shown.dataset_id == dataset.id
+
+
+def _live(database: Database, adapter: adapters.Adapter) -> None:
+    with database.write() as tx:
+        deployments.flip(
+            tx,
+            adapter,
+            baseline=deployments.live_digest(tx, PROFILE),
+            targets=[],
+            actor=ACTOR,
+            reason="as the test wants",
+        )
+
+
+def _by(client: Client, num: int, served_by: str, first: int) -> list[str]:
+    return _gold(client, num, first, served_by=served_by)
+
+
+def _assembled(client: Client, database: Database) -> tuple[set[str], dict[str, int]]:
+    """Which experiences are in, and why others are not; the dataset lets go of them again."""
+    dataset, report = client.datasets.assemble(PROFILE, max_examples=400, min_new=1)
+    assert report.mix is not None
+    with database.read() as tx:
+        found = {member.experience_id for member in members.of_dataset(tx, dataset.id)}
+    _end(database, dataset.id, RunState.FAILED)
+    return found, report.mix.left_out
+
+
+def test_silence_about_an_answer_counts_only_where_who_gave_it_has_been_live(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        before = _by(client, 20, f"{PROFILE}@base", 0)
+        unnamed = [*_gold(client, 20, 100), *_by(client, 20, "some-other-model", 200)]
+        with database.write() as tx:
+            first, second, third = (an_adapter(tx) for _ in range(3))
+        assert _assembled(client, database)[0] == {*before, *unnamed}  # the bare base is what is live
+        _live(database, first)
+        beside = _by(client, 20, f"{PROFILE}@base", 300)
+        ones, twos, threes = (_by(client, 20, each.name, 400 + 100 * each.version) for each in (first, second, third))
+        found, left_out = _assembled(client, database)
+        assert found == {*before, *unnamed, *ones}
+        assert (left_out[NEVER_LIVE], left_out[BASE_BESIDE_LIVE]) == (40, 20)
+        _live(database, second)
+        assert _assembled(client, database)[0] == {*before, *unnamed, *ones, *twos}
+        with database.write() as tx:
+            deployments.roll_back(tx, PROFILE, actor=ACTOR, reason="it disappoints")
+        found, left_out = _assembled(client, database)
+        assert found == {*before, *unnamed, *ones}
+        assert (left_out[NEVER_LIVE], left_out[TAKEN_BACK], left_out[BASE_BESIDE_LIVE]) == (20, 20, 20)
+        client.feedback.add(threes[0], "helpful", rater="ann")
+        client.feedback.add(twos[0], "down", rater="ann", correction="The town is new.")
+        client.feedback.add(beside[0], "up", rater="ann")
+        client.feedback.add(threes[1], rater="ann", comment="read it")
+        assert _assembled(client, database)[0] == {*before, *unnamed, *ones, threes[0], twos[0], beside[0]}
+
+
+def test_answer_of_a_version_that_is_taken_back_is_not_replayed(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        _gold(client, 1, 900)  # the profile is known from now on
+        with database.write() as tx:
+            first = an_adapter(tx)
+        _live(database, first)
+        learnt = set(_by(client, 40, first.name, 0))
+        _end(database, client.datasets.assemble(PROFILE, max_examples=400)[0].id, RunState.COMPLETED)
+        _gold(client, 100, 100)
+        assert _assembled(client, database)[0] & learnt
+        with database.write() as tx:
+            deployments.roll_back(tx, PROFILE, actor=ACTOR, reason="it disappoints")
+        found, left_out = _assembled(client, database)
+        assert not found & learnt
+        assert left_out[TAKEN_BACK] == 40
 
 
 def test_failure_6_no_prompt_that_was_held_out_is_ever_trained(

@@ -99,6 +99,8 @@ class Candidate:
     template: str | None = None
     source: str | None = None
     task_type: str | None = None
+    doubt: str | None = None
+    """Why nobody's silence made it gold (domain/standing.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ def role_of(candidate: Candidate, policy: Mix, kind: MixKind) -> MemberRole | st
     if kind == "preference" and not candidate.has_correction:
         return "without a correction to make a pair of"
     if not is_gold and not candidate.has_correction:
-        return f"{candidate.class_name} and not corrected"
+        return candidate.doubt or f"{candidate.class_name} and not corrected"
     if candidate.is_consumed:
         return MemberRole.REPLAY
     return MemberRole.GOLD if is_gold and kind == "sft" else MemberRole.CORRECTED

@@ -306,6 +306,7 @@ def _read_candidates(database: Database, profile: str, splitter: Splitter) -> tu
                     template=each.template,
                     source=each.source,
                     task_type=each.task_type,
+                    doubt=each.doubt,
                 )
             )
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tunesmith.domain.adapter import AdapterState, version_name
 from tunesmith.domain.classification import Judgement, screens_of, standing_corrections
 from tunesmith.domain.experience import ExperienceClass, ExperienceState
 from tunesmith.domain.learning import CorrectionState, ReviewDecision
+from tunesmith.domain.standing import Standing
 from tunesmith.store.database import Tx
 from tunesmith.store.learning_tables import corrections
-from tunesmith.store.tables import assessments, experiences, feedback, heldout_cases
+from tunesmith.store.tables import adapters, assessments, events, experiences, feedback, heldout_cases
 
 _MOST_AT_ONCE = 500  # parameters of one statement
 
@@ -26,6 +28,7 @@ class StoredCandidate:
     messages: list[dict[str, Any]]
     state: ExperienceState
     class_name: ExperienceClass
+    """As it is assessed, but ambiguous where it is gold by silence alone and who answered had not proved itself."""
     reasons: tuple[str, ...]
     source: str | None
     template: str | None
@@ -36,6 +39,8 @@ class StoredCandidate:
     correction: str | None
     """The answer it should have had: the last word of a person, else the one accepted from a teacher."""
     corrected_by: str | None
+    doubt: str | None
+    """Why its silence counts for nothing, as it is counted."""
 
 
 def page(tx: Tx, profile: str, after: int, limit: int) -> list[StoredCandidate]:
@@ -55,7 +60,7 @@ def page(tx: Tx, profile: str, after: int, limit: int) -> list[StoredCandidate]:
     if not rows:
         return []
     here = (experiences.c.profile == profile, experiences.c.seq.between(rows[0][0], rows[-1][0]))
-    return _with_corrections(rows, _corrections(tx, *here))
+    return _candidates(tx, rows, *here)
 
 
 def by_ids(tx: Tx, ids: Sequence[str]) -> dict[str, StoredCandidate]:
@@ -63,7 +68,7 @@ def by_ids(tx: Tx, ids: Sequence[str]) -> dict[str, StoredCandidate]:
     found: list[StoredCandidate] = []
     for first in range(0, len(ids), _MOST_AT_ONCE):
         here = experiences.c.id.in_(ids[first : first + _MOST_AT_ONCE])
-        found += _with_corrections(_read(tx, _QUERY.where(here)), _corrections(tx, here))
+        found += _candidates(tx, _read(tx, _QUERY.where(here)), here)
     return {each.id: each for each in found}
 
 
@@ -96,18 +101,20 @@ _WHEN = sa.func.coalesce(experiences.c.captured_at, experiences.c.created_at, ty
 _QUERY = sa.select(
     experiences.c.seq,
     experiences.c.id,
+    experiences.c.profile,
     experiences.c.messages,
     experiences.c.state,
-    assessments.c.class_name,
-    assessments.c.reasons,
+    experiences.c.served_by,
     experiences.c.source,
     experiences.c.template,
     experiences.c.task_type,
-    _WHEN,
+    _WHEN.label("at"),
+    assessments.c.class_name,
+    assessments.c.reasons,
     assessments.c.review,
     assessments.c.suspicions,
+    assessments.c.feedback,
 ).join(assessments, assessments.c.experience_id == experiences.c.id)
-"""The columns in the order of `StoredCandidate`, and what a reviewer has overruled follows from the last two."""
 _STATES = {state.value: state for state in ExperienceState}
 _CLASSES = {name.value: name for name in ExperienceClass}
 
@@ -154,16 +161,55 @@ def _read(tx: Tx, query: sa.Select[Any]) -> Sequence[Any]:
     return tx.conn.execute(query).all()
 
 
-def _with_corrections(rows: Sequence[Any], corrected: dict[str, tuple[str, str]]) -> list[StoredCandidate]:
+def _candidates(tx: Tx, rows: Sequence[Any], *here: Any) -> list[StoredCandidate]:
+    corrected = _corrections(tx, *here)
+    standings = {profile: standing(tx, profile) for profile in {row.profile for row in rows}}
     found = []
-    for *held, state, class_name, reasons, source, template, task_type, captured_at, review, suspicions in rows:
-        seq, experience_id, messages = held
-        overruled = screens_of(suspicions) if review == ReviewDecision.ACCEPT else ()
-        correction, corrected_by = corrected.get(experience_id, (None, None))
+    for row in rows:
+        is_accepted = row.review == ReviewDecision.ACCEPT
+        class_name, reasons, doubt = _CLASSES[row.class_name], tuple(row.reasons), None
+        if class_name is ExperienceClass.GOLD and row.feedback.get("mean") is None and not is_accepted:
+            doubt = standings[row.profile].doubt(row.served_by, row.at)
+        if doubt is not None:
+            class_name, reasons = ExperienceClass.AMBIGUOUS, (doubt.reason,)
+        correction, corrected_by = corrected.get(row.id, (None, None))
         found.append(
             StoredCandidate(
-                seq, experience_id, messages, _STATES[state], _CLASSES[class_name], tuple(reasons), source, template,
-                task_type, captured_at, overruled, correction, corrected_by,
+                seq=row.seq,
+                id=row.id,
+                messages=row.messages,
+                state=_STATES[row.state],
+                class_name=class_name,
+                reasons=reasons,
+                source=row.source,
+                template=row.template,
+                task_type=row.task_type,
+                captured_at=row.at,
+                overruled=screens_of(row.suspicions) if is_accepted else (),
+                correction=correction,
+                corrected_by=corrected_by,
+                doubt=None if doubt is None else doubt.kind,
             )
-        )  # fmt: skip
+        )
     return found
+
+
+def standing(tx: Tx, profile: str) -> Standing:
+    """Which versions proved themselves, and when the bare base was what was live."""
+    mine = sa.select(adapters.c.version, adapters.c.state).where(adapters.c.profile == profile)
+    states = {version_name(profile, version): AdapterState(state) for version, state in tx.conn.execute(mine)}
+    live = AdapterState.LIVE.value
+    moves = (
+        sa.select(events.c.at, events.c.new_state)
+        .join(adapters, adapters.c.id == events.c.entity_id)
+        .where(events.c.entity == "adapter", adapters.c.profile == profile)
+        .where(sa.or_(events.c.new_state == live, events.c.old_state == live))
+        .order_by(events.c.seq)
+    )
+    spans: list[tuple[datetime, datetime | None]] = []
+    for at, new_state in tx.conn.execute(moves):
+        if new_state == live:
+            spans.append((at, None))
+        elif spans:
+            spans[-1] = (spans[-1][0], at)
+    return Standing(profile, states, spans)
