@@ -21,6 +21,7 @@ from starlette.responses import Response
 from gateway_builders import PROFILE, ServerProcess, a_served_workspace, a_server, memory_of
 from tunesmith.errors import ConfigError, TunesmithError
 from tunesmith.gateway.app import ENDPOINTS, guarded
+from tunesmith.gateway.messages import check_messages
 from tunesmith.gateway.scopes import Keys, Scope
 
 FULL, READER, RATER = "sk-full-0123456789abcdef", "sk-read-0123456789abcdef", "sk-rate-0123456789abcdef"
@@ -237,6 +238,48 @@ def test_a_parameter_out_of_range_is_named(server: ServerProcess, wish: dict[str
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["param"] in wish
+
+
+CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+DEEP: Any = json.loads("[" * 300 + "]" * 300)
+
+
+@pytest.mark.parametrize(
+    ("wish", "param"),
+    [
+        ({"name": {}}, "name"), ({"name": "a\0b"}, "name"), ({"name": 10**40}, "name"), ({"name": "x" * 600}, "name"),
+        ({"tool_call_id": 10**40}, "tool_call_id"), ({"tool_call_id": [1]}, "tool_call_id"),
+        ({"tool_calls": DEEP}, "tool_calls[0]"), ({"tool_calls": "f"}, "tool_calls"),
+        ({"tool_calls": [CALL] * 200}, "tool_calls"), ({"tool_calls": [10**40]}, "tool_calls[0]"),
+        ({"tool_calls": [{**CALL, "id": 10**40}]}, "tool_calls[0].id"),
+        ({"tool_calls": [{**CALL, "more": 1}]}, "tool_calls[0].more"),
+        ({"tool_calls": [{**CALL, "type": "shell"}]}, "tool_calls[0].type"),
+        ({"tool_calls": [{**CALL, "function": {"name": "f", "arguments": DEEP}}]}, "tool_calls[0].function.arguments"),
+    ],
+    ids=range(14),
+)  # fmt: skip
+def test_what_stands_beside_a_messages_content_is_checked(
+    server: ServerProcess, wish: dict[str, Any], param: str
+) -> None:
+    message = {"role": "assistant", "content": "x", **wish}
+    with server.http() as http:
+        answer = http.post("/v1/chat/completions", json={**CHAT, "messages": [message, *CHAT["messages"]]})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == f"messages[0].{param}"
+
+
+def test_a_call_as_an_answer_told_it_passes_the_checks() -> None:
+    message = {"role": "assistant", "content": None, "name": "bot", "tool_calls": [CALL]}
+    result = {"role": "tool", "content": "4", "tool_call_id": "c1"}
+    kept = [{"role": "assistant", "content": "", "name": "bot", "tool_calls": [CALL]}, result]
+    assert list(check_messages([message, result])) == kept
+
+
+@pytest.mark.parametrize("value", [DEEP, [{"a": 10**40}]], ids=["deep", "large"])
+def test_what_is_only_passed_on_can_be_passed_on(server: ServerProcess, value: Any) -> None:
+    with server.http() as http:
+        answer = http.post("/v1/chat/completions", json={**CHAT, "tools": value})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
 
 
 def test_wrong_content_types_are_refused(server: ServerProcess) -> None:

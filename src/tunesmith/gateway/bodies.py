@@ -15,6 +15,7 @@ from tunesmith.gateway.refusals import ApiError
 Receive = Callable[[], Awaitable[Any]]
 _SLOW_S = 30.0
 """Longest time for a body to arrive."""
+_DEEPEST = 64
 _LARGE = 256 << 10  # parsed in a thread, so that nobody else waits
 
 
@@ -70,6 +71,19 @@ def parse(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _not_json("it is no object; send {…}")
     return value
+
+
+def can_be_passed_on(value: Any) -> bool:
+    """Whether it can be written as JSON again wherever it goes: not nested without end, no number beyond 64 bits."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        if not level:
+            return True
+        if any(isinstance(one, int) and not -(2**63) <= one < 2**64 for one in level):
+            return False
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [part for parts in inner for part in parts]
+    return False
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

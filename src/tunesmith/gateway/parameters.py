@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tunesmith.errors import nearest, show
+from tunesmith.gateway.bodies import can_be_passed_on
 from tunesmith.gateway.messages import check_messages
 from tunesmith.gateway.refusals import ApiError, wrong
 
@@ -137,8 +138,15 @@ def _shared(said: dict[str, Any], limit: str) -> dict[str, Any]:
         "seed": _whole(said, "seed", -_MAX_SEED, _MAX_SEED - 1),
         "user": _text(said, "user"),
         "metadata": _metadata(said.get("metadata")),
-        "extra": {k: v for k, v in said.items() if k in _NEUTRAL and v not in _NEUTRAL[k]},
+        "extra": _extra(said),
     }
+
+
+def _extra(said: Mapping[str, Any]) -> dict[str, Any]:
+    for name in _NEUTRAL:
+        if name in said and not can_be_passed_on(said[name]):
+            raise wrong(name, "is nested too deeply, or holds a number of more than 64 bits")
+    return {name: value for name, value in said.items() if name in _NEUTRAL and value not in _NEUTRAL[name]}
 
 
 def _flag(said: Mapping[str, Any], name: str) -> bool:
@@ -174,8 +182,8 @@ def _number(said: Mapping[str, Any], name: str, low: float, high: float, otherwi
 
 def _text(said: Mapping[str, Any], name: str) -> str | None:
     value = said.get(name)
-    if value is not None and (not isinstance(value, str) or len(value) > _MAX_NAME):
-        raise wrong(name, f"is no text of at most {_MAX_NAME} characters")
+    if value is not None and (not isinstance(value, str) or len(value) > _MAX_NAME or "\0" in value):
+        raise wrong(name, f"is no text of at most {_MAX_NAME} characters, none of them NUL")
     return value or None
 
 
@@ -203,8 +211,8 @@ def _metadata(value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or len(value) > 16:
         raise wrong("metadata", "is an object of at most 16 texts")
     for name, text in value.items():
-        if len(name) > 64 or not isinstance(text, str) or len(text) > _MAX_NAME:
-            raise wrong("metadata", f"{show(name)} is no text of at most {_MAX_NAME} characters")
+        if len(name) > 64 or not isinstance(text, str) or len(text) > _MAX_NAME or "\0" in name + text:
+            raise wrong("metadata", f"{show(name)} is no text of at most {_MAX_NAME} characters, none of them NUL")
     return value
 
 
@@ -217,6 +225,8 @@ def _prompts(prompt: Any) -> tuple[str | list[int], ...]:
         raise wrong("prompt", f"is a text, a list of tokens, or a list of at most {_MOST_PROMPTS} of either")
     if not all(many):
         raise wrong("prompt", "is empty")
+    if any(isinstance(one, str) and "\0" in one for one in many):
+        raise wrong("prompt", "holds a character that no text should (NUL); remove it")
     return tuple(many)
 
 
