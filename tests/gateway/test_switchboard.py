@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from builders import wait_for
-from gateway_builders import PROFILE, ServerProcess, ask, engine_of, frozen_engine, in_background, make_live, num_in_use
+from gateway_builders import (
+    PROFILE,
+    ServerProcess,
+    a_served_workspace,
+    a_server,
+    ask,
+    engine_of,
+    frozen_engine,
+    in_background,
+    make_live,
+    num_in_use,
+)
 from store_builders import force
 from tunesmith.client import Client
 from tunesmith.domain.adapter import AdapterState
@@ -129,3 +141,33 @@ def test_a_killed_engine_comes_back_with_its_adapters(server: ServerProcess) -> 
     before = ask(server, model="support@v2").choices[0].message.content
     os.kill(engine_of(server), signal.SIGKILL)
     assert ask(server, model="support@v2").choices[0].message.content == before
+
+
+def test_what_cannot_be_served_is_told_before_and_after_it_is_asked_for(base: Path, tmp_path: Path) -> None:
+    root = tmp_path / "ws"
+    client = a_served_workspace(root, base, num_versions=1)
+    model, adapter = root / "models" / "tiny", client.workspace.data_dir / "adapters" / "support-1"
+    model.rename(tmp_path / "gone")
+    with a_server(root) as server:
+        health = server.health()
+        assert (health["status"], "missing" in health["problems"][PROFILE]) == ("degraded", True)
+        wait_for(lambda: "support cannot answer: its base model" in server.log.read_text())
+        assert [each.state for each in client.system.doctor() if each.name == "base of support"] == ["warning"]
+        (tmp_path / "gone").rename(model)
+        wait_for(lambda: server.health()["status"] == "ok")
+        adapter.rename(tmp_path / "adapter")
+        wait_for(lambda: "support@v1 (support-1) is missing" in server.health()["problems"].get(PROFILE, ""))
+        assert [each.state for each in client.system.doctor() if each.name == "adapter support@v1"] == ["broken"]
+        (tmp_path / "adapter").rename(adapter)
+        wait_for(lambda: server.health()["status"] == "ok")
+        weights = adapter / "adapter_model.safetensors"
+        whole = weights.read_bytes()
+        weights.write_bytes(whole[:-8])
+        for _ in range(3):
+            with pytest.raises(openai.APIStatusError):
+                ask(server)
+        assert (server.health()["status"], list(server.health()["problems"])) == ("degraded", [PROFILE])
+        assert server.log.read_text().count('cannot_answer version="support@v1"') == 1
+        weights.write_bytes(whole)
+        wait_for(lambda: in_background(ask, server)[0].join(30) or server.health()["status"] == "ok")
+    client.close()

@@ -41,8 +41,12 @@ def _show(ready: Ready) -> None:
     for profile, version in ready.serving.items():
         say(f"  {profile} = {version}")
     for profile, problem in ready.problems.items():
-        say(f"  {profile} is not served: {first_line(problem)}")
-    if not ready.serving:
+        what = "cannot answer" if profile in ready.serving else "is not served"
+        say(f"  {profile} {what}: {first_line(problem)}")
+    if ready.num_hosts is not None:
+        allowed = "; it is empty" if not ready.num_hosts else ""
+        say(f"  others must ask by a name in serve.allowed_hosts{allowed}")
+    if not ready.serving and not ready.problems:
         say("  no profile yet: put one into profiles/, it is found at once")
     key = "one of serve.key_file" if ready.needs_key else "'any'"
     show_fields([("openai client", f"OpenAI(base_url='{ready.url}/v1', api_key={key})"), ("stop", "Ctrl-C")], indent=0)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from tunesmith.client.inbox import InboxItem, read_inbox
+from tunesmith.client.serving import base_problem, version_problem
 from tunesmith.client.session import Session
 from tunesmith.config.resolve import list_profiles
 from tunesmith.domain.task import TaskKind
@@ -65,7 +66,8 @@ class System:
     def doctor(self) -> list[Check]:
         """Look at the installation and the workspace; every finding says how to repair it."""
         return [self._python(), self._sqlite(), self._store(), self._train_extra(), self._containment(),
-                self._disk(), *self._profiles(), self._workers(), self._servers(), *self._targets()]  # fmt: skip
+                self._disk(), *self._profiles(), *self._versions(), self._workers(), self._servers(),
+                *self._targets()]  # fmt: skip
 
     def _python(self) -> Check:
         version = ".".join(map(str, sys.version_info[:3]))
@@ -117,6 +119,26 @@ class System:
             for entry in entries
         ]  # fmt: skip
 
+    def _versions(self) -> list[Check]:
+        """Bases and live adapters that are not where they should be."""
+        session, checks = self._session, []
+        for entry in list_profiles(session.workspace, session.environ):
+            if entry.profile is not None:
+                problem = base_problem(session.workspace.locate(entry.profile.base.path))
+                if problem is not None:
+                    checks.append(Check(f"base of {entry.name}", "warning", problem, "put it back, or set base.path"))
+        try:
+            with session.database.read() as tx:
+                live = adapters.all_live(tx)
+        except StoreError:
+            return checks
+        for each in live:
+            problem = version_problem(each.name, session.workspace.data_dir / each.path)
+            if problem is not None:
+                fix = f"restore it from a backup, or tunesmith adapter rollback {each.profile}"
+                checks.append(Check(f"adapter {each.name}", "broken", problem, fix))
+        return checks
+
     def _workers(self) -> Check:
         try:
             alive = self.workers()
@@ -154,6 +176,8 @@ class System:
         if dropped:
             fix = "its log and GET /healthz say why; answers flow all the same"
             return Check("servers", "warning", f"{dropped} answers could not be kept", fix)
+        if any(server.counts.get("num_problems") for server in alive):
+            return Check("servers", "warning", "some profiles cannot answer", "GET /healthz says which, and why")
         shown = ", ".join(f"{server.url} ({server.state})" for server in alive)
         return Check("servers", "ok", shown or "none is running (`tunesmith serve` starts one)")
 

@@ -21,8 +21,11 @@ from tunesmith.gateway.repeats import Repeats
 from tunesmith.gateway.switchboard import Route, Switchboard
 from tunesmith.settings import ServeSettings
 
+_BAD_REQUEST = 400
 _GIVEN_AWAY = frozenset({"aside", "engine_stopped"})
 """The device was given to a training between the moment that we were let in and the first word."""
+_PASSING = frozenset({*_GIVEN_AWAY, "busy", "engine_died", "engines_in_use", "in_use", "no_room"})
+"""What goes by itself, so it says nothing about the version that was asked."""
 _AGAIN_S = 0.05
 
 
@@ -63,10 +66,14 @@ class Gateway:
             try:
                 async with aclosing(self.engines.generate(route, asked)) as parts:
                     async for part in parts:
+                        if not has_begun:
+                            self.switchboard.note(route.version.name, None)
                         has_begun = True
                         yield part
                 return
             except EngineError as error:
+                if not has_begun and error.code not in _PASSING and error.http_status != _BAD_REQUEST:
+                    self.switchboard.note(route.version.name, error.public or error.message)
                 if has_begun or self.is_ending or error.code not in _GIVEN_AWAY:
                     raise
             await asyncio.sleep(_AGAIN_S)

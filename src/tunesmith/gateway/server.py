@@ -60,7 +60,9 @@ class Ready:
     serving: dict[str, str]
     needs_key: bool
     problems: dict[str, str]
-    """By profile, why it is not served."""
+    """By profile, why it is not served, or cannot answer."""
+    num_hosts: int | None = None
+    """Where others may ask: how many names serve.allowed_hosts has."""
 
 
 class Server:
@@ -119,9 +121,9 @@ class Server:
                 gateway.shadow.run(),
             )
         ]
-        self._on_ready(
-            Ready(server_id, url, _serving(gateway), self._key_file is not None, gateway.switchboard.problems)
-        )
+        needs_key, is_open = self._key_file is not None, not is_loopback(self._settings.host)
+        num_hosts = len(self._settings.allowed_hosts) if is_open else None
+        self._on_ready(Ready(server_id, url, _serving(gateway), needs_key, gateway.switchboard.problems, num_hosts))
         try:
             await http.serve(sockets=[listening])
         finally:
@@ -204,6 +206,7 @@ class Server:
             serving[profile] = None if version.adapter is None else version.name
         captured = gateway.captures.counts()
         counts = {**gateway.counts, **{name: captured[name] for name in ("num_stored", "num_dropped", "num_refused")}}
+        counts["num_problems"] = len(gateway.switchboard.problems)
         state = gateway.hand_over.state
         with self._session.database.write(durable=False) as tx:
             if not servers.beat(tx, row.id, ALIVE_S, state=state, serving=serving, counts=counts):

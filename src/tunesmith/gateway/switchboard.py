@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tunesmith.client.serving import base_problem, version_problem
 from tunesmith.client.session import Session
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.serving import BASE, ModelName, parse_model
@@ -113,6 +114,10 @@ class Switchboard:
         """Why a profile's name does not mean what is wanted."""
         self._not_before: dict[str, tuple[str, float]] = {}
         """By profile, the version that could not be loaded, and when to try again."""
+        self._missing: dict[str, str] = {}
+        """By profile, what its name needs on disk and is not there."""
+        self._failed: dict[str, str] = {}
+        """By exact version, why it could not answer when it was last asked."""
 
     # -- following the store
 
@@ -139,6 +144,31 @@ class Switchboard:
                 del self._meaning[name]
             moves = [self._move(place, wanted.live.get(name)) for name, place in self.places.items()]
             await asyncio.gather(*moves)
+            missing = await asyncio.to_thread(self._glance)
+            for profile, problem in missing.items():
+                if self._missing.get(profile) != problem:
+                    log.warning("cannot_answer", profile=profile, problem=problem)
+            self._missing = missing
+
+    def _glance(self) -> dict[str, str]:
+        """Whether the files that each name needs are there; their content is looked at when they are loaded."""
+        found = {}
+        for profile, version in self.meaning().items():
+            place, adapter = self.places[profile], version.adapter
+            problem = base_problem(place.base) if place.is_embedded else None
+            if problem is None and adapter is not None and place.is_embedded:
+                problem = version_problem(version.name, adapter.path)
+            if problem is not None:
+                found[profile] = problem
+        return found
+
+    def note(self, name: str, problem: str | None) -> None:
+        """What came of asking an exact version: None, or why it could not answer; kept until it answers again."""
+        if problem is None:
+            self._failed.pop(name, None)
+        elif self._failed.get(name) != problem:
+            log.warning("cannot_answer", version=name, problem=problem)
+            self._failed[name] = problem
 
     async def _look(self) -> _Wanted | None:
         try:
@@ -266,7 +296,13 @@ class Switchboard:
 
     @property
     def problems(self) -> dict[str, str]:
-        return {**self._places.problems, **self.troubles}
+        failed = {profile: self._failed.get(version.name) for profile, version in self.meaning().items()}
+        return {
+            **{profile: problem for profile, problem in failed.items() if problem is not None},
+            **self._missing,
+            **self._places.problems,
+            **self.troubles,
+        }
 
     @property
     def lost_store(self) -> str | None:
