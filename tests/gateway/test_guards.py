@@ -20,9 +20,10 @@ from starlette.responses import Response
 
 from gateway_builders import PROFILE, ServerProcess, a_served_workspace, a_server, memory_of
 from tunesmith.errors import ConfigError, TunesmithError
-from tunesmith.gateway.app import ENDPOINTS, guarded
+from tunesmith.gateway.app import ENDPOINTS, guarded, names_of
 from tunesmith.gateway.messages import check_messages
 from tunesmith.gateway.scopes import Keys, Scope
+from tunesmith.settings import ServeSettings
 
 FULL, READER, RATER = "sk-full-0123456789abcdef", "sk-read-0123456789abcdef", "sk-rate-0123456789abcdef"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD")
@@ -54,7 +55,7 @@ def test_every_route_and_method_opens_only_to_its_scope(keyed: ServerProcess, en
     path = endpoint.path.replace("{model}", PROFILE)
     with keyed.http() as http:
         for method in METHODS:
-            is_ours = method == endpoint.method
+            is_ours = method == endpoint.method or (method, endpoint.method) == ("HEAD", "GET")
             statuses = {}
             for name in ("", "sk-nobody-0123456789abcdef", FULL, READER, RATER, keyed.token):
                 headers = {"Content-Type": "application/json", **(bearer(name) if name else {})}
@@ -111,7 +112,22 @@ def test_the_clients_typed_errors_come_of_wrong_keys(keyed: ServerProcess) -> No
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.test", "127.0.0.1.evil.test", "evil.test:80", "", "[::2]", "localhost@evil.test"]
+    "host",
+    [
+        "evil.test",
+        "127.0.0.1.evil.test",
+        "evil.test:80",
+        "",
+        "[::2]",
+        "localhost@evil.test",
+        "[::1]evil",
+        "127.0.0.1:80@evil",
+        "localhost:",
+        "localhost:1:2",
+        "[::1",
+        "localhost/x",
+        "::1",
+    ],
 )
 def test_a_foreign_host_is_refused(server: ServerProcess, host: str) -> None:
     with server.http() as http:
@@ -325,6 +341,41 @@ def test_queries_that_no_route_takes_are_refused(server: ServerProcess) -> None:
             answer = http.get(f"/v1/models?{query}")
             assert answer.status_code == 400
             assert answer.json()["error"]["param"] == query.partition("=")[0]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/feedback"])
+def test_a_query_beside_a_body_is_refused(server: ServerProcess, path: str) -> None:
+    with server.http() as http:
+        answer = http.post(f"{path}?stream=true", json=CHAT)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
+
+
+def test_a_request_with_two_lengths_is_refused_and_hung_up_on(server: ServerProcess) -> None:
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    )
+    answer = raw(server, head)
+    assert b" 400 " in answer.split(b"\r\n")[0]
+    assert b"connection: close" in answer.lower()
+
+
+def test_head_is_get_without_its_body(server: ServerProcess) -> None:
+    with server.http() as http:
+        answer = http.head("/healthz")
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert int(answer.headers["content-length"]) > 0
+
+
+def test_a_version_has_one_name(server: ServerProcess) -> None:
+    with server.http() as http:
+        assert http.get(f"/v1/models/{PROFILE}@v1").status_code == 200
+        assert http.get(f"/v1/models/{PROFILE}@v01").status_code == 404
+
+
+@pytest.mark.parametrize(("host", "is_name"), [("127.0.0.2", True), ("box.test", True), ("0.0.0.0", False)])
+def test_a_server_may_be_asked_as_what_it_listens_on(host: str, is_name: bool) -> None:
+    assert (host in names_of(ServeSettings(host=host))) is is_name
 
 
 def test_what_is_no_http_is_answered_with_one_line(server: ServerProcess) -> None:

@@ -101,6 +101,7 @@ def test_a_client_that_leaves_frees_its_place_at_once_streamed_or_not(busy: Serv
                 http.post("/v1/chat/completions", json={**CHAT, "stream": stream})
             wait_for(lambda: num_in_use(busy) == 0, 10.0)  # far sooner than the engine, which is frozen, or a timeout
     assert ask(busy).choices
+    assert "request_failed" not in busy.log.read_text()
 
 
 def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_its_place(busy: ServerProcess) -> None:

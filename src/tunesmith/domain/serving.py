@@ -60,6 +60,7 @@ def parse_model(text: str) -> ModelName:
         if rest == BASE:
             return ModelName(profile, is_base=True)
         digits = rest.removeprefix("v")
-        if rest.startswith("v") and digits.isascii() and digits.isdecimal() and 0 < len(digits) <= _MAX_DIGITS:
+        is_number = digits.isascii() and digits.isdecimal() and not digits.startswith("0")
+        if rest.startswith("v") and is_number and len(digits) <= _MAX_DIGITS:
             return ModelName(profile, int(digits))
     raise NotFound(f"no model {show(text)}; ask for PROFILE, PROFILE@v7 or PROFILE@{BASE}")

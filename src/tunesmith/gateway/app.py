@@ -16,6 +16,7 @@ from tunesmith.gateway.gateway import Gateway
 from tunesmith.gateway.guard import Guard, error_response
 from tunesmith.gateway.refusals import ApiError
 from tunesmith.gateway.scopes import Keys, Scope
+from tunesmith.settings import ServeSettings
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -52,7 +53,13 @@ def make_app(gateway: Gateway, keys: Keys) -> Guard:
     for kind in (TunesmithError, Exception):
         app.add_exception_handler(kind, error_response)
     app.add_exception_handler(HTTPException, _nothing_here)
-    return guarded(app, keys, gateway.settings.allowed_hosts, gateway.settings.allowed_origins)
+    return guarded(app, keys, names_of(gateway.settings), gateway.settings.allowed_origins)
+
+
+def names_of(settings: ServeSettings) -> tuple[str, ...]:
+    """As what it may be asked: also as the one that it listens on, where that is one."""
+    is_one = settings.host not in ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
+    return (*settings.allowed_hosts, settings.host) if is_one else settings.allowed_hosts
 
 
 async def _nothing_here(request: Request, error: Exception) -> Response:

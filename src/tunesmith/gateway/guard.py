@@ -6,6 +6,7 @@ whoever may not ask.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
 from typing import Any
@@ -17,7 +18,7 @@ from starlette.routing import BaseRoute, Match, Route
 
 from tunesmith.errors import TunesmithError, show
 from tunesmith.gateway.bodies import ClientGone
-from tunesmith.gateway.refusals import ApiError, error_body, headers_of, status_of
+from tunesmith.gateway.refusals import BAD_HTTP, ApiError, error_body, headers_of, status_of
 from tunesmith.gateway.scopes import Keys, Scope
 from tunesmith.logs import logger
 
@@ -28,7 +29,9 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-_METHODS = b"GET, POST, OPTIONS"
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.IGNORECASE)
+_GONE = 499
+_METHODS = b"GET, HEAD, POST, OPTIONS"
 _HEADERS = b"authorization, content-type, x-tunesmith-session, x-tunesmith-consent"
 
 
@@ -67,11 +70,15 @@ class Guard:
 
         try:
             self._check_host(scope)
+            _check_length(scope)
             cors = self._check_origin(scope)
             if scope["method"] == "OPTIONS":
                 await Response(status_code=204, headers={"allow": _METHODS.decode()})(scope, receive, send_on)
                 return
             self._check_key(scope)
+            _check_query(scope)
+            if scope["method"] == "HEAD":  # the same without its body, which the server leaves out by itself
+                scope = {**scope, "method": "GET"}
             await self._app(scope, receive, send_on)
         except ClientGone:
             return
@@ -124,11 +131,27 @@ class Guard:
         return Scope.READ
 
 
-def host_name(host: str) -> str:
-    """The name in a Host header, without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower().rstrip(".")
+def host_name(host: str) -> str | None:
+    """The name in a Host header, without its port; None where there is anything else in it."""
+    found = _HOST.fullmatch(host)
+    return None if found is None else (found[1] or found[2].rstrip(".")).lower()
+
+
+def _check_length(scope: Message) -> None:
+    """A request with two lengths is read in one way here and perhaps in another by whoever stands in front."""
+    names = [name for name, _ in scope["headers"]]
+    if b"content-length" in names and b"transfer-encoding" in names:
+        message = "the request has a Content-Length and a Transfer-Encoding; send one of them"
+        raise ApiError(400, message, code=BAD_HTTP)
+
+
+def _check_query(scope: Message) -> None:
+    """What is asked for stands in the body; a query would be silently ignored."""
+    if scope["method"] == "POST" and scope["query_string"]:
+        name = scope["query_string"].decode("latin-1").partition("=")[0][:60]
+        raise ApiError(
+            400, f"{show(scope['path'])} takes no parameter {show(name)}", code="unknown_parameter", param=name
+        )
 
 
 def _declared(route: BaseRoute, scopes: dict[str, Scope]) -> tuple[Route, Scope]:
@@ -140,6 +163,8 @@ def _declared(route: BaseRoute, scopes: dict[str, Scope]) -> tuple[Route, Scope]
 
 async def error_response(request: Request, error: Exception) -> Response:
     """What a route raised, in the one shape."""
+    if isinstance(error, ClientGone):
+        return Response(status_code=_GONE)  # nobody reads it, and nothing went wrong
     return _response(request.scope, error)
 
 

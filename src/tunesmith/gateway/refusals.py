@@ -17,6 +17,7 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+BAD_HTTP = "bad_http"
 _SERVER_ERROR = 500
 _CONFLICT = 409
 _UNPROCESSABLE = 422
@@ -71,6 +72,6 @@ def headers_of(error: Exception) -> list[tuple[bytes, bytes]]:
         headers.append((b"retry-after", str(max(1, math.ceil(retry_after_s))).encode()))
     if status_of(error) == 401:
         headers.append((b"www-authenticate", b'Bearer realm="tunesmith"'))
-    if status_of(error) in (413, 408):
+    if status_of(error) in (413, 408) or getattr(error, "code", None) == BAD_HTTP:
         headers.append((b"connection", b"close"))  # the rest of the body is not read
     return headers

@@ -16,7 +16,7 @@ import orjson
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tunesmith.gateway.refusals import ApiError, error_body, headers_of, status_of
+from tunesmith.gateway.refusals import BAD_HTTP, ApiError, error_body, headers_of, status_of
 from tunesmith.logs import logger
 
 log = logger("gateway")
@@ -67,16 +67,17 @@ class Protocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """What cannot be read as a request, in the shape that clients expect of every error."""
-        error = ApiError(400, "this is no HTTP request that can be read, or its headers are too large", code="bad_http")
+        error = ApiError(400, "this is no HTTP request that can be read, or its headers are too large", code=BAD_HTTP)
         if b"\nauthorization:" in self.conn.trailing_data[0][:MAX_HEADER_BYTES].lower():
             error = ApiError(401, "the headers are too large; is the key longer than any key?", code="invalid_api_key")
         body = orjson.dumps(error_body(error))
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
             *headers_of(error),
         ]
+        if (b"connection", b"close") not in headers:
+            headers.append((b"connection", b"close"))
         with contextlib.suppress(h11.LocalProtocolError):
             for event in (
                 h11.Response(status_code=status_of(error), headers=headers),
