@@ -222,7 +222,7 @@ def test_answers_flow_while_the_store_is_down_drops_are_counted_and_it_recovers(
     kept(client, after.id)
     make_live(client.serving.session.database, 2)
     wait_for(lambda: ask(server).model == "support@v2", 20)
-    row = wait_for(lambda: next((s for s in client.serving.list() if s.counts.get("num_dropped")), None), 20)
-    assert row.id == server.id
-    assert row.serving == {PROFILE: "support@v2"}
+    now = {PROFILE: "support@v2"}
+    row = wait_for(lambda: next((s for s in client.serving.list() if s.serving == now), None), 20)
+    assert (row.id, row.counts.get("num_dropped")) == (server.id, 6)
     assert isinstance(server.api, OpenAI)
