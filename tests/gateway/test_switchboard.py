@@ -24,8 +24,10 @@ from gateway_builders import (
     num_in_use,
 )
 from store_builders import force
+from tunesmith.cli.serve import _show
 from tunesmith.client import Client
 from tunesmith.domain.adapter import AdapterState
+from tunesmith.gateway.server import Ready
 from tunesmith.store import adapters, tables
 
 
@@ -141,6 +143,37 @@ def test_a_killed_engine_comes_back_with_its_adapters(server: ServerProcess) -> 
     before = ask(server, model="support@v2").choices[0].message.content
     os.kill(engine_of(server), signal.SIGKILL)
     assert ask(server, model="support@v2").choices[0].message.content == before
+
+
+def test_a_name_that_means_nothing_is_answered_with_what_to_do(server: ServerProcess, client: Client) -> None:
+    broken = client.workspace.profiles_dir / "bad.yaml"
+    broken.write_text("base: {path: 7\n")
+    try:
+        wait_for(lambda: "bad" in server.health()["problems"])
+        for model, told in (
+            ("bad", "tunesmith profile check bad"),
+            ("support@v9", "GET /v1/models"),
+            ("suport", "did you mean"),
+        ):
+            with pytest.raises(openai.NotFoundError, match=told) as caught:
+                ask(server, model=model)
+            assert "adapter list" not in str(caught.value)
+            assert caught.value.code == "model_not_found"
+    finally:
+        broken.unlink()
+    wait_for(lambda: server.health()["status"] == "ok")
+
+
+def test_the_first_lines_of_a_server_say_what_is_wrong_and_how_others_ask(capsys: pytest.CaptureFixture[str]) -> None:
+    _show(Ready("srv-1", "http://127.0.0.1:1", {}, True, {"support": "it is broken"}, 0))
+    told = capsys.readouterr().out
+    assert "support is not served: it is broken" in told
+    assert "serve.allowed_hosts; it is empty" in told
+    assert "no profile yet" not in told
+    _show(Ready("srv-1", "http://127.0.0.1:1", {}, False, {}))
+    told = capsys.readouterr().out
+    assert "no profile yet" in told
+    assert "allowed_hosts" not in told
 
 
 def test_what_cannot_be_served_is_told_before_and_after_it_is_asked_for(base: Path, tmp_path: Path) -> None:

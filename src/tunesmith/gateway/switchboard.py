@@ -30,6 +30,7 @@ from tunesmith.store.adapters import Adapter
 from tunesmith.targets.base import ServedAdapter
 
 log = logger("gateway")
+_LISTED = "GET /v1/models lists them"
 _PATIENCE_S = 3.0
 _SLOW_WRITE_S = 4.0
 
@@ -252,9 +253,11 @@ class Switchboard:
             return self._only_base()
         name = parse_model(model)
         place = self.places.get(name.profile)
+        if place is None and name.profile in self._places.problems:
+            check = f"run `tunesmith profile check {name.profile}` where it is served"
+            raise NotFound(f"no model {show(model)}: its profile cannot be loaded; {check}")
         if place is None:
-            hint = "GET /v1/models lists them"
-            raise NotFound.named("model", model, [*self.places], hint)
+            raise NotFound.named("model", model, [*self.places], _LISTED)
         if name.is_base:
             return Route(place, _bare(name.profile), is_live=False, profile=name.profile)
         if name.is_live:
@@ -275,6 +278,8 @@ class Switchboard:
                 found = await asyncio.to_thread(self._find, text)
             except StoreError:
                 raise NotFound(f"no model {show(text)} is known while the store cannot be read") from None
+            except NotFound:
+                raise NotFound.named("model", text, hint=_LISTED) from None
             version = self._known[text] = self._version(found)
         if version.state is AdapterState.REVOKED:
             message = f"{text} was revoked and is served nowhere any more; ask for {name.profile}"
