@@ -162,16 +162,17 @@ def test_request_that_cannot_be_answered_is_refused_alone(
     assert good[1].num_written > 0
 
 
-@pytest.mark.parametrize("told", ["messages", "prompt"])
+@pytest.mark.parametrize("told", ["messages", "prompt", "tokens"])
 def test_prompts_of_megabytes_hold_nobody_up(loop: Loop, engine: EmbeddedEngine, told: str) -> None:
     """Turning one of them into tokens takes seconds: its beginning tells that it does not fit."""
     text = "far too long " * 300_000
-    endless = asking(text) if told == "messages" else asking("", prompt=text)
+    prompts = {"prompt": text, "tokens": [1] * 1_000_000}
+    endless = asking(text) if told == "messages" else asking("", prompt=prompts[told])
 
     async def all_of_them() -> tuple[list[Any], float]:
-        refused = [asyncio.create_task(whole_answer(engine, endless)) for _ in range(3)]
-        await asyncio.sleep(0)
         begun = time.monotonic()
+        refused = [asyncio.create_task(whole_answer(engine, endless)) for _ in range(6)]
+        await asyncio.sleep(0)
         await whole_answer(engine, asking("fine"))
         took = time.monotonic() - begun
         return await asyncio.gather(*refused, return_exceptions=True), took

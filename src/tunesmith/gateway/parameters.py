@@ -218,9 +218,8 @@ def _metadata(value: Any) -> dict[str, str]:
 
 def _prompts(prompt: Any) -> tuple[str | list[int], ...]:
     """A text, a list of texts, a list of tokens, or a list of such lists."""
-    many: Sequence[Any] = prompt if isinstance(prompt, list) else [prompt]
-    if _is_tokens(prompt):
-        many = [prompt]
+    is_many = isinstance(prompt, list) and not isinstance(next(iter(prompt), None), int)
+    many: Sequence[Any] = prompt if is_many else [prompt]
     if not 0 < len(many) <= _MOST_PROMPTS or not all(isinstance(one, str) or _is_tokens(one) for one in many):
         raise wrong("prompt", f"is a text, a list of tokens, or a list of at most {_MOST_PROMPTS} of either")
     if not all(many):
