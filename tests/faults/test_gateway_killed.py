@@ -18,6 +18,8 @@ from native_builders import a_base_ref
 from tunesmith.client import Client
 from tunesmith.store import tables
 
+pytestmark = pytest.mark.extra  # minutes of starting programs; see make test-extra
+
 TARGETS = [{"name": "engine", "kind": "drill-embedded"}]
 
 

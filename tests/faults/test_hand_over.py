@@ -27,6 +27,8 @@ from tunesmith.gateway.engine import EngineError
 from tunesmith.store import events, hand_overs, switches, tasks
 from tunesmith.store.hand_overs import HandOver
 
+pytestmark = pytest.mark.extra  # minutes of starting programs; see make test-extra
+
 LONG = ("trainer.options.script=slow", "trainer.options.fail_attempts=2", "trainer.options.steps=60")
 """The first attempt asks for the device; the second takes twelve seconds, so that something can happen to it."""
 

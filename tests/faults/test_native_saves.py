@@ -46,6 +46,8 @@ from tunesmith.files import verify_folder
 from tunesmith.programs.event_log import EventReader, EventWriter
 from tunesmith.programs.fingerprint import code_fingerprint
 
+pytestmark = pytest.mark.extra  # minutes of starting programs; see make test-extra
+
 CALLS = "write,pwrite64,writev,sendfile,copy_file_range,ftruncate,fsync,rename,renameat,mkdir,unlink,unlinkat,rmdir"
 
 

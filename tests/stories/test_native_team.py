@@ -33,6 +33,8 @@ from tunesmith.modeling.adapters import WEIGHTS
 from tunesmith.programs.host import ProgramFailure
 from tunesmith.trainers.native.train import train
 
+pytestmark = pytest.mark.extra  # minutes of starting programs; see make test-extra
+
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> BaseModelRef:

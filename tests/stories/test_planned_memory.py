@@ -36,6 +36,8 @@ from tunesmith.errors import ConfigError
 from tunesmith.modeling.architecture import read_shape
 from tunesmith.programs.fingerprint import code_fingerprint
 
+pytestmark = pytest.mark.extra  # minutes of starting programs; see make test-extra
+
 Tell = Callable[..., Ended]
 QWEN_600M = {
     "architectures": ["Qwen3ForCausalLM"],

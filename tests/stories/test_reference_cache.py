@@ -29,6 +29,8 @@ from tunesmith.domain.spec import BaseModelRef, DatasetRef, TrainSpec
 from tunesmith.programs.fingerprint import code_fingerprint
 from tunesmith.trainers.native.train import train
 
+pytestmark = pytest.mark.extra  # minutes of starting programs; see make test-extra
+
 COMPUTED, TAKEN, REFUSED = "computed in", "taken from the cache", "the model is asked again"
 
 

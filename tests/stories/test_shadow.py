@@ -30,6 +30,8 @@ from tunesmith.store.runs import Run
 from tunesmith.store.serving_tables import shadow_answers
 from tunesmith.store.tasks import Claim
 
+pytestmark = pytest.mark.extra  # minutes of starting programs; see make test-extra
+
 POLICY = Shadow(enabled=True, min_count=4, min_s=0.1, max_s=120.0, interval_s=0.2)
 PEOPLE = [f"question {number}" for number in range(6)]
 
