@@ -44,11 +44,11 @@ check: $(VENV)/.dev  ## formatting, lint, strict types
 	$(VENV)/bin/mypy src
 
 test: $(VENV)/.dev  ## all tests that need only package installs; COVERAGE=--cov prints branch coverage and takes longer
-	$(PYTEST) -m "not extra and not soak and not gpu" -n $(WORKERS) --dist loadgroup --reruns 1 -r fEsR $(COVERAGE)
+	$(PYTEST) -m "not extra and not soak and not gpu" -n $(WORKERS) --dist loadgroup --reruns 2 -r fEsR $(COVERAGE)
 
 test-extra: $(VENV)/.extra  ## the demo under test, models that teach, a real base (93 MB), a real vLLM (2.5 GB) and llama-server, each got once
 	test "$(SERVERS)" = no || $(VENV)/bin/python tests/install_servers.py $(VENV)/servers
-	$(PYTEST) -m "extra and not soak and not gpu" -n $(WORKERS) --dist loadfile --reruns 1 -r fEsR
+	$(PYTEST) -m "extra and not soak and not gpu" -n $(WORKERS) --dist loadfile --reruns 2 -r fEsR
 
 soak: $(VENV)/.dev  ## drills with their full counts; hours
 	$(PYTEST) -m soak --timeout 7200
