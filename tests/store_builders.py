@@ -5,6 +5,7 @@ States are forced with raw SQL where a test needs a starting point; what is test
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
@@ -31,6 +32,7 @@ from tunesmith.domain.profile import (
 from tunesmith.domain.run import RUN, RunState
 from tunesmith.domain.spec import BaseModelRef, DatasetRef, Fingerprints, RunSpec
 from tunesmith.domain.task import TaskKind, TaskState
+from tunesmith.errors import StoreError
 from tunesmith.ids import new_id
 from tunesmith.stages.evaluate import policy_digest
 from tunesmith.store import adapters, campaigns, datasets, evaluations, experiences, profiles, runs, tables, tasks
@@ -238,3 +240,25 @@ def dump(database: Database) -> dict[str, list[tuple[Any, ...]]]:
             table.name: [tuple(row) for row in tx.conn.execute(sa.select(table).order_by(*table.primary_key.columns))]
             for table in tables.metadata.sorted_tables
         }
+
+
+class Unreachable:
+    """A store that can be cut off, as a network does it."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.is_down = False
+
+    def read(self) -> Any:
+        return self._open(self.database.read)
+
+    def write(self) -> Any:
+        return self._open(self.database.write)
+
+    def _open(self, really: Callable[[], Any]) -> Any:
+        if self.is_down:
+            raise StoreError("the store cannot be used")
+        return really()
+
+    def close(self) -> None:
+        self.database.close()

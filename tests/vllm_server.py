@@ -19,6 +19,7 @@ class VllmServer(JsonServer):
         self.running: list[str] = []
         self.key, self.can_load = key, can_load
         self.tells_stop_reason = True
+        self.num_written = 0
 
     def restart(self) -> None:
         self.stop()
@@ -72,8 +73,10 @@ class VllmServer(JsonServer):
         matched = next((stop for stop in stops if stop in text), None)
         text = text if matched is None else text.partition(matched)[0]
         ending = {"finish_reason": "stop", **({"stop_reason": matched} if self.tells_stop_reason else {})}
+        self.num_written += 1
+        names = {"id": f"chatcmpl-{self.num_written}", "model": model}
         if body.get("stream"):
-            _stream(call, model, text, ending)
+            _stream(call, names, text, ending)
             return ...
         tokens = [{"token": char, "logprob": -0.5, "bytes": None, "top_logprobs": []} for char in text]
         choice = {
@@ -87,7 +90,7 @@ class VllmServer(JsonServer):
         ids = [ord(char) for char in asked]
         return {
             "object": "chat.completion",
-            "model": model,
+            **names,
             "choices": [choice],
             "usage": usage,
             "prompt_token_ids": ids,
@@ -106,14 +109,14 @@ def _error(status: int, message: str, kind: str) -> Answered:
     return Answered(status, {"error": {"message": message, "type": kind, "param": None, "code": status}})
 
 
-def _stream(call: BaseHTTPRequestHandler, model: str, text: str, ending: dict[str, Any]) -> None:
+def _stream(call: BaseHTTPRequestHandler, names: dict[str, str], text: str, ending: dict[str, Any]) -> None:
     call.send_response(200)
     call.send_header("Content-Type", "text/event-stream")
     call.send_header("Connection", "close")
     call.end_headers()
     said: list[dict[str, Any]] = [{"delta": {"content": char}} for char in text]
     for part in [*said, {"delta": {"content": ""}, **ending}]:
-        chunk = {"object": "chat.completion.chunk", "model": model, "choices": [{"index": 0, **part}]}
+        chunk = {"object": "chat.completion.chunk", **names, "choices": [{"index": 0, **part}]}
         call.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
         call.wfile.flush()
     call.wfile.write(b"data: [DONE]\n\n")

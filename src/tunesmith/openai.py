@@ -11,7 +11,7 @@ answer is kept through `client.capture`, after it was given, and never in its wa
 
     client = learn_from(OpenAI(), workspace="~/tuning", profile="support")
 
-Imports nothing but the standard library; not even `openai`.
+Imports next to nothing; not even `openai`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+
+from tunesmith.domain.generation import was_cut
 
 C = TypeVar("C")
 
@@ -82,13 +84,13 @@ class _Keeper:
         self._profile = profile
 
     def keep(self, wishes: Mapping[str, Any], answer_id: str, model: str, texts: Mapping[int, str]) -> None:
-        """Never raises: what cannot be kept is counted by the queue."""
+        """Never raises: what cannot be kept is counted by the queue. An endpoint may give its answers no id."""
         try:
             messages: Sequence[Mapping[str, Any]] = [dict(message) for message in wishes.get("messages", ())]
             for index, text in texts.items():
-                key = answer_id if index == 0 else f"{answer_id}/{index}"
+                named = {"key": answer_id if index == 0 else f"{answer_id}/{index}"} if answer_id else {}
                 said = [*messages, {"role": "assistant", "content": text}]
-                self._client.capture(self._profile, said, key=key, served_by=model, source="openai")
+                self._client.capture(self._profile, said, served_by=model, source="openai", **named)
         except Exception:
             return  # the application asked for an answer, and has it
 
@@ -148,20 +150,21 @@ class _Heard:
         self._keeper, self._wishes = keeper, wishes
         self._texts: dict[int, list[str]] = {}
         self._finished: set[int] = set()
-        self._id = self._model = ""
+        self._id: str = ""
+        self._model: str = ""
 
     def hear(self, chunk: Any) -> None:
-        self._id, self._model = str(getattr(chunk, "id", self._id)), str(getattr(chunk, "model", self._model))
+        self._id, self._model = getattr(chunk, "id", None) or self._id, getattr(chunk, "model", None) or self._model
         for choice in getattr(chunk, "choices", None) or ():
             text = getattr(choice.delta, "content", None)
             if text:
                 self._texts.setdefault(choice.index, []).append(text)
-            if choice.finish_reason == "stop":
+            if _is_by_itself(choice, self._wishes):
                 self._finished.add(choice.index)
 
     def end(self) -> None:
         texts = {index: "".join(parts) for index, parts in self._texts.items() if index in self._finished}
-        if self._id and texts:
+        if texts:
             self._keeper.keep(self._wishes, self._id, self._model, texts)
 
 
@@ -215,10 +218,16 @@ class _AsyncStream(_Wrapped):
 def _keep_whole(keeper: _Keeper, wishes: Mapping[str, Any], answer: Any) -> None:
     choices = getattr(answer, "choices", None) or ()
     texts = {
-        each.index: each.message.content for each in choices if each.finish_reason == "stop" and each.message.content
+        each.index: each.message.content for each in choices if _is_by_itself(each, wishes) and each.message.content
     }
     if texts:
-        keeper.keep(wishes, str(answer.id), str(answer.model), texts)
+        keeper.keep(wishes, answer.id or "", answer.model or "", texts)
+
+
+def _is_by_itself(choice: Any, wishes: Mapping[str, Any]) -> bool:
+    """An answer that a limit or a stop text cut is no example of a whole one."""
+    told = {name: getattr(choice, name) for name in ("stop_reason",) if hasattr(choice, name)}
+    return bool(choice.finish_reason == "stop" and not was_cut(told, has_stops=bool(wishes.get("stop"))))
 
 
 def _id_of(answer: Any) -> str:

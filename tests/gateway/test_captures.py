@@ -20,6 +20,7 @@ from gateway_builders import CHAT, PROFILE, ServerProcess, a_served_workspace, a
 from tunesmith.client import Client
 from tunesmith.client.experience_views import ExperienceView
 from tunesmith.openai import learn_from
+from vllm_server import VllmServer
 
 
 def experience_of(client: Client, response_id: str, profile: str = PROFILE) -> ExperienceView | None:
@@ -151,28 +152,35 @@ def test_the_helper_rates_with_the_async_client_too(server: ServerProcess) -> No
     assert asyncio.run(chat())["is_new"]
 
 
-def test_the_helper_keeps_answers_of_any_other_endpoint(server: ServerProcess, base: Path, tmp_path: Path) -> None:
-    """Another workspace learns from a server that is not its own."""
+def test_the_helper_keeps_answers_of_any_other_endpoint(base: Path, tmp_path: Path) -> None:
+    """Whole ones: not what a stop text cut."""
     elsewhere = a_served_workspace(tmp_path / "other", base, num_versions=0)
-    first = ask(server).choices[0].message.content
-    wishes = {**CHAT, "stop": first[5]}
-    api: Any = learn_from(server.openai(), workspace=tmp_path / "other", profile=PROFILE)
-    answer = api.chat.completions.create(**wishes)
-    chunks = list(api.chat.completions.create(**wishes, stream=True))
-    assert api.flush().num_stored == 2
-    assert kept(elsewhere, answer.id).answer == answer.choices[0].message.content
-    assert kept(elsewhere, chunks[0].id).answer == answer.choices[0].message.content
-    assert api.feedback(answer, "helpful").is_new
+    where = {"workspace": tmp_path / "other", "profile": PROFILE}
+    wishes: dict[str, Any] = {"model": "other", "messages": CHAT["messages"]}
+    with VllmServer() as server:
+        server.adapters["other"] = "/nowhere"
+        url = f"{server.url}/v1"
+        api: Any = learn_from(OpenAI(base_url=url, api_key="any"), **where)
+        answer = api.chat.completions.create(**wishes)
+        chunks = list(api.chat.completions.create(**wishes, stream=True))
+        assert api.flush().num_stored == 2
+        said = answer.choices[0].message.content
+        assert [kept(elsewhere, each.id).answer for each in (answer, chunks[0])] == [said, said]
+        assert api.feedback(answer, "helpful").is_new
+        for server.tells_stop_reason in (True, False):
+            api.chat.completions.create(**wishes, stop=said[2])
+            list(api.chat.completions.create(**wishes, stop=said[2], stream=True))
+        assert api.flush().num_stored == 2
 
-    async def stream() -> Any:
-        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any") as plain:
-            learning: Any = learn_from(plain, workspace=tmp_path / "other", profile=PROFILE)
-            last = None
-            async for chunk in await learning.chat.completions.create(**wishes, stream=True):
-                last = chunk
-            return await learning.feedback(last, "down")
+        async def stream() -> Any:
+            async with AsyncOpenAI(base_url=url, api_key="any") as plain:
+                learning: Any = learn_from(plain, **where)
+                last = None
+                async for chunk in await learning.chat.completions.create(**wishes, stream=True):
+                    last = chunk
+                return await learning.feedback(last, "down")
 
-    assert asyncio.run(stream()).is_new
+        assert asyncio.run(stream()).is_new
     elsewhere.close()
 
 

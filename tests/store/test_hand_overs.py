@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from builders import PROFILE, a_workspace
 from local_teachers import DATES, add_dates, school_of
 from native_builders import a_micro_base
-from store_builders import ACTOR, WORKER, a_claimed_run, a_run, claim_of
+from store_builders import ACTOR, WORKER, Unreachable, a_claimed_run, a_run, claim_of
 from tunesmith import lifecycle
 from tunesmith.clock import boot_seconds
 from tunesmith.config.workspace import init_workspace
@@ -525,25 +525,6 @@ def test_requests_are_answered_on_the_cpu_where_the_policy_says_so(database: Dat
         await world.hand_over.admit()
 
     world.play(story)
-
-
-class Unreachable:
-    """A store that can be cut off, as a network does it."""
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
-        self.is_down = False
-
-    def read(self) -> Any:
-        return self._open(self.database.read)
-
-    def write(self) -> Any:
-        return self._open(self.database.write)
-
-    def _open(self, really: Callable[[], Any]) -> Any:
-        if self.is_down:
-            raise StoreError("the store cannot be used")
-        return really()
 
 
 @pytest.mark.parametrize("is_training", [True, False])

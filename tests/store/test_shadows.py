@@ -13,7 +13,18 @@ import pytest
 import sqlalchemy as sa
 
 from builders import a_workspace
-from store_builders import ACTOR, PROFILE, WORKER, a_claimed_run, a_judgement, a_run, an_adapter, claim_of, force
+from store_builders import (
+    ACTOR,
+    PROFILE,
+    WORKER,
+    Unreachable,
+    a_claimed_run,
+    a_judgement,
+    a_run,
+    an_adapter,
+    claim_of,
+    force,
+)
 from tunesmith import control, lifecycle
 from tunesmith.client import Client
 from tunesmith.clock import boot_seconds
@@ -27,7 +38,6 @@ from tunesmith.domain.run import RunState
 from tunesmith.domain.serving import ServerState, ShadowOutcome
 from tunesmith.domain.shadow import Shadow
 from tunesmith.domain.task import TaskKind, TaskState
-from tunesmith.errors import StoreError
 from tunesmith.gateway.engine import EngineError
 from tunesmith.gateway.hooks import Exchange
 from tunesmith.gateway.shadow import Mirror
@@ -453,28 +463,6 @@ def test_engine_that_is_busy_or_lent_says_nothing_about_the_candidate(played: Pl
 
     played.play(story)
     assert played.rows() == []
-
-
-class Unreachable:
-    """A store that can be cut off, as a network does it."""
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
-        self.is_down = False
-
-    def read(self) -> Any:
-        return self._open(self.database.read)
-
-    def write(self) -> Any:
-        return self._open(self.database.write)
-
-    def _open(self, really: Callable[[], Any]) -> Any:
-        if self.is_down:
-            raise StoreError("the store cannot be used")
-        return really()
-
-    def close(self) -> None:
-        self.database.close()
 
 
 def test_store_that_is_down_keeps_nobody_waiting_and_loses_nothing_that_has_room(played: Played) -> None:

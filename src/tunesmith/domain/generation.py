@@ -69,3 +69,14 @@ class Ended:
     def is_by_itself(self) -> bool:
         """Nothing cut it: neither a limit nor a stop text."""
         return self.finish == "stop" and self.by == "model"
+
+
+def was_cut(choice: Mapping[str, Any], *, has_stops: bool) -> bool:
+    """Whether a stop text of the caller ended an answer of another server, whose `finish_reason` is `stop`.
+
+    vLLM tells the text in `stop_reason` (a number is a token of the model's own). Who tells nothing may have cut any
+    answer to a request with stop texts.
+    """
+    if "stop_reason" in choice:
+        return isinstance(choice["stop_reason"], str)
+    return has_stops

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tunesmith.domain.generation import Generation
+from tunesmith.domain.generation import Generation, was_cut
 from tunesmith.gateway.answers import choice_key, fingerprint_of, new_response_id
 from tunesmith.gateway.captures import About
 from tunesmith.gateway.engine import EngineError
@@ -113,14 +113,8 @@ class _Passing:
                 self._finish[index] = "tool_calls"
             elif isinstance(choice.get("finish_reason"), str):
                 self._finish.setdefault(index, choice["finish_reason"])
-                if self._is_cut(choice):
+                if was_cut(choice, has_stops=bool(self._asked.stop)):
                     self._cut.add(index)
-
-    def _is_cut(self, choice: Mapping[str, Any]) -> bool:
-        """vLLM tells the text that ended an answer (a number is a token of the model's own); others tell nothing."""
-        if "stop_reason" in choice:
-            return isinstance(choice["stop_reason"], str)
-        return bool(self._asked.stop)
 
     async def end(self) -> None:
         close = getattr(self._chunks, "aclose", None)
