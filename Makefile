@@ -5,6 +5,7 @@ PIP     := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constr
 PYTEST  := $(VENV)/bin/python -m pytest
 WORKERS ?= 2
 COVERAGE ?=
+RERUNS  ?= 0
 SERVERS ?= yes
 
 .PHONY: help setup demo check test test-extra soak bench gpu gpu-all clean
@@ -44,11 +45,11 @@ check: $(VENV)/.dev  ## formatting, lint, strict types
 	$(VENV)/bin/mypy src
 
 test: $(VENV)/.dev  ## all tests that need only package installs; COVERAGE=--cov prints branch coverage and takes longer
-	$(PYTEST) -m "not extra and not soak and not gpu" -n $(WORKERS) --dist loadgroup --reruns 2 -r fEsR $(COVERAGE)
+	$(PYTEST) -m "not extra and not soak and not gpu" -n $(WORKERS) --dist loadgroup --reruns $(RERUNS) -r fEsR $(COVERAGE)
 
 test-extra: $(VENV)/.extra  ## the demo under test, models that teach, a real base (93 MB), a real vLLM (2.5 GB) and llama-server, each got once
 	test "$(SERVERS)" = no || $(VENV)/bin/python tests/install_servers.py $(VENV)/servers
-	$(PYTEST) -m "extra and not soak and not gpu" -n $(WORKERS) --dist loadfile --reruns 2 -r fEsR
+	$(PYTEST) -m "extra and not soak and not gpu" -n $(WORKERS) --dist loadfile --reruns $(RERUNS) -r fEsR
 
 soak: $(VENV)/.dev  ## drills with their full counts; hours
 	$(PYTEST) -m soak --timeout 7200

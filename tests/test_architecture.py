@@ -30,6 +30,7 @@ LEVELS: list[set[str]] = [
     {"gateway", "openai"},
     {"demo"},
     {"cli"},
+    {"__main__"},
 ]
 LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
 ALLOWED_SIDEWAYS = {

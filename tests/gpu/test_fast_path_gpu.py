@@ -36,6 +36,9 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here: run `make gpu` on a GPU machine"),
 ]
+SAME_SCORE = 0.2
+"""Between two scores of 100 cases near 0.8: the cases alone give their difference a standard deviation of 0.057, and
+two trainings in different precision add their own."""
 SAME_CURVE = 0.03
 """Between two trainings on CUDA, of the first loss: bf16 has 8 bits, and fifty steps let the difference grow."""
 
@@ -99,7 +102,7 @@ def test_a_real_small_model_learns_the_same_task_on_gpu_and_cpu(
     print(f"FIGURE exact match: {scores}")
     assert "fast path: it agrees" in logs_of(tmp_path / "gpu")
     assert scores["gpu", "candidate"] > scores["gpu", "baseline"] + 0.5
-    assert abs(scores["gpu", "candidate"] - scores["cpu", "candidate"]) <= 0.1
+    assert abs(scores["gpu", "candidate"] - scores["cpu", "candidate"]) <= SAME_SCORE
 
 
 def test_killed_on_cuda_and_resumed_it_follows_the_uninterrupted_one(tmp_path: Path) -> None:

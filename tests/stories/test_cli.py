@@ -368,6 +368,19 @@ def test_hostile_text_cannot_steer_the_terminal(client: Client, tell: Tell) -> N
     assert "[red]bold[/red]" in ANSI.sub("", drawn), "text is text, never markup"
 
 
+def test_python_dash_m_tunesmith_is_the_command_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tunesmith", "run", "lst"],
+        check=False,
+        cwd=tmp_path,
+        env=cli_environ(),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "did you mean 'list'?" in done.stderr
+
+
 def test_interrupt_ends_a_watch_with_130_and_no_traceback(client: Client) -> None:
     run_id = submit(client)
     process = subprocess.Popen(
