@@ -88,9 +88,9 @@ class _Keeper:
         try:
             messages: Sequence[Mapping[str, Any]] = [dict(message) for message in wishes.get("messages", ())]
             for index, text in texts.items():
-                named = {"key": answer_id if index == 0 else f"{answer_id}/{index}"} if answer_id else {}
+                key = answer_id if index == 0 or not answer_id else f"{answer_id}/{index}"
                 said = [*messages, {"role": "assistant", "content": text}]
-                self._client.capture(self._profile, said, served_by=model, source="openai", **named)
+                self._client.capture(self._profile, said, key=key or None, served_by=model, source="openai")
         except Exception:
             return  # the application asked for an answer, and has it
 
