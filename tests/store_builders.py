@@ -123,6 +123,8 @@ def a_run(
     """A run in a state, without any task."""
     dataset = dataset_id or a_dataset(tx, profile)
     spec = a_spec(dataset, profile, campaign_id=campaign_id, **changes)
+    now = datasets.get(tx, dataset).fingerprint
+    spec = spec.model_copy(update={"dataset": spec.dataset.model_copy(update={"fingerprint": now})})
     runs.add(tx, spec, actor=ACTOR, priority=1, body_hash="body", automatic=automatic)
     force(tx, tables.runs, spec.run_id, state=state, finished_at=tx.now if state in RUN.finished else None)
     return runs.get(tx, spec.run_id)

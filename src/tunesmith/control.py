@@ -6,6 +6,7 @@ that the worker acknowledges. None of them burns an attempt.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tunesmith import lifecycle
@@ -14,9 +15,9 @@ from tunesmith.domain.request import ALLOWED_IN, INSTEAD, RequestKind
 from tunesmith.domain.run import RUN, RunState
 from tunesmith.domain.task import TaskKind, TaskState
 from tunesmith.errors import Refused
-from tunesmith.store import adapters, deployments, evaluations, requests, runs, tasks
+from tunesmith.store import adapters, deployments, evaluations, forgotten_runs, requests, runs, tasks
 from tunesmith.store.adapters import Adapter
-from tunesmith.store.database import Tx
+from tunesmith.store.database import Database, Tx
 from tunesmith.store.runs import Run
 
 
@@ -30,7 +31,7 @@ class Answer:
     message: str
 
 
-def wish(tx: Tx, run_id: str, kind: RequestKind, *, actor: str) -> Answer:
+def wish(tx: Tx, run_id: str, kind: RequestKind, *, actor: str, reason: str = "") -> Answer:
     """Cancel, stop, pause, skip, or ask for a checkpoint."""
     found = runs.find(tx, run_id)
     task = tasks.open_of_run(tx, found.id, lock=True)
@@ -45,11 +46,24 @@ def wish(tx: Tx, run_id: str, kind: RequestKind, *, actor: str) -> Answer:
     if kind not in (RequestKind.SKIP, RequestKind.CANCEL):
         raise Refused(f"run {run.id} has no worker that could {kind} it; look again with `run show`")
     end = RunState.SKIPPED if kind is RequestKind.SKIP else RunState.CANCELLED
-    reason = f"{end} by {actor}"
+    reason = reason or f"{end} by {actor}"
     if task is not None:
         tasks.move(tx, task.id, TaskState.CANCELLED, actor=actor, reason=reason)
     lifecycle.finish(tx, run, end, actor=actor, reason=reason)
     return Answer(run.id, end, None, end.value)
+
+
+def end_forgotten(database: Database, *, actor: str, dataset_ids: list[str] | None = None) -> list[str]:
+    """End the unfinished runs that learn from what was forgotten; which ones.
+
+    What nobody works on ends here. A worker ends the rest, and until then no result of it is believed.
+    """
+    with database.read() as tx:
+        found = forgotten_runs.unfinished(tx, dataset_ids)
+    for run, why in found:
+        with suppress(Refused), database.write() as tx:  # Refused: it ended by itself at this moment
+            wish(tx, run.id, RequestKind.CANCEL, actor=actor, reason=why)
+    return [run.id for run, _ in found]
 
 
 def resume(tx: Tx, run_id: str, *, actor: str) -> Answer:

@@ -37,6 +37,7 @@ from tunesmith.store import (
     deployments,
     evaluations,
     experiences,
+    forgotten_runs,
     members,
     requests,
     runs,
@@ -66,6 +67,10 @@ def settle(tx: Tx, claim: Claim, end: StageEnd, *, actor: str) -> None:
         _after_cycle(tx, claim, end, actor)
         return
     run = runs.get(tx, claim.task.run_id)
+    forgotten = None if _is_served(run, end) else forgotten_runs.why_ended(tx, run)
+    if forgotten is not None:
+        _cancel(tx, claim, run, actor, forgotten)
+        return
     match claim.task.kind:
         case TaskKind.TRAIN:
             _after_train(tx, claim, run, end, actor)
@@ -81,6 +86,12 @@ def settle(tx: Tx, claim: Claim, end: StageEnd, *, actor: str) -> None:
             _end_attempt(tx, claim, end, actor)
         case _:
             assert_never(claim.task.kind)
+
+
+def _is_served(run: Run, end: StageEnd) -> bool:
+    """Its adapter was flipped, or its flip is being undone: both go on as if nothing had been forgotten."""
+    is_deploying = run.state is RunState.DEPLOYING and not isinstance(end.fact, NotFlipped)
+    return is_deploying or run.state is RunState.WATCHING
 
 
 def _after_train(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:
@@ -335,11 +346,9 @@ def _is_cancelled(tx: Tx, run: Run) -> bool:
     return strongest([request.kind for request in requests.unanswered(tx, run.id)]) is RequestKind.CANCEL
 
 
-def _cancel(tx: Tx, claim: Claim, run: Run, actor: str) -> None:
-    tasks.end_by(
-        tx, claim.lease, AttemptState.CANCELLED, TaskState.CANCELLED, actor=actor, reason="cancelled on request"
-    )
-    finish(tx, run, RunState.CANCELLED, actor=actor, reason="cancelled on request")
+def _cancel(tx: Tx, claim: Claim, run: Run, actor: str, reason: str = "cancelled on request") -> None:
+    tasks.end_by(tx, claim.lease, AttemptState.CANCELLED, TaskState.CANCELLED, actor=actor, reason=reason)
+    finish(tx, run, RunState.CANCELLED, actor=actor, reason=reason)
 
 
 def _why(end: StageEnd, decision: str) -> str:

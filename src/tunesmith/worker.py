@@ -206,6 +206,7 @@ class Worker:
             log.warning("lease_expired", task=claim.task.id, run=claim.task.run_id, held_by=claim.attempt.worker_id)
             if claim.attempt.process is not None:
                 kill_stray(ProcessIdentity.from_json(claim.attempt.process), self.timing.grace_s)
+        control.end_forgotten(self.database, actor=self.id)
         self._finish_erasures()
 
     def _finish_erasures(self) -> None:

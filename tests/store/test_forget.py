@@ -6,7 +6,7 @@ import json
 import shutil
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,32 @@ import sqlalchemy as sa
 
 from builders import PROFILE, a_workspace
 from forgotten_builders import PARTED, SECRET, a_dataset_of, add, as_member, everything_on_disk, everything_stored
-from store_builders import ACTOR, a_run, an_adapter, force
+from store_builders import ACTOR, a_claimed_run, a_run, an_adapter, force
 from tunesmith import lifecycle
 from tunesmith.client import Client
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.example import Split
+from tunesmith.domain.request import RequestKind
 from tunesmith.domain.run import RunState
 from tunesmith.domain.spec import AdapterRef
-from tunesmith.domain.task import TaskKind
-from tunesmith.errors import NotFound, Refused, UsageError
+from tunesmith.domain.task import ErrorClass, TaskKind
+from tunesmith.errors import InvalidTransition, NotFound, Refused, UsageError
 from tunesmith.files import read_manifest
 from tunesmith.stages import forget
-from tunesmith.store import erasures, events, experiences, learning_tables, members, runs, tables, tasks
+from tunesmith.stages.context import Looked, NotFlipped, StageEnd, Trained
+from tunesmith.store import (
+    adapters,
+    deployments,
+    erasures,
+    events,
+    experiences,
+    learning_tables,
+    members,
+    requests,
+    runs,
+    tables,
+    tasks,
+)
 from tunesmith.store.database import Database
 from tunesmith.store.runs import Run
 
@@ -252,16 +266,18 @@ def test_rows_kept_aside_go_with_their_excerpts(tmp_path: Path, store_url: str, 
 
 
 @pytest.mark.parametrize("state", [RunState.QUEUED, RunState.TRAINING, RunState.PAUSED, RunState.EVALUATING])
-def test_erasure_waits_for_a_run_that_reads_the_dataset(
+def test_erasure_of_a_held_out_case_waits_for_a_run_that_reads_the_dataset(
     tmp_path: Path, store_url: str, database: Database, state: RunState
 ) -> None:
+    """A held-out case is never learnt: the run goes on, and the text goes when it has ended."""
     with _client(tmp_path, store_url) as client:
         dataset, examples = a_dataset_of(client, 40)
-        known = as_member(client, database, dataset, examples[Split.TRAIN][0], Split.TRAIN)
+        known = as_member(client, database, dataset, examples[Split.HELDOUT][0], Split.HELDOUT)
         with database.write() as tx:
             run = a_run(tx, state, dataset_id=dataset, profile=PROFILE)
-        (outcome,) = client.experiences.forget([known], reason="asked").outcomes
-        assert (outcome.state, outcome.runs) == ("waits", (run.id,))
+        told = client.experiences.forget([known], reason="asked")
+        assert told.ends == ()
+        assert [(outcome.state, outcome.runs) for outcome in told.outcomes] == [("waits", (run.id,))]
         client.datasets.verify(dataset)  # the run reads what it was given
         with pytest.raises(Refused, match="its text is being removed"):
             client.runs.submit(PROFILE, dataset)
@@ -270,15 +286,103 @@ def test_erasure_waits_for_a_run_that_reads_the_dataset(
         with database.write() as tx:
             force(tx, tables.runs, run.id, state=RunState.CANCELLED, finished_at=tx.now)
         client.system.worker().sweep()
-        assert client.system.inbox() == []
+        assert [item.id for item in client.system.inbox() if item.kind == "erasure"] == []
         assert client.datasets.show(dataset)[1].earlier_fingerprints
         client.datasets.verify(dataset)
 
 
-def test_stop_runs_cancels_what_reads_it(tmp_path: Path, store_url: str, database: Database) -> None:
+@pytest.mark.parametrize("split", [Split.TRAIN, Split.VALIDATION])
+@pytest.mark.parametrize("state", [RunState.QUEUED, RunState.PAUSED, RunState.HELD, RunState.EVALUATING])
+def test_run_that_nobody_works_on_ends_when_what_it_learns_from_is_forgotten(
+    tmp_path: Path, store_url: str, database: Database, state: RunState, split: Split
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        dataset, examples = a_dataset_of(client, 40)
+        known = as_member(client, database, dataset, examples[split][0], split)
+        with database.write() as tx:
+            run = a_run(tx, state, dataset_id=dataset, profile=PROFILE)
+            if state is RunState.QUEUED:
+                tasks.add(tx, TaskKind.TRAIN, actor=ACTOR, run_id=run.id, profile=PROFILE, priority=1)
+        assert client.experiences.preview_forget([known]).ends == (run.id,)
+        told = client.experiences.forget([known], reason="asked")
+        assert (told.ends, [each.state for each in told.outcomes]) == ((run.id,), ["done"])
+        ended = client.runs.show(run.id)
+        assert ended.run.state == "cancelled"
+        assert f"tunesmith run retry {run.id}" in ended.run.reason
+        with database.read() as tx:
+            assert tasks.open_of_run(tx, run.id) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "fact"),
+    [
+        (RunState.TRAINING, TaskKind.TRAIN, Trained("a", "d" * 64, {}, stopped_early=False)),
+        (RunState.TRAINING, TaskKind.TRAIN, None),
+        (RunState.SHADOWING, TaskKind.WATCH, Looked("passed", "fine")),
+        (RunState.DEPLOYING, TaskKind.DEPLOY, NotFlipped("later", "later")),
+    ],
+)
+def test_end_of_an_attempt_that_learnt_what_was_forgotten_is_not_believed(
+    tmp_path: Path, store_url: str, database: Database, state: RunState, kind: TaskKind, fact: Any
+) -> None:
     with _client(tmp_path, store_url) as client:
         dataset, examples = a_dataset_of(client, 40)
         known = as_member(client, database, dataset, examples[Split.TRAIN][0], Split.TRAIN)
+        with database.write() as tx:
+            run, claim = a_claimed_run(tx, state, kind, dataset_id=dataset, profile=PROFILE)
+        told = client.experiences.forget([known], reason="asked")
+        assert told.ends == (run.id,)
+        with database.read() as tx:
+            assert [each.kind for each in requests.unanswered(tx, run.id)] == [RequestKind.CANCEL]
+        end = StageEnd.succeeded(fact) if fact is not None else StageEnd.failed(ErrorClass.TRANSIENT, "a hiccup")
+        with database.write() as tx:
+            lifecycle.settle(tx, claim, end, actor=ACTOR)
+        with database.read() as tx:
+            ended = runs.get(tx, run.id)
+            assert ended.state is RunState.CANCELLED
+            assert "run retry" in ended.reason
+            assert adapters.live(tx, PROFILE) is None
+            assert tasks.open_of_run(tx, run.id) is None
+        client.system.worker().sweep()
+        assert [item for item in client.system.inbox() if item.kind == "erasure"] == []
+
+
+def test_adapter_that_learnt_what_was_forgotten_cannot_go_live(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        dataset, examples = a_dataset_of(client, 40)
+        known = as_member(client, database, dataset, examples[Split.TRAIN][0], Split.TRAIN)
+        with database.write() as tx:
+            run = a_run(tx, RunState.COMPLETED, dataset_id=dataset, profile=PROFILE)
+            adapter = an_adapter(tx, run_id=run.id)
+        client.experiences.forget([known], reason="asked")
+        with pytest.raises(Refused, match="cannot go live: an experience in its dataset"), database.write() as tx:
+            deployments.flip(tx, adapter, baseline="base", targets=[], actor=ACTOR, reason="test")
+        with database.write() as tx:  # a run on what is left has learnt nothing of it
+            after = a_run(tx, RunState.COMPLETED, dataset_id=dataset, profile=PROFILE)
+            clean = an_adapter(tx, run_id=after.id)
+            deployments.flip(tx, clean, baseline="base", targets=[], actor=ACTOR, reason="test")
+
+
+def test_sweep_ends_the_runs_of_somebody_who_was_killed_after_forgetting(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        dataset, examples = a_dataset_of(client, 40)
+        known = as_member(client, database, dataset, examples[Split.TRAIN][0], Split.TRAIN)
+        with database.write() as tx:
+            run = a_run(tx, RunState.PAUSED, dataset_id=dataset, profile=PROFILE)
+        forget.forget(database, [known], actor=ACTOR, reason="asked")  # and killed here
+        client.system.worker().sweep()
+        assert client.runs.show(run.id).run.state == "cancelled"
+        assert [item for item in client.system.inbox() if item.kind == "erasure"] == []
+
+
+def test_stop_runs_cancels_what_is_judged_on_it(tmp_path: Path, store_url: str, database: Database) -> None:
+    with _client(tmp_path, store_url) as client:
+        dataset, examples = a_dataset_of(client, 40)
+        known = as_member(client, database, dataset, examples[Split.HELDOUT][0], Split.HELDOUT)
         with database.write() as tx:
             run = a_run(tx, RunState.QUEUED, dataset_id=dataset, profile=PROFILE)
             tasks.add(tx, TaskKind.TRAIN, actor=ACTOR, run_id=run.id, profile=PROFILE, priority=1)
@@ -288,16 +392,18 @@ def test_stop_runs_cancels_what_reads_it(tmp_path: Path, store_url: str, databas
             assert runs.get(tx, run.id).state is RunState.CANCELLED
 
 
-@pytest.mark.parametrize("state", [RunState.HELD, RunState.DEPLOYING, RunState.WATCHING, RunState.DEPLOYED])
-def test_run_that_reads_the_dataset_no_more_is_not_waited_for(
+@pytest.mark.parametrize("state", [RunState.WATCHING, RunState.DEPLOYED])
+def test_run_that_is_live_is_neither_ended_nor_waited_for(
     tmp_path: Path, store_url: str, database: Database, state: RunState
 ) -> None:
     with _client(tmp_path, store_url) as client:
         dataset, examples = a_dataset_of(client, 40)
         known = as_member(client, database, dataset, examples[Split.TRAIN][0], Split.TRAIN)
         with database.write() as tx:
-            a_run(tx, state, dataset_id=dataset, profile=PROFILE)
-        assert [each.state for each in client.experiences.forget([known], reason="asked").outcomes] == ["done"]
+            run = a_run(tx, state, dataset_id=dataset, profile=PROFILE)
+        told = client.experiences.forget([known], reason="asked")
+        assert (told.ends, [each.state for each in told.outcomes]) == ((), ["done"])
+        assert client.runs.show(run.id).run.state == state
 
 
 def test_adapters_that_contain_it_are_named_with_their_descendants(
@@ -463,7 +569,7 @@ def test_forgetting_while_runs_end_loses_nothing_and_never_waits_in_a_circle(
             pending = [a_run(tx, RunState.EVALUATING, dataset_id=dataset.id) for _ in range(6)]
 
         def end(run: Run) -> None:
-            with database.write() as tx:
+            with suppress(InvalidTransition), database.write() as tx:  # forgetting may have ended it before
                 lifecycle.finish(tx, run, RunState.COMPLETED, actor=ACTOR, reason="test")
 
         with ThreadPoolExecutor(8) as pool:

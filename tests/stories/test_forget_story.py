@@ -1,8 +1,6 @@
-"""Forgetting beside real workers: a training reads its dataset to the end, or is stopped, and then the text is gone."""
+"""Forgetting beside real workers: a run that learns from it ends, the text goes, and a retry trains on what is left."""
 
 from __future__ import annotations
-
-import pytest
 
 from builders import PROFILE, wait_for
 from forgotten_builders import add, everything_on_disk, everything_stored
@@ -23,30 +21,47 @@ def _a_training(fleet: Fleet) -> tuple[str, str, str]:
     return run.id, run.dataset_id, known.experience_id
 
 
-@pytest.mark.parametrize("stop_runs", [False, True])
-def test_erasure_waits_for_a_training_or_ends_it(make_fleet: MakeFleet, stop_runs: bool) -> None:
-    steps = 100_000 if stop_runs else 60
-    fleet = make_fleet(options={"steps": steps, "step_s": 0.05}, profile=POLICY)
+def test_training_on_what_is_forgotten_ends_and_a_retry_trains_on_what_is_left(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(options={"steps": 60, "step_s": 0.05}, profile=POLICY)
     client = fleet.client
     run, dataset, known = _a_training(fleet)
     fleet.start()
     fleet.wait_for_step(run, 2)
     said = client.experiences.show(known).messages[0]["content"]
-    told = client.experiences.forget([known], reason="asked", stop_runs=stop_runs)
+    told = client.experiences.forget([known], reason="asked")
+    assert told.ends == (run,)
     assert [(each.dataset_id, each.state, each.runs) for each in told.outcomes] == [(dataset, "waits", (run,))]
     assert said not in everything_stored(fleet.database)
-    assert fleet.wait(run, "cancelled" if stop_runs else "completed")
-    wait_for(lambda: client.system.inbox() == [], 20, f"for the erasure: {fleet.logs()[-2000:]}")
+    assert fleet.wait(run, "cancelled")
+    wait_for(
+        lambda: not [item for item in client.system.inbox() if item.kind == "erasure"],
+        20,
+        f"for the erasure: {fleet.logs()[-2000:]}",
+    )
     client.datasets.verify(dataset)
     assert said.encode() not in everything_on_disk(client.workspace.data_dir / "datasets")
     assert said.encode() not in everything_on_disk(client.workspace.runs_dir)
     assert client.runs.show(run).num_erased == 1
-    adapters = client.experiences.preview_forget([known]).adapters
-    assert [each.contains for each in adapters] == ([] if stop_runs else [True])
+    assert client.experiences.preview_forget([known]).adapters == ()
     with fleet.database.read() as tx:
         states = {
             client.experiences.show(each.experience_id).experience.state for each in members.of_dataset(tx, dataset)
         }
-    assert states == {"forgotten", "collected" if stop_runs else "consumed"}  # the others go their way
-    again = client.runs.submit(PROFILE, dataset)  # what is left can be trained on
-    assert fleet.wait(again.id, "training", "completed")
+    assert states == {"forgotten", "collected"}  # the others are free again
+    again = client.runs.retry(run)
+    assert fleet.wait(again.id, "completed")
+
+
+def test_queued_run_never_trains_on_what_is_forgotten(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(options={"steps": 3}, profile=POLICY)
+    client = fleet.client
+    run, dataset, known = _a_training(fleet)
+    said = client.experiences.show(known).messages[0]["content"]
+    told = client.experiences.forget([known], reason="asked")
+    assert (told.ends, [each.state for each in told.outcomes]) == ((run,), ["done"])
+    assert said.encode() not in everything_on_disk(client.workspace.data_dir / "datasets")
+    again = client.runs.retry(run)
+    fleet.start()
+    assert fleet.wait(again.id, "completed")
+    assert client.runs.show(run).run.state == "cancelled"
+    assert client.runs.show(run).attempts == ()

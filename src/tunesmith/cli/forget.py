@@ -31,11 +31,14 @@ def forget(  # noqa: PLR0913 - the options of one command
     reason: Annotated[str | None, typer.Option("--reason", help="Why; kept in the history.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what it would touch.")] = False,
-    stop_runs: Annotated[bool, typer.Option("--stop-runs", help="Cancel the runs that still read it.")] = False,
+    stop_runs: Annotated[
+        bool, typer.Option("--stop-runs", help="Cancel the runs that are only judged on it, too.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Remove what was said, everywhere, for good; a tombstone stays.
 
+    Unfinished runs that learn from it are ended; what they made never goes live.
     Datasets that hold it are rewritten, now or when the runs that read them have ended.
     """
     given = {"session": session, "source": source, "key": key}
@@ -85,6 +88,8 @@ def _tell(touched: ForgetView, as_json: bool) -> None:
         ]
         counts = [Column(name, align="right") for name in ("TRAIN", "VALID", "HELD OUT")]
         show_table([Column("ID"), *counts, Column("READ BY", "fold")], rows, indent=2)
+    if touched.ends and not touched.outcomes:
+        say(coloured("warning", f"! ends {', '.join(touched.ends)}, which would learn from it"))
     if touched.adapters:
         heading("Adapters")
         columns = [Column("NAME"), Column("STATE"), Column("HOW", "fold"), Column("DO", "fold")]
@@ -108,6 +113,8 @@ def _show_outcomes(done: ForgetView, stop_runs: bool) -> None:
         mark = {"done": "✓", "waits": "…", "failed": "!"}[outcome.state]
         style = {"done": "ok", "waits": "warning", "failed": "broken"}[outcome.state]
         say(coloured(style, f"{mark} dataset {outcome.dataset_id}: {outcome.state}, {outcome.why}"))
+    for run_id in done.ends:
+        say(f"  run {run_id} was ended; tunesmith run retry {run_id} trains on what is left")
     if any(outcome.state == "waits" for outcome in done.outcomes):
         stopping = "they were asked to stop" if stop_runs else "--stop-runs cancels them"
         say(f"  a worker finishes it when they have ended; {stopping}")

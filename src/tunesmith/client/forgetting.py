@@ -31,6 +31,8 @@ class ForgetView:
     """How many are collected, reserved, consumed, or were forgotten before."""
     datasets: tuple[HoldingDataset, ...]
     adapters: tuple[HoldingAdapter, ...]
+    ends: tuple[str, ...]
+    """Unfinished runs that learn from them: forgetting ends these, and `run retry` trains on what is left."""
     num_going_on: int
     """Other experiences of the same sessions, which may repeat what was said."""
     outcomes: tuple[Outcome, ...] = ()
@@ -63,20 +65,28 @@ class Forgetting:
     ) -> ForgetView:
         """Leave tombstones: when this returns, no table holds anything of what was said, and it is never learnt again.
 
-        Datasets that hold it are rewritten now, or when the runs that read them have ended; `stop_runs` cancels those.
+        Unfinished runs that learn from them end, and what they made never goes live. Datasets that hold it are
+        rewritten now, or when the runs that still read them have ended; `stop_runs` cancels those.
         """
         session, said = self._session, check_reason(reason)
         with session.database.read() as tx:
             ids = self._chosen(tx, experience_ids, profile, by)
             touched = _look(tx, ids)
         new = forget.forget(session.database, ids, actor=session.actor, reason=said)
+        ended = self._end(touched)
         if stop_runs:
             self._cancel({run_id for dataset in touched.datasets for run_id in dataset.runs})
         outcomes = forget.finish(session.database, session.workspace, actor=session.actor, wait=True)
         waits = erasures.scrub(session.database)
         return ForgetView(
-            **{**vars(touched), "outcomes": tuple(outcomes), "num_new": len(new), "store_waits": waits},
+            **{**vars(touched), "ends": ended, "outcomes": tuple(outcomes), "num_new": len(new), "store_waits": waits},
         )
+
+    def _end(self, touched: ForgetView) -> tuple[str, ...]:
+        from tunesmith import control
+
+        holding = [dataset.id for dataset in touched.datasets]
+        return tuple(control.end_forgotten(self._session.database, actor=self._session.actor, dataset_ids=holding))
 
     def _chosen(self, tx: Tx, given: Sequence[str], profile: str | None, by: dict[str, str]) -> list[str]:
         for name in by:
@@ -113,5 +123,6 @@ def _look(tx: Tx, ids: list[str]) -> ForgetView:
         states=dict(Counter(each.state.value for each in found)),
         datasets=tuple(held),
         adapters=tuple(contained.adapters_with(tx, held)),
+        ends=tuple(run_id for dataset in held for run_id in dataset.learning),
         num_going_on=contained.num_going_on(tx, live),
     )

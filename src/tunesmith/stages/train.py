@@ -20,7 +20,7 @@ from tunesmith.stages.context import DryRunPassed, StageContext, StageEnd, Train
 from tunesmith.stages.hand_over import take_device
 from tunesmith.stages.outlook import corrections
 from tunesmith.stages.supervise import ProgramEnd, Supervisor
-from tunesmith.store import checkpoints, queue, runs
+from tunesmith.store import checkpoints, forgotten_runs, queue, runs
 from tunesmith.store.tasks import Attempt
 from tunesmith.trainers.command import argv_of, changed_since_sealed, environment_of
 from tunesmith.trainers.native.cadence import to_remove
@@ -32,7 +32,10 @@ def train(context: StageContext) -> StageEnd:
     with context.database.read() as tx:
         run = runs.get(tx, context.run_id)
         earlier = queue.attempts_of_run(tx, run.id)
+        forgotten = forgotten_runs.why_ended(tx, run)
     _end_strays(earlier, context.settings.worker.grace_s)
+    if forgotten is not None:
+        return StageEnd.cancelled()
     held = None if run.spec.dry_run else take_device(context, run.spec.trainer)
     if held is not None:
         return StageEnd.held(held)

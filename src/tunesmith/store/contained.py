@@ -12,7 +12,7 @@ from tunesmith.domain.adapter import AdapterState, version_name
 from tunesmith.domain.erasure import tombstone_key
 from tunesmith.domain.example import Split
 from tunesmith.domain.experience import ExperienceState
-from tunesmith.store import erasures
+from tunesmith.store import erasures, forgotten_runs
 from tunesmith.store.database import Tx
 from tunesmith.store.learning_tables import members
 from tunesmith.store.tables import adapters, runs
@@ -31,6 +31,8 @@ class HoldingDataset:
     """How many examples of each split were made from them; empty: they were only kept aside."""
     runs: tuple[str, ...]
     """Unfinished runs that read it: rewriting it waits for them."""
+    learning: tuple[str, ...]
+    """Unfinished runs that learn from some of them: forgetting ends them."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +89,14 @@ def datasets_with(tx: Tx, found: Sequence[Brief]) -> list[HoldingDataset]:
         )
         for dataset_id, split, num in tx.conn.execute(query.group_by(members.c.dataset_id, members.c.split)):
             splits.setdefault(dataset_id, Counter())[split] += num
-    return [
-        HoldingDataset(each, dict(held), tuple(erasures.readers(tx, each, judges=Split.HELDOUT.value in held)))
-        for each, held in sorted(splits.items())
-    ]
+    return [_holding(tx, dataset_id, dict(held)) for dataset_id, held in sorted(splits.items())]
+
+
+def _holding(tx: Tx, dataset_id: str, splits: dict[str, int]) -> HoldingDataset:
+    reading = erasures.readers(tx, dataset_id, judges=Split.HELDOUT.value in splits)
+    is_learnt = not {split.value for split in forgotten_runs.LEARNT}.isdisjoint(splits)
+    ending = forgotten_runs.learning(tx, dataset_id) if is_learnt else []
+    return HoldingDataset(dataset_id, splits, tuple(reading), tuple(ending))
 
 
 def _parts(ids: Sequence[str]) -> list[Sequence[str]]:

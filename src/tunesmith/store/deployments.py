@@ -14,7 +14,7 @@ from tunesmith.domain.gate import BARE_BASE
 from tunesmith.domain.run import RunState
 from tunesmith.domain.task import TaskKind, TaskState
 from tunesmith.errors import Refused
-from tunesmith.store import adapters, events, runs
+from tunesmith.store import adapters, events, forgotten_runs, runs
 from tunesmith.store.database import Tx
 from tunesmith.store.tables import deployments, observations, profiles, tasks
 from tunesmith.store.tasks import add as add_task
@@ -57,6 +57,7 @@ def flip(
     """Make an adapter live by compare-and-swap: only if what is live is still the verdict's baseline."""
     lock(tx, adapter.profile)
     check_flip(tx, adapter.profile, baseline)
+    forgotten_runs.refuse_to_serve(tx, adapter)
     live = adapters.live(tx, adapter.profile)
     if live is not None and live.id == adapter.id:
         raise Refused(f"{adapter.name} is live already; it would replace itself, and the way back would be gone")
