@@ -55,7 +55,7 @@ def test_training_on_what_is_forgotten_ends_and_a_retry_trains_on_what_is_left(m
 def test_queued_run_never_trains_on_what_is_forgotten(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(options={"steps": 3}, profile=POLICY)
     client = fleet.client
-    run, dataset, known = _a_training(fleet)
+    run, _, known = _a_training(fleet)
     said = client.experiences.show(known).messages[0]["content"]
     told = client.experiences.forget([known], reason="asked")
     assert (told.ends, [each.state for each in told.outcomes]) == ((run,), ["done"])
