@@ -8,17 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from store_builders import ACTOR, PROFILE, a_run
+from store_builders import ACTOR, ARCHITECTURE, PROFILE, a_run
 from tunesmith.client import Client
 from tunesmith.domain.evaluation import Report
 from tunesmith.domain.gate import Decision, Evidence, Judged, Verdict
 from tunesmith.domain.parity import References
 from tunesmith.domain.profile import Target, Watch
 from tunesmith.domain.run import RunState
+from tunesmith.domain.spec import BaseModelRef
 from tunesmith.domain.task import TaskKind
 from tunesmith.evaluators.sim import simulated_reading
 from tunesmith.files import publish_folder, sha256_text, verify_folder
 from tunesmith.ids import new_id
+from tunesmith.modeling.base_files import base_digest
 from tunesmith.programs.protocol import REFERENCES
 from tunesmith.stages.evaluate import policy_digest
 from tunesmith.store import adapters, deployments, evaluations, tasks
@@ -61,7 +63,11 @@ def a_candidate(
     (scores.parent / REFERENCES).write_text(content)
     with client._session.database.write() as tx:
         wanted = tuple(Target(**target) for target in targets)
-        spec = {"watch": Watch(for_s=0.0), "targets": wanted, **spec}
+        folder_of_base = client.workspace.root / "models" / "tiny"
+        base = BaseModelRef(
+            path=str(folder_of_base), revision=None, digest=base_digest(folder_of_base), lock=ARCHITECTURE, context=512
+        )
+        spec = {"watch": Watch(for_s=0.0), "targets": wanted, "base": base, **spec}
         run = a_run(tx, RunState.DEPLOYING, profile=profile, **spec)
         adapter = adapters.register(
             tx, profile, run_id=run.id, path=place.relative_to(client.workspace.data_dir).as_posix(), digest=digest,

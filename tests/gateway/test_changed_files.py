@@ -52,6 +52,10 @@ def test_base_changed_under_an_engine_that_restarts_is_never_asked(doomed: tuple
     with pytest.raises(openai.InternalServerError, match="another base") as told:
         ask(server, model="support@v1")
     assert told.value.code == "base_changed"
+    with pytest.raises(openai.InternalServerError, match="another base"):
+        ask(server, model="support@base")
+    [finding] = [check for check in client.system.doctor() if check.name == "base of support"]
+    assert finding.state == "broken"
 
 
 def test_broken_base_tells_no_traceback_and_no_path(doomed: tuple[Client, ServerProcess]) -> None:

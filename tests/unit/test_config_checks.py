@@ -89,9 +89,6 @@ def test_target_modules_that_exist_pass(workspace: Workspace, modules: str) -> N
         ("recipe.target_modules=[q_prj]", "'q_prj' matches no module of the base; did you mean 'q_proj'?"),
         ("recipe.target_modules=[proj]", "'proj' matches no module of the base"),
         ("recipe.target_modules=[input_layernorm]", "'input_layernorm' matches no module"),
-        ("base.family=qwen3", "base.family: the profile says qwen3, the model's config.json says llama"),
-        ("base.path=models/nowhere", "no such folder; put the model there or mend base.path"),
-        ("base.path=''", "cannot be a path"),
         ("targets=[{kind: directry}]", "targets: no kind of target 'directry'; did you mean 'directory'?"),
         ("targets=[{options: {for: vlm}}]", "targets.directory.options.for: no kind of server 'vlm'; did you mean"),
     ],
@@ -103,6 +100,24 @@ def test_profile_that_cannot_work_is_refused(workspace: Workspace, override: str
     assert caught.value.message.startswith("profile dates: ")
     assert "\n" not in caught.value.message
     assert not isinstance(caught.value, LockedError)
+
+
+@pytest.mark.parametrize(
+    ("said", "instead", "reason"),
+    [
+        ("family: llama", "family: qwen3", "base.family: the profile says qwen3, the model's config.json says llama"),
+        ("models/tiny", "models/nowhere", "no such folder; put the model there or mend base.path"),
+        ("models/tiny", "''", "cannot be a path"),
+    ],
+)
+def test_profile_whose_base_is_not_there_or_another_is_refused(
+    workspace: Workspace, said: str, instead: str, reason: str
+) -> None:
+    write_profile(workspace, FITS, head=HEAD.replace(said, instead))
+    with pytest.raises(ConfigError) as caught:
+        check(workspace)
+    assert reason in caught.value.message
+    assert "\n" not in caught.value.message
 
 
 def test_recipe_that_a_target_cannot_serve_is_refused_one_line_each(workspace: Workspace) -> None:
@@ -175,10 +190,13 @@ def test_base_swapped_after_the_lock_is_refused_by_field(
     assert caught.value.message == f"profile dates: {line}"
 
 
-def test_base_whose_context_shrank_after_the_lock_is_taken(workspace: Workspace) -> None:
+def test_base_whose_config_changed_at_all_after_the_lock_is_refused(workspace: Workspace) -> None:
     locked = check(workspace).lock
     a_base(workspace, max_position_embeddings=256)
-    assert check(workspace, "recipe.max_length=256", locked=locked).context == 256
+    with pytest.raises(LockedError, match=r"base: locked .* settings changed; put it back"):
+        check(workspace, "recipe.max_length=256", locked=locked)
+    before = locked.model_copy(update={"base_digest": None})  # locked before the digest was kept
+    assert check(workspace, "recipe.max_length=256", locked=before).context == 256
 
 
 def test_split_changed_after_the_lock_is_refused(workspace: Workspace) -> None:

@@ -146,8 +146,6 @@ def test_nothing_said_equals_the_models_own_defaults(tmp_path: Path) -> None:
         ("trainer.options.steps=3", "trainer.options.steps", 3),
         ("trainer.options.plan.fail_at=[1,2]", "trainer.options.plan.fail_at", [1, 2]),
         ("trainer.options.label='3'", "trainer.options.label", "3"),
-        ("base.revision=123", "base.revision", "123"),
-        ("base.path=/models/other", "base.path", "/models/other"),
         ("hardware.tier=small-gpu", "hardware.tier", "small-gpu"),
         ("description=dates: in words #2", "description", "dates: in words #2"),
         ("description='quoted # text'", "description", "quoted # text"),

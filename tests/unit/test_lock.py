@@ -83,9 +83,16 @@ def test_lock_all_differences_are_listed_in_one_error() -> None:
 def test_lock_of_takes_the_shares_of_the_profile() -> None:
     data = Data(heldout_share=0.2, validation_share=0.1)
     profile = Profile(name="x", role=Role.ASSISTANT, base=Base(path="m", family="llama"), data=data)
-    assert lock_of(profile, ARCHITECTURE) == ProfileLock(
-        architecture=ARCHITECTURE, heldout_share=0.2, validation_share=0.1
+    assert lock_of(profile, ARCHITECTURE, "d" * 64) == ProfileLock(
+        architecture=ARCHITECTURE, heldout_share=0.2, validation_share=0.1, base_digest="d" * 64
     )
+
+
+def test_lock_base_of_the_same_architecture_and_other_content_is_refused_in_one_line() -> None:
+    locked, now = (LOCK.model_copy(update={"base_digest": letter * 64}) for letter in "ab")
+    [line] = lock_differences(locked, now)
+    assert line.startswith("base: locked aaaaaaaaaaaa…, now bbbbbbbbbbbb…: its weights, tokenizer or settings changed")
+    assert lock_differences(LOCK, now) == [], "locked before the digest was kept"
 
 
 def test_lock_survives_json() -> None:

@@ -9,8 +9,9 @@ from tunesmith import control, lifecycle
 from tunesmith.client.session import Session
 from tunesmith.client.views import AdapterView, AnswerView, DeploymentView, EventView, to_json
 from tunesmith.domain.adapter import AdapterState
-from tunesmith.errors import NotFound
-from tunesmith.store import adapters, deployments, events, profiles
+from tunesmith.errors import NotFound, Refused
+from tunesmith.stages.same_base import base_trouble
+from tunesmith.store import adapters, deployments, events, profiles, runs
 from tunesmith.store.adapters import Adapter
 from tunesmith.store.database import Tx
 
@@ -58,12 +59,14 @@ class Adapters:
             )
 
     def approve(self, adapter: str) -> AnswerView:
+        self._refuse_changed_base(adapter)
         with self._session.database.write() as tx:
             answer = control.approve(tx, adapters.find(tx, adapter), actor=self._session.actor)
         return AnswerView(answer.run_id, answer.state, answer.message)
 
     def evaluate(self, adapter: str) -> AnswerView:
         """Measure a held adapter again."""
+        self._refuse_changed_base(adapter)
         with self._session.database.write() as tx:
             answer = control.evaluate_again(tx, adapters.find(tx, adapter), actor=self._session.actor)
         return AnswerView(answer.run_id, answer.state, answer.message)
@@ -89,6 +92,15 @@ class Adapters:
             found = adapters.find(tx, adapter)
             control.revoke(tx, found, actor=self._session.actor, reason=reason)
             return self._view(adapters.get(tx, found.id))
+
+    def _refuse_changed_base(self, adapter: str) -> None:
+        """Neither a verdict nor an approval holds for a base that is another one by now."""
+        with self._session.database.read() as tx:
+            found = adapters.find(tx, adapter)
+            run = None if found.run_id is None else runs.get(tx, found.run_id)
+        trouble = None if run is None else base_trouble(self._session.workspace, run.spec)
+        if trouble is not None:
+            raise Refused(f"adapter {found.name}: {trouble}")
 
     def _view(self, adapter: Adapter) -> AdapterView:
         return AdapterView(

@@ -8,14 +8,17 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 from tunesmith.client.inbox import InboxItem, read_inbox
 from tunesmith.client.serving import base_problem, version_problem
 from tunesmith.client.session import Session
 from tunesmith.config.resolve import list_profiles
 from tunesmith.domain.task import TaskKind
-from tunesmith.errors import StoreCorrupt, StoreError, UsageError, nearest, show
-from tunesmith.store import adapters, deployments, servers, switches, workers
+from tunesmith.errors import DataError, StoreCorrupt, StoreError, UsageError, nearest, show
+from tunesmith.files import verify_folder
+from tunesmith.stages.same_base import changed_base
+from tunesmith.store import adapters, deployments, profiles, servers, switches, workers
 from tunesmith.store.database import sqlite_module, wal_is_safe
 from tunesmith.store.schema import integrity_problem
 from tunesmith.store.switches import Switch
@@ -120,24 +123,35 @@ class System:
         ]  # fmt: skip
 
     def _versions(self) -> list[Check]:
-        """Bases and live adapters that are not where they should be."""
+        """Bases and live adapters that are not there, or not what they were."""
         session, checks = self._session, []
-        for entry in list_profiles(session.workspace, session.environ):
-            if entry.profile is not None:
-                problem = base_problem(session.workspace.locate(entry.profile.base.path))
-                if problem is not None:
-                    checks.append(Check(f"base of {entry.name}", "warning", problem, "put it back, or set base.path"))
         try:
             with session.database.read() as tx:
-                live = adapters.all_live(tx)
+                live, locked = adapters.all_live(tx), profiles.base_digests(tx)
         except StoreError:
-            return checks
+            live, locked = [], {}
+        locked = {**{each.profile: each.base_digest for each in live}, **locked}
+        for entry in list_profiles(session.workspace, session.environ):
+            if entry.profile is not None:
+                checks += self._base(entry.name, entry.profile.base.path, locked.get(entry.name))
         for each in live:
-            problem = version_problem(each.name, session.workspace.data_dir / each.path)
+            folder = session.workspace.data_dir / each.path
+            problem = version_problem(each.name, folder) or _damage(folder, each.digest)
             if problem is not None:
                 fix = f"restore it from a backup, or tunesmith adapter rollback {each.profile}"
                 checks.append(Check(f"adapter {each.name}", "broken", problem, fix))
         return checks
+
+    def _base(self, profile: str, path: str, locked: str | None) -> list[Check]:
+        """A base that is missing, or another one than the profile was locked with."""
+        folder = self._session.workspace.locate(path)
+        problem = base_problem(folder)
+        if problem is None and locked is not None:
+            problem = changed_base(self._session.workspace, folder, locked)
+        if problem is None:
+            return []
+        fix = "put it back" if locked is not None else "put it there, or set base.path"
+        return [Check(f"base of {profile}", "warning" if locked is None else "broken", problem, fix)]
 
     def _workers(self) -> Check:
         try:
@@ -180,6 +194,14 @@ class System:
             return Check("servers", "warning", "some profiles cannot answer", "GET /healthz says which, and why")
         shown = ", ".join(f"{server.url} ({server.state})" for server in alive)
         return Check("servers", "ok", shown or "none is running (`tunesmith serve` starts one)")
+
+
+def _damage(folder: Path, digest: str) -> str | None:
+    try:
+        verify_folder(folder, digest)
+    except (DataError, OSError) as error:
+        return str(error)
+    return None
 
 
 def _kind(name: str) -> TaskKind:

@@ -14,6 +14,7 @@ from tunesmith.domain.profile import ArchitectureLock, HardwareTier, Method, Pro
 from tunesmith.domain.serving_limits import limit_violations
 from tunesmith.errors import ConfigError, LockedError, TunesmithError, nearest, show
 from tunesmith.modeling.architecture import adaptable_modules, read_architecture, read_tensor_shapes
+from tunesmith.modeling.base_files import known_digest
 
 T = TypeVar("T")
 
@@ -55,6 +56,11 @@ class CheckedProfile:
     @property
     def architecture(self) -> ArchitectureLock:
         return self.lock.architecture
+
+    @property
+    def base_digest(self) -> str:
+        assert self.lock.base_digest is not None, "what is locked now has one"
+        return self.lock.base_digest
 
 
 class _Findings:
@@ -103,12 +109,15 @@ def check_profile(
         found.add(violation)
     folder = found.attempt(lambda: workspace.locate(profile.base.path))
     architecture = found.attempt(lambda: read_architecture(folder)) if folder is not None else None
-    if folder is None or architecture is None:
+    digest = None
+    if folder is not None and architecture is not None:
+        digest = found.attempt(lambda: known_digest(folder, workspace.cache_dir))
+    if folder is None or architecture is None or digest is None:
         found.raise_any()
         raise AssertionError("an unreadable base is a finding")
     context = _check_base(profile, architecture, found)
     _check_target_modules(profile, folder, found)
-    lock = lock_of(profile, architecture)
+    lock = lock_of(profile, architecture, digest)
     if locked is not None:
         for difference in lock_differences(locked, lock):
             found.num_locked += 1

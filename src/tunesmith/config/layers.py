@@ -57,7 +57,7 @@ def may_not_say(layer: Layer, path: Names) -> str | None:
         return "belongs in tunesmith.yaml: it holds for the whole workspace"
     if layer is Layer.OVERRIDE and path == ("name",):
         return "cannot be overridden: it is the profile's identity"
-    if layer in (Layer.CAMPAIGN, Layer.PROJECT, Layer.ENVIRONMENT) and path in _OF_THE_PROFILE:
+    if layer is not Layer.PROFILE and path in _OF_THE_PROFILE:
         return "belongs in the profile's own file: it says what the profile is"
     return None
 

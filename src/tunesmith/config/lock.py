@@ -1,4 +1,4 @@
-"""The lock of a profile: the base's architecture and the split are fixed once; any difference is refused by field."""
+"""The lock of a profile: the base and the split are fixed once; any difference is refused by field."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from tunesmith.domain.profile import ArchitectureLock, Profile, ProfileLock
 from tunesmith.errors import LockedError
 
 
-def lock_of(profile: Profile, architecture: ArchitectureLock) -> ProfileLock:
+def lock_of(profile: Profile, architecture: ArchitectureLock, base_digest: str) -> ProfileLock:
     """What would be locked now."""
     return ProfileLock(
         architecture=architecture,
         heldout_share=profile.data.heldout_share,
         validation_share=profile.data.validation_share,
+        base_digest=base_digest,
     )
 
 
@@ -22,6 +23,11 @@ def lock_differences(locked: ProfileLock, now: ProfileLock) -> list[str]:
         old, new = getattr(locked.architecture, field), getattr(now.architecture, field)
         if old != new and not (field == "context" and new < old):
             found.append(f"{field}: locked {_shown(old)}, now {_shown(new)}")
+    if not found and locked.base_digest not in (None, now.base_digest):
+        found.append(
+            f"base: locked {_shown(locked.base_digest)}, now {_shown(now.base_digest)}: its weights, tokenizer or "
+            "settings changed; put it back, or make a new profile for the new one"
+        )
     for field in ("heldout_share", "validation_share"):
         old, new = getattr(locked, field), getattr(now, field)
         if old != new:

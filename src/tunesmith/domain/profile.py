@@ -10,6 +10,8 @@ from pydantic import Field, field_validator, model_validator
 
 from tunesmith.domain.curriculum import CurriculumPolicy
 from tunesmith.domain.experience_policy import ExperiencePolicy
+from tunesmith.domain.lock import ArchitectureLock as ArchitectureLock  # noqa: PLC0414 - known from here
+from tunesmith.domain.lock import ProfileLock as ProfileLock  # noqa: PLC0414
 from tunesmith.domain.screen import Limits, ScreenChoice
 from tunesmith.domain.section import Section as Section  # noqa: PLC0414 - known from here
 from tunesmith.domain.section import Share as Share  # noqa: PLC0414
@@ -372,29 +374,3 @@ class Profile(Section):
         if self.data.heldout_share + self.data.validation_share >= 1.0:
             raise ValueError("data.heldout_share: with data.validation_share it leaves nothing to train on")
         return self
-
-
-class ArchitectureLock(Section):
-    """Facts read from the base model's own files once; any later difference is refused by field."""
-
-    architecture: str
-    """Name of the model class, e.g. LlamaForCausalLM."""
-    family: str
-    """Its model_type."""
-    vocab_size: int
-    context: int
-    """Longest sequence of the model itself, whatever the profile uses of it."""
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    chat_template_sha256: str | None = None
-    """None for a model without a chat template."""
-
-
-class ProfileLock(Section):
-    """What must never change under a profile: the base's architecture, and which share of prompts is held out."""
-
-    architecture: ArchitectureLock
-    heldout_share: float
-    validation_share: float

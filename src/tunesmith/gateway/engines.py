@@ -184,7 +184,7 @@ class EnginePool:
         """The engine runs, holds the base that the version was made for, and knows what is to stay."""
         seat.pager.pin(frozenset() if self._board is None else self._board.pinned())
         await seat.start()
-        if route.beside is not None:
+        if not route.version.is_whole:  # there the engine itself compares, see server.py
             await self._check_base(seat, route)
 
     async def _make_room(self) -> None:
@@ -206,7 +206,10 @@ class EnginePool:
         await seat.engine.stop(0.0)
 
     async def _check_base(self, seat: Seat, route: Route) -> None:
-        """An adapter of another base would answer nonsense; files are hashed once for every process that reads them."""
+        """An adapter of another base would answer nonsense, and a profile's bare base is the one it was locked with.
+
+        Files are hashed once for every process that reads them.
+        """
         wanted, start = route.version.base_digest, seat.engine.num_starts
         if seat.hashed_start != start:
             seat.base_digest, seat.hashed_start = await _digest_of(seat.folder), start
@@ -218,7 +221,7 @@ class EnginePool:
             if await _digest_of(seat.folder) == wanted and not seat.num_active > 1:
                 await self._close(seat)  # it was put back: the next one to ask starts an engine that reads it
         raise EngineError(
-            f"{route.version.name} was made for another base than {seat.folder.name} holds now; put that one back, "
+            f"{route.version.name} belongs to another base than {seat.folder.name} holds now; put that one back, "
             "and it answers again within a minute",
             code="base_changed",
             http_status=503,

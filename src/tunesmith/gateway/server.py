@@ -157,6 +157,7 @@ class Server:
         is_whole = version.is_whole and version.adapter is not None
         spec = EngineSpec(
             base=str(route.place.base),
+            digest=version.base_digest if is_whole else None,
             weights=str(route.folder) if is_whole else None,
             weights_digest=version.digest if is_whole else None,
             device=device,

@@ -25,7 +25,7 @@ from tunesmith.gateway.places import Place, Places
 from tunesmith.gateway.refusals import ApiError
 from tunesmith.logs import logger
 from tunesmith.modeling.base_files import is_whole_model
-from tunesmith.store import adapters, campaigns, deployments
+from tunesmith.store import adapters, campaigns, deployments, profiles
 from tunesmith.store.adapters import Adapter
 from tunesmith.targets.base import ServedAdapter
 
@@ -85,6 +85,8 @@ class _Wanted:
     previous: dict[str, str]
     known: dict[str, Adapter]
     overrides: dict[str, dict[str, Any]]
+    bases: dict[str, str]
+    """By profile, the digest of the base it was locked with."""
 
 
 GetReady = Callable[[Route, Route], Awaitable[None]]
@@ -100,6 +102,7 @@ class Switchboard:
         self.places: dict[str, Place] = {}
         self._meaning: dict[str, Version] = {}
         self._previous: dict[str, str] = {}
+        self._bases: dict[str, str] = {}
         self._coming: set[str] = set()
         """What names are about to mean: made room for like what is live."""
         self._known: dict[str, Version] = {}
@@ -139,7 +142,7 @@ class Switchboard:
             if wanted is None:
                 return
             self._known = {name: self._version(row) for name, row in wanted.known.items()}
-            self._previous = wanted.previous
+            self._previous, self._bases = wanted.previous, wanted.bases
             self.places = await asyncio.to_thread(self._places.look, wanted.overrides)
             for name in set(self._meaning) - set(self.places):
                 del self._meaning[name]
@@ -193,15 +196,17 @@ class Switchboard:
             before = [found.previous_adapter_id for found in deployments.listing(tx)]
             others = [version.adapter_id for version in self._known.values()]
             rows = adapters.by_ids(tx, {row_id for row_id in (*before, *others) if row_id is not None})
+            bases = profiles.base_digests(tx)
         previous = {row.profile: row.name for row in rows if row.id in before}
         known = {row.name: row for row in (*rows, *live.values())}
-        return _Wanted(live, previous, known, overrides)
+        return _Wanted(live, previous, known, overrides, bases)
 
     async def _move(self, place: Place, live: Adapter | None) -> None:
         """Let a profile's name mean what is wanted, once that is ready."""
-        new = _bare(place.profile) if live is None else self._known[live.name]
+        new = self._bare(place.profile) if live is None else self._known[live.name]
         old = self._meaning.get(place.profile)
         if old is not None and old.name == new.name:
+            self._meaning[place.profile] = new
             self.troubles.pop(place.profile, None)
             return
         is_revoked = old is not None and self._known.get(old.name, old).state is AdapterState.REVOKED
@@ -225,6 +230,9 @@ class Switchboard:
         self._meaning[place.profile] = new
         if old is not None:
             log.info("flipped", profile=place.profile, old=old.name, new=new.name)
+
+    def _bare(self, profile: str) -> Version:
+        return Version(f"{profile}@{BASE}", base_digest=self._bases.get(profile))
 
     def _version(self, row: Adapter) -> Version:
         known = self._known.get(row.name)
@@ -259,9 +267,9 @@ class Switchboard:
         if place is None:
             raise NotFound.named("model", model, [*self.places], _LISTED)
         if name.is_base:
-            return Route(place, _bare(name.profile), is_live=False, profile=name.profile)
+            return Route(place, self._bare(name.profile), is_live=False, profile=name.profile)
         if name.is_live:
-            return Route(place, self._meaning.get(name.profile) or _bare(name.profile), True, name.profile)
+            return Route(place, self._meaning.get(name.profile) or self._bare(name.profile), True, name.profile)
         return Route(place, await self._exact(name), is_live=False, profile=name.profile)
 
     def _only_base(self) -> Route:
@@ -292,7 +300,7 @@ class Switchboard:
 
     def meaning(self) -> dict[str, Version]:
         """By profile, what its name means now."""
-        return {name: self._meaning.get(name) or _bare(name) for name in self.places}
+        return {name: self._meaning.get(name) or self._bare(name) for name in self.places}
 
     def pinned(self) -> frozenset[str]:
         """Versions that are not let go: what is live, and the one before it."""
@@ -366,7 +374,3 @@ class Switchboard:
 
 def _live_route(place: Place, version: Version) -> Route:
     return Route(place, version, is_live=True, profile=place.profile)
-
-
-def _bare(profile: str) -> Version:
-    return Version(f"{profile}@{BASE}")

@@ -25,6 +25,7 @@ from tunesmith.stages.evaluate import policy_digest
 from tunesmith.stages.followers import Follower, followers, served_adapter
 from tunesmith.stages.parity import Probed, probe, references_of
 from tunesmith.stages.reconcile import reconcile
+from tunesmith.stages.same_base import base_trouble
 from tunesmith.store import adapters, deployments, evaluations, requests, runs, tasks
 from tunesmith.store.adapters import Adapter
 from tunesmith.store.database import Tx
@@ -112,7 +113,10 @@ def _withdraw(context: StageContext, profile: str, tried: list[Follower], served
 
 
 def _obstacle(context: StageContext, run: Run, adapter: Adapter) -> NotFlipped | None:
-    """What the store says against a flip, before any target is asked."""
+    """What the store and the base say against a flip, before any target is asked."""
+    changed = base_trouble(context.workspace, run.spec)
+    if changed is not None:
+        return NotFlipped(f"{changed}, then approve it: tunesmith adapter approve {adapter.name}", "refused")
     with context.database.read() as tx:
         try:
             deployments.check_flip(tx, run.profile, _baseline(tx, run, adapter))

@@ -14,6 +14,7 @@ from tunesmith.files import canonical_json, sha256_file, sha256_text, write_atom
 from tunesmith.programs.judge import judge_evaluate, read_scores
 from tunesmith.stages.context import Measured, StageContext, StageEnd
 from tunesmith.stages.hand_over import take_device
+from tunesmith.stages.same_base import base_trouble
 from tunesmith.stages.supervise import ProgramEnd, Supervisor
 from tunesmith.store import adapters, datasets, runs
 from tunesmith.store.adapters import Adapter
@@ -32,6 +33,9 @@ def evaluate(context: StageContext) -> StageEnd:
         return StageEnd.failed(ErrorClass.BUG, f"run {run.id} has no adapter to evaluate")
     if not pool:
         return StageEnd.failed(ErrorClass.DATA, f"profile {run.profile} has no held-out cases")
+    changed = base_trouble(context.workspace, run.spec)
+    if changed is not None:
+        return StageEnd.failed(ErrorClass.MISMATCH, changed)
     held = take_device(context, run.spec.trainer)
     if held is not None:
         return StageEnd.held(held)

@@ -19,7 +19,7 @@ from tunesmith.domain.task import TaskKind
 from tunesmith.errors import ConfigError, Conflict, DataError, Refused
 from tunesmith.files import canonical_json, read_manifest, sha256_text, verify_folder
 from tunesmith.ids import new_id
-from tunesmith.modeling.base_files import base_digest, is_whole_model
+from tunesmith.modeling.base_files import is_whole_model
 from tunesmith.programs.fingerprint import code_fingerprint
 from tunesmith.stages.outlook import PLANNED, memory_of_spec, num_characters
 from tunesmith.stages.prepare import Progress, prepare_dataset
@@ -166,7 +166,7 @@ def base_of(checked: CheckedProfile) -> BaseModelRef:
     return BaseModelRef(
         path=str(checked.base_folder),
         revision=checked.profile.base.revision,
-        digest=base_digest(checked.base_folder),
+        digest=checked.base_digest,
         lock=checked.architecture,
         context=checked.context,
     )

@@ -19,6 +19,7 @@ from tunesmith.programs.protocol import CHECKPOINTS
 from tunesmith.stages.context import DryRunPassed, StageContext, StageEnd, Trained
 from tunesmith.stages.hand_over import take_device
 from tunesmith.stages.outlook import corrections
+from tunesmith.stages.same_base import base_trouble
 from tunesmith.stages.supervise import ProgramEnd, Supervisor
 from tunesmith.store import checkpoints, forgotten_runs, queue, runs
 from tunesmith.store.tasks import Attempt
@@ -36,6 +37,9 @@ def train(context: StageContext) -> StageEnd:
     _end_strays(earlier, context.settings.worker.grace_s)
     if forgotten is not None:
         return StageEnd.cancelled()
+    changed = base_trouble(context.workspace, run.spec)
+    if changed is not None:
+        return StageEnd.failed(ErrorClass.MISMATCH, f"{changed}, then: tunesmith run retry {run.id}")
     held = None if run.spec.dry_run else take_device(context, run.spec.trainer)
     if held is not None:
         return StageEnd.held(held)
