@@ -111,6 +111,8 @@ class ServeSettings(Section):
     """Most base models in memory at once."""
     max_memory_gb: float | None = Field(default=None, gt=0.0)
     """An engine whose process takes more than this (GB of 2^30 bytes) is ended and started again; unset: no limit."""
+    engine_hang_s: float = Field(default=10.0, ge=1.0, le=3600.0)
+    """An engine that gives no sign of life for so long is ended and replaced; computing and loading are such signs."""
     follow_s: Seconds = 0.5
     """How often the server looks in the store for what is wanted live."""
     hand_over: HandOverSettings = HandOverSettings()

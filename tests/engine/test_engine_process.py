@@ -22,6 +22,7 @@ from tunesmith.domain.engine_spec import EngineSpec
 from tunesmith.domain.generation import Ended, Generation, Piece
 from tunesmith.gateway.embedded import EmbeddedEngine
 from tunesmith.gateway.engine import EngineError
+from tunesmith.gateway.heartbeat import Heartbeat
 from tunesmith.gateway.paging import Pager
 from tunesmith.modeling.adapters import load_adapter
 from tunesmith.modeling.chat import ChatFormat
@@ -301,19 +302,28 @@ def test_killed_engine_fails_what_was_heard_of_and_answers_the_rest_anew(
     assert after == before
 
 
-def test_engine_that_hangs_is_ended(loop: Loop, engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> EngineError:
+def test_engine_that_hangs_is_ended_and_replaced(
+    loop: Loop, engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> tuple[int, EngineError]:
         await engine.start()
         assert engine.pid is not None
-        monkeypatch.setattr(engine._child, "_hang_s", 0.5)
-        os.kill(engine.pid, signal.SIGSTOP)
+        old = engine.pid
+        monkeypatch.setattr(engine._child, "heartbeat", Heartbeat(old, 1.0, lambda number: None))
+        os.kill(old, signal.SIGSTOP)
         with pytest.raises(EngineError) as ended:
             await whole_answer(engine, asking("x"))
-        return ended.value
+        assert engine.problem is not None
+        assert engine.problem.endswith("it is being replaced")
+        await engine.start()
+        return old, ended.value
 
-    ended = loop.run(story())
+    old, ended = loop.run(story())
     assert (ended.code, ended.http_status) == ("engine_hung", 503)
-    assert engine.pid is None
+    assert ended.retry_after_s is not None
+    assert engine.pid not in (None, old)
+    assert (engine.num_hung, engine.problem) == (1, None)
+    assert not _runs(old)
 
 
 def test_engine_that_takes_too_much_memory_is_ended(loop: Loop, base: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from tunesmith.domain.generation import Ended, Generation, Piece
+from tunesmith.gateway.engine import EngineError
 from tunesmith.gateway.limits import Room
 from tunesmith.gateway.parameters import read_chat, read_completion
 from tunesmith.gateway.refusals import ApiError, headers_of, status_of
@@ -109,3 +110,38 @@ def test_a_full_room_tells_how_long_to_wait_and_is_free_again() -> None:
     room.leave(2)
     room.enter(1)
     assert room.num_rows == 1
+
+
+def dies_after(*pieces: str, times: int):  # type: ignore[no-untyped-def]
+    """An engine that is lost in the middle of its first answers, and then writes a whole one."""
+    num_asked = 0
+
+    async def generate(asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
+        nonlocal num_asked
+        num_asked += 1
+        for piece in pieces:
+            yield Piece(piece)
+            if num_asked <= times:
+                raise EngineError("lost", code="engine_hung", http_status=503, retry_after_s=1.0)
+        yield Ended("stop", 1, len(pieces), None, None)
+
+    return generate
+
+
+def test_an_answer_of_which_nothing_was_sent_is_asked_again_when_the_engine_is_lost() -> None:
+    async def ask(times: int, *, is_whole: bool) -> list[str]:
+        return await all_of(Writing(dies_after("a", "b", times=times), rows(), 5.0, is_whole=is_whole))
+
+    assert asyncio.run(ask(1, is_whole=True)) == ["a", "b", ""]
+    for times, is_whole in ((2, True), (1, False)):
+        with pytest.raises(EngineError, match="lost"):
+            asyncio.run(ask(times, is_whole=is_whole))
+
+
+def test_a_whole_answer_that_is_late_says_whether_it_was_begun() -> None:
+    async def ask() -> None:
+        await all_of(Writing(writes("a", then_hangs=True), rows(), 0.05, is_whole=True))
+
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(ask())
+    assert status_of(caught.value) == 504

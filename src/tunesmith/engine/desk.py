@@ -1,7 +1,7 @@
 """The engine's desk: takes requests in, reads prompts and adapters beside the computing, and sends answers out.
 
-Four threads stand beside the one that computes: one reads lines, one turns prompts into tokens, one reads adapters,
-one writes lines. The computing thread alone changes what is computed.
+Five threads stand beside the one that computes: one reads lines, one turns prompts into tokens, one reads adapters,
+one writes lines, one answers pings (`engine/pulse.py`). The computing thread alone changes what is computed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Literal
 import orjson
 
 from tunesmith.domain.generation import Ended, Finish, Generation, TokenReading
+from tunesmith.engine.pulse import Pulse, name_thread
 from tunesmith.engine.rows import EngineRefusal, Listener, Row
 from tunesmith.engine.speech import Words
 from tunesmith.engine.wire import MAX_LINE, asked_from, line, piece_of
@@ -34,6 +35,8 @@ _OF_SOMEBODY = ("generate", "read")
 """What is of no use once whoever asked has gone; adapters come and go all the same."""
 Do = Callable[[], None]
 """Something for the computing thread to do between two passes."""
+_Reading = tuple[Mapping[str, Any], Callable[[AdapterParts], None]]
+"""A message about an adapter, and what to do with its parts."""
 
 
 class Outbox:
@@ -59,6 +62,7 @@ class Outbox:
         self.flush()
 
     def _send(self) -> None:
+        name_thread("outbox")
         while True:
             self._wishes.get()
             lines = [self._lines.popleft() for _ in range(len(self._lines))]
@@ -124,8 +128,10 @@ class Readings(Listener):
 class Intake:
     """Takes messages in their order, in a thread of its own: one that is cancelled before its turn is never read."""
 
-    def __init__(self, take: Callable[[Mapping[str, Any]], Do], outbox: Outbox, inbox: queue.SimpleQueue[Do]) -> None:
-        self._take, self._outbox, self._inbox = take, outbox, inbox
+    def __init__(
+        self, take: Callable[[Mapping[str, Any]], Do], outbox: Outbox, inbox: queue.SimpleQueue[Do], pulse: Pulse
+    ) -> None:
+        self._take, self._outbox, self._inbox, self._pulse = take, outbox, inbox, pulse
         self._waiting: dict[str, Mapping[str, Any]] = {}
         self._order: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -147,8 +153,10 @@ class Intake:
             return is_there and self._waiting.pop(message_id) is not None
 
     def _work(self) -> None:
+        self._pulse.join("intake", lambda: self._order.put(""))
         while True:
             message_id = self._order.get()
+            self._pulse.beat("intake")
             with self._lock:
                 message = self._waiting.pop(message_id, None)
                 may_be_dropped = message is not None and message["do"] in _OF_SOMEBODY
@@ -174,17 +182,22 @@ class Intake:
 class Loader:
     """Reads adapters one after the other, while others are being asked."""
 
-    def __init__(self, reader: AdapterReader, outbox: Outbox, inbox: queue.SimpleQueue[Do]) -> None:
-        self._reader, self._outbox, self._inbox = reader, outbox, inbox
-        self._wanted: queue.SimpleQueue[tuple[Mapping[str, Any], Callable[[AdapterParts], None]]] = queue.SimpleQueue()
+    def __init__(self, reader: AdapterReader, outbox: Outbox, inbox: queue.SimpleQueue[Do], pulse: Pulse) -> None:
+        self._reader, self._outbox, self._inbox, self._pulse = reader, outbox, inbox, pulse
+        self._wanted: queue.SimpleQueue[_Reading | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="loader", daemon=True).start()
 
     def read(self, message: Mapping[str, Any], then: Callable[[AdapterParts], None]) -> None:
         self._wanted.put((message, then))
 
     def _work(self) -> None:
+        self._pulse.join("loader", lambda: self._wanted.put(None))
         while True:
-            message, then = self._wanted.get()
+            wanted = self._wanted.get()
+            self._pulse.beat("loader")
+            if wanted is None:
+                continue
+            message, then = wanted
             try:
                 parts = self._read(Path(message["path"]), message["digest"])
             except (TunesmithError, OSError) as error:

@@ -8,7 +8,6 @@ import resource
 import socket
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 
 from tunesmith.domain.engine_spec import EngineSpec
 from tunesmith.engine.desk import Answers, Do, Intake, Loader, Outbox, lines_of, row_to_answer, rows_to_read
+from tunesmith.engine.pulse import Pulse, name_thread
 from tunesmith.engine.rows import EngineRefusal, Row
 from tunesmith.engine.sites import Sites
 from tunesmith.engine.speech import Words
@@ -27,9 +27,6 @@ from tunesmith.modeling.adapter_parts import AdapterParts, AdapterReader
 from tunesmith.modeling.architecture import read_architecture
 from tunesmith.modeling.loading import load_base, pick_device
 
-_ALIVE_S = 1.0
-"""How often it says that it gets on while rows are under way, even where they have no text to tell."""
-
 
 class EngineProgram:
     """Reads requests in threads of their own, computes in the main one."""
@@ -38,6 +35,7 @@ class EngineProgram:
         self._channel = channel
         self._outbox = Outbox(channel)
         self._inbox: queue.SimpleQueue[Do] = queue.SimpleQueue()
+        self._pulse = Pulse(self._tell_pulse)
         folder, weights = Path(spec.base), Path(spec.weights or spec.base)
         model = load_base(weights, _device(spec.device))
         self._device = next(model.parameters()).device
@@ -45,32 +43,38 @@ class EngineProgram:
         self._words = Words(folder, model, read_architecture(folder).context)
         self._sites = Sites(model)
         self._turns = Turns(model, self._sites, self._words.pad_id, spec.max_batch)
-        self._loader = Loader(AdapterReader(model), self._outbox, self._inbox)
+        self._loader = Loader(AdapterReader(model), self._outbox, self._inbox, self._pulse)
         self._adapters: dict[str, tuple[str, int]] = {}
         self._answers = Answers(self._outbox, self._digest_of)
-        self._intake = Intake(self._take, self._outbox, self._inbox)
+        self._intake = Intake(self._take, self._outbox, self._inbox, self._pulse)
 
     def run(self) -> None:
         self._outbox.put({"ready": {"device": str(self._device), "base_bytes": self._base_bytes}})
         self._outbox.flush()
+        self._pulse.join("compute", lambda: self._inbox.put(_nothing))
+        self._pulse.start()
         threading.Thread(target=self._listen, name="listener", daemon=True).start()
-        told_s = time.monotonic()
         with torch.inference_mode():
             while True:
                 if self._turns.is_idle:
                     self._inbox.get()()
                 while not self._inbox.empty():
                     self._inbox.get()()
+                self._pulse.beat("compute")
                 self._turns.turn()
                 self._outbox.flush()
-                if time.monotonic() - told_s > _ALIVE_S:
-                    told_s = time.monotonic()
-                    self._outbox.put({"alive": self._turns.num_rows})
+
+    def _tell_pulse(self, report: Mapping[str, Any]) -> None:
+        self._outbox.put({"alive": report})
+        self._outbox.flush()
 
     def _listen(self) -> None:
+        name_thread("listener")
         try:
             for message in lines_of(self._channel):
-                if message["do"] != "cancel":
+                if message["do"] == "ping":
+                    self._pulse.ping(message["number"])
+                elif message["do"] != "cancel":
                     self._intake.put(message)
                 elif not self._intake.drop(message["id"]):
                     self._inbox.put(partial(self._cancel, message["id"]))
@@ -151,6 +155,10 @@ class EngineProgram:
             "device_bytes": torch.cuda.memory_reserved(self._device) if is_cuda else None,
             "most_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
         }
+
+
+def _nothing() -> None:
+    """For a thread that is only asked whether it takes the next thing to do."""
 
 
 def _device(wanted: str) -> Any:

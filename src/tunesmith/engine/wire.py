@@ -1,8 +1,9 @@
 """What gateway and engine say to each other: one JSON object per line over a socket that only the two of them hold.
 
-To the engine: ``{"do": "generate" | "cancel" | "load" | "unload" | "read" | "state", "id": …, …}``.
+To the engine: ``{"do": "generate" | "cancel" | "load" | "unload" | "read" | "state", "id": …, …}``,
+and ``{"do": "ping", "number": …}`` every second.
 From it: ``{"ready": {…}}`` once, then for an id any number of ``piece``, and at last ``ended``, ``done`` or ``error``;
-``{"alive": …}`` now and then while it computes.
+``{"alive": {"ping": …, "stages": {NAME: [STILL_S, BUSY_S]}}}`` for a ping.
 """
 
 from __future__ import annotations

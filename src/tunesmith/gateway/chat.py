@@ -102,7 +102,9 @@ class _Job:
         room.enter(len(told))
         self._held.callback(room.leave, len(told))
         self._held.enter_context(gateway.switchboard.using(route.version.name))
-        self._writing = Writing(lambda row: gateway.generate(route, row), told, gateway.settings.timeout_s)
+        self._writing = Writing(
+            lambda row: gateway.generate(route, row), told, gateway.settings.timeout_s, is_whole=not asked.stream
+        )
         self._has_ended = False
 
     async def whole(self, request: Request) -> Response:

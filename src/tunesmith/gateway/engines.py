@@ -42,15 +42,18 @@ class Seat:
         self.num_active = 0
         self.used_at = time.monotonic()
         self._starting: asyncio.Task[None] | None = None
-        self.is_ready = False
         self.base_digest: str | None = None
         self.hashed_start = 0
         """Which process of the engine read the base that was hashed."""
         self.hashed_at = 0.0
 
+    @property
+    def is_ready(self) -> bool:
+        return self.engine.pid is not None
+
     async def start(self) -> None:
         """Returns at once while the engine runs. Whoever waits may leave: the start goes on for the others."""
-        if self.engine.pid is not None:
+        if self.is_ready:
             return
         if self._starting is None or self._starting.done():
             self._starting = asyncio.create_task(self._start())
@@ -61,7 +64,6 @@ class Seat:
         begun = time.monotonic()
         log.info("engine_starts", base=self.folder.name)
         await self.engine.start()
-        self.is_ready = True
         log.info("engine_ready", base=self.folder.name, seconds=round(time.monotonic() - begun, 1))
 
 
@@ -294,6 +296,11 @@ class EnginePool:
         wholes = [seat.whole for seat in self._seats.values() if seat.whole is not None and seat.is_ready]
         return sorted([*wholes, *(one["name"] for seat in self._seats.values() for one in seat.pager.state())])
 
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with an engine now."""
+        return [seat.engine.problem for seat in self._seats.values() if seat.engine.problem is not None]
+
     def state(self) -> list[dict[str, object]]:
         """Which engines there are, for /healthz."""
         return [
@@ -301,6 +308,10 @@ class EnginePool:
                 "base": seat.folder.name,
                 "is_ready": seat.is_ready,
                 "num_active": seat.num_active,
+                "problem": seat.engine.problem,
+                "num_starts": seat.engine.num_starts,
+                "num_hung": seat.engine.num_hung,
+                "last_hang": seat.engine.last_hang,
                 "adapters": seat.pager.state(),
             }
             for seat in self._seats.values()

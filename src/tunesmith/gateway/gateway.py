@@ -24,7 +24,7 @@ from tunesmith.settings import ServeSettings
 _BAD_REQUEST = 400
 _GIVEN_AWAY = frozenset({"aside", "engine_stopped"})
 """The device was given to a training between the moment that we were let in and the first word."""
-_PASSING = frozenset({*_GIVEN_AWAY, "busy", "engine_died", "engines_in_use", "in_use", "no_room"})
+_PASSING = frozenset({*_GIVEN_AWAY, "busy", "engine_died", "engine_hung", "engines_in_use", "in_use", "no_room"})
 """What goes by itself, so it says nothing about the version that was asked."""
 _AGAIN_S = 0.05
 

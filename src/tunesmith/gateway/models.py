@@ -46,8 +46,9 @@ def state_of(gateway: Gateway) -> dict[str, Any]:
     """Which version each profile's name means, and what is wrong."""
     board = gateway.switchboard
     lost = board.lost_store
+    is_degraded = bool(lost or board.problems or gateway.engines.problems)
     return {
-        "status": "stopping" if gateway.is_ending else "degraded" if lost or board.problems else "ok",
+        "status": "stopping" if gateway.is_ending else "degraded" if is_degraded else "ok",
         "server": gateway.server_id,
         "state": str(gateway.hand_over.state),
         "serving": {profile: version.name for profile, version in board.meaning().items()},

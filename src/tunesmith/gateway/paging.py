@@ -16,8 +16,8 @@ from tunesmith.logs import logger
 from tunesmith.targets.base import ServedAdapter
 
 log = logger("gateway")
-_GONE = frozenset({"engine_died", "unknown_adapter"})
-"""The engine was lost before it said anything: asked again, a new one answers."""
+LOST = frozenset({"engine_died", "engine_hung", "unknown_adapter"})
+"""The engine was lost: asked again, a new one answers."""
 
 
 class RestartedEngine(Engine, Protocol):
@@ -94,7 +94,7 @@ class Pager:
                             yield piece
                 return
             except EngineError as error:
-                if not may_repeat or error.code not in _GONE:
+                if not may_repeat or error.code not in LOST:
                     raise
                 may_repeat = False
 

@@ -163,7 +163,8 @@ class Server:
             device=device,
             max_batch=self._settings.max_batch,
         )
-        return EmbeddedEngine(spec, max_memory_gb=self._settings.max_memory_gb)
+        settings = self._settings
+        return EmbeddedEngine(spec, max_memory_gb=settings.max_memory_gb, hang_s=settings.engine_hang_s)
 
     def _make_upstream(self, place: Place) -> Upstream:
         return upstream_of(place, self._session.workspace.root, self._settings.timeout_s)
@@ -207,7 +208,7 @@ class Server:
             serving[profile] = None if version.adapter is None else version.name
         captured = gateway.captures.counts()
         counts = {**gateway.counts, **{name: captured[name] for name in ("num_stored", "num_dropped", "num_refused")}}
-        counts["num_problems"] = len(gateway.switchboard.problems)
+        counts["num_problems"] = len(gateway.switchboard.problems) + len(gateway.engines.problems)
         state = gateway.hand_over.state
         with self._session.database.write(durable=False) as tx:
             if not servers.beat(tx, row.id, ALIVE_S, state=state, serving=serving, counts=counts):

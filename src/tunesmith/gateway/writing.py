@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from tunesmith.domain.generation import Ended, Generation, Piece
 from tunesmith.gateway.engine import EngineError
+from tunesmith.gateway.paging import LOST
 from tunesmith.gateway.parameters import Asked
 from tunesmith.gateway.refusals import ApiError
 
@@ -46,9 +47,16 @@ def rows_of(asked: Asked, response_id: str, adapter: str | None, most_tokens: in
 
 
 class Writing:
-    """Asks for all rows at once. `next` gives what comes, from whichever row; closing cancels what is left."""
+    """Asks for all rows at once. `next` gives what comes, from whichever row; closing cancels what is left.
 
-    def __init__(self, generate: Generate, rows: Sequence[Generation], timeout_s: float) -> None:
+    `is_whole`: nothing is sent before all is written. So a row is given when it is complete, and one whose engine is
+    lost is asked again, once, however much of it was written.
+    """
+
+    def __init__(
+        self, generate: Generate, rows: Sequence[Generation], timeout_s: float, *, is_whole: bool = False
+    ) -> None:
+        self._is_whole = is_whole
         self._deadline = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
         self._items: asyncio.Queue[_Item] = asyncio.Queue()
@@ -58,14 +66,33 @@ class Writing:
 
     async def _write(self, generate: Generate, row: Generation, number: int) -> None:
         try:
-            async with aclosing(generate(row)) as parts:
-                async for part in parts:
-                    self._items.put_nowait((number, part))
-                    if isinstance(part, Ended):
-                        return
-            raise EngineError("the engine ended an answer without saying so")
+            if not self._is_whole:
+                await self._ask(generate, row, lambda part: self._items.put_nowait((number, part)))
+                return
+            for part in await self._ask_for_all(generate, row):
+                self._items.put_nowait((number, part))
         except Exception as error:
             self._items.put_nowait((number, error))
+
+    async def _ask(self, generate: Generate, row: Generation, take: Callable[[Piece | Ended], None]) -> None:
+        async with aclosing(generate(row)) as parts:
+            async for part in parts:
+                self._has_begun = True
+                take(part)
+                if isinstance(part, Ended):
+                    return
+        raise EngineError("the engine ended an answer without saying so")
+
+    async def _ask_for_all(self, generate: Generate, row: Generation) -> list[Piece | Ended]:
+        found: list[Piece | Ended] = []
+        try:
+            await self._ask(generate, row, found.append)
+        except EngineError as error:
+            if not found or error.code not in LOST:  # with nothing written, the pager has asked again already
+                raise
+            found.clear()
+            await self._ask(generate, row, found.append)
+        return found
 
     async def next(self) -> tuple[int, Piece | Ended] | None:
         """What is written next, and of which row; None: all rows have ended. Raises what went wrong."""
@@ -78,7 +105,6 @@ class Writing:
             raise self._too_late() from None
         if isinstance(part, Exception):
             raise part
-        self._has_begun = True
         if isinstance(part, Ended):
             if part.finish == "cancelled":
                 raise EngineError("the engine gave the answer up; ask again", http_status=503, retry_after_s=1.0)
