@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from tunesmith.disk import is_disk_trouble
 from tunesmith.domain.gate import Decision
 from tunesmith.domain.request import RequestKind, strongest
 from tunesmith.domain.run import RunState, effect_of_end
@@ -364,5 +365,7 @@ def settle_lost(tx: Tx, claim: Claim, *, actor: str) -> None:
 
 def end_of_error(error: Exception) -> StageEnd:
     """A stage raised: that is an attempt that failed, never a worker that dies."""
+    if is_disk_trouble(error):
+        return StageEnd.no_room(f"{type(error).__name__}: {error}")
     kind = ErrorClass.TRANSIENT if isinstance(error, OSError | StoreError) else ErrorClass.BUG
     return StageEnd.failed(kind, f"{type(error).__name__}: {error}")

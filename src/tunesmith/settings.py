@@ -48,6 +48,8 @@ class WorkerSettings(Section):
     """How often an idle worker looks whether the targets serve what is wanted."""
     grace_s: float = Field(default=10.0, ge=0.0)
     """Time a program gets between TERM and KILL."""
+    min_free_mb: float = Field(default=8.0, ge=0.0)
+    """While less is free under the workspace (10^6 bytes), nothing is trained or evaluated; 0: never looked at."""
     phase_deadlines_s: dict[Phase, Seconds] = Field(default_factory=PHASE_DEADLINES_S.copy, validate_default=True)
     """Longest time without progress, by phase; after it the program counts as stalled."""
 

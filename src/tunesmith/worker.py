@@ -22,7 +22,7 @@ from tunesmith.errors import LeaseLost, StoreCorrupt, StoreError, TunesmithError
 from tunesmith.ids import new_id
 from tunesmith.programs.process_identity import ProcessIdentity, identify, kill_stray
 from tunesmith.settings import Settings, WorkerSettings
-from tunesmith.stages import forget
+from tunesmith.stages import forget, room
 from tunesmith.stages.context import Pulse, StageContext, StageEnd
 from tunesmith.stages.curriculum import ABANDONED_AFTER, curriculum
 from tunesmith.stages.curriculum_due import open_due
@@ -66,6 +66,7 @@ class Worker:
         self.stopping = threading.Event()
         self._swept = self._looked = self._erase_after = self._targets_due = 0.0
         self._unsure = False
+        self._short_of: str | None = None
         self._pulse: Pulse | None = None
 
     @property
@@ -139,14 +140,14 @@ class Worker:
 
     def _run_stage(self, context: StageContext) -> StageEnd:
         try:
-            return STAGES[context.claim.task.kind](context)
+            return room.excused(context, STAGES[context.claim.task.kind](context))
         except (LeaseLost, StoreCorrupt):
             raise
         except Exception as error:
             if context.pulse.lost.is_set():
                 raise LeaseLost("the lease ran out; nothing was changed") from error
             log.exception("stage_failed", task=context.claim.task.id, run=context.claim.task.run_id)
-            return lifecycle.end_of_error(error)
+            return room.excused(context, lifecycle.end_of_error(error))
 
     def _settle(self, claim: Claim, end: StageEnd) -> Claim | None:
         """Record the end of an attempt; an end that cannot be recorded is one that failed, never a worker that dies."""
@@ -183,10 +184,20 @@ class Worker:
         return claim
 
     def _claim(self, tx: Tx) -> Claim | None:
-        claim = tasks.claim(tx, self.id, self.kinds, self.timing.lease_s)
+        claim = tasks.claim(tx, self.id, self._able_kinds(), self.timing.lease_s)
         if claim is not None:
             lifecycle.begin(tx, claim, actor=self.id)
         return claim
+
+    def _able_kinds(self) -> frozenset[TaskKind]:
+        """What can be begun now: on a full disk, nothing that needs room. The queue waits, it does not fail."""
+        why = room.shortage_in(self.workspace, self.timing)
+        if why is not None and self._short_of is None:
+            log.warning("no_room", reason=why, worker=self.id)
+        elif why is None and self._short_of is not None:
+            log.info("room_again", worker=self.id)
+        self._short_of = why
+        return self.kinds if why is None else self.kinds - room.NEEDS_ROOM
 
     def _sweep_is_due(self) -> bool:
         return boot_seconds() - self._swept >= self.timing.sweep_s
@@ -208,6 +219,8 @@ class Worker:
                 kill_stray(ProcessIdentity.from_json(claim.attempt.process), self.timing.grace_s)
         control.end_forgotten(self.database, actor=self.id)
         self._finish_erasures()
+        if self.database.reserve is not None:
+            self.database.reserve.fill_up()
 
     def _finish_erasures(self) -> None:
         """Rewrite datasets without what was forgotten, once no run reads them; what failed is tried much later."""
@@ -302,7 +315,7 @@ class Heart(threading.Thread):
             except LeaseLost:
                 self.pulse.lost.set()
                 return
-            except TunesmithError as error:
+            except (TunesmithError, OSError) as error:
                 log.warning("heartbeat_failed", task=self.claim.task.id, reason=str(error))
                 if now - renewed > self.timing.lease_s:
                     self.pulse.lost.set()

@@ -24,6 +24,7 @@ TABLE = """
     stalled    crashed
     oom        smaller
     transient  again
+    disk       waits
     config     never
     data       never
     protocol   never

@@ -317,7 +317,7 @@ def _store_together(session: Session, ready: _Ready) -> int:
     """How many of them are new."""
     if not ready:
         return 0
-    with session.database.write() as tx:
+    with session.database.write(bulk=True) as tx:
         kept = [capture.store(tx, profile, checked, rule, actor=session.actor) for profile, checked, rule in ready]
     return sum(each.is_new for each in kept)
 

@@ -69,7 +69,7 @@ class Experiences(Reviewing, Forgetting):
         session = self._session
         rules = self._rules(profile)
         checked = capture.check(capture_of(messages, about), rules)
-        with session.database.write() as tx:
+        with session.database.write(bulk=True) as tx:
             kept = capture.store(tx, profile, checked, rules, actor=session.actor)
             now = assessments.get(tx, kept.id)
         return AddedView(kept.id, kept.is_new, now.class_name, now.reasons)

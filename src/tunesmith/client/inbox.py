@@ -46,7 +46,7 @@ def read_inbox(session: Session) -> list[InboxItem]:
     """Everything that waits, the oldest first."""
     with session.database.read() as tx:
         items = [*_held(tx), *_parked(tx), *_troubled(tx), *_suspects(tx), *_rejected(tx), *_erasures(tx)]
-        items += _kept_aside(tx, session.workspace.data_dir)
+        items += [*_kept_aside(tx, session.workspace.data_dir), *_no_room(tx, session.no_room)]
     return sorted(items, key=lambda item: item.since)
 
 
@@ -78,6 +78,21 @@ def _parked(tx: Tx) -> Iterator[InboxItem]:
         yield InboxItem(
             f"parked {task.kind} task", task.run_id or task.id, task.profile or "", task.created_at, task.reason,
             "read `run logs`, repair, then `run retry`", last.error or "",
+        )  # fmt: skip
+
+
+def _no_room(tx: Tx, why: str | None) -> Iterator[InboxItem]:
+    """What waits for room on a disk, this one or another."""
+    if why is not None:
+        yield InboxItem(
+            "full disk", "disk", "the workspace", tx.now, f"{why}: nothing is trained or evaluated",
+            "free some space; everything that waits goes on by itself",
+        )  # fmt: skip
+        return
+    for task, last in queue.waiting_for_room(tx):
+        yield InboxItem(
+            f"{task.kind} task without room", task.run_id or task.id, task.profile or "", last.ended_at or tx.now,
+            task.reason, "free some space where it says; it is tried again by itself", last.error or "",
         )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from tunesmith.domain.request import RequestKind
 from tunesmith.domain.run import RUN, Priority, RunState
 from tunesmith.domain.task import STOPPED_BY_ESTOP, TaskState
 from tunesmith.errors import TunesmithError, UsageError, nearest, show
+from tunesmith.stages.room import NEEDS_ROOM
 from tunesmith.store import adapters, erasures, evaluations, events, queue, requests, runs, switches, tasks, workers
 from tunesmith.store.database import Tx
 from tunesmith.store.runs import Run
@@ -99,13 +100,13 @@ class Runs:
         if not 1 <= limit <= _MAX_LISTED:
             raise UsageError(f"limit must be between 1 and {_MAX_LISTED}")
         states = None if state is None else frozenset({_state(state)})
-        profile = self._session.known_profile(profile)
+        profile, no_room = self._session.known_profile(profile), self._session.no_room
         with self._session.database.read() as tx:
-            return [_view(tx, run) for run in runs.listing(tx, profile=profile, states=states, limit=limit)]
+            return [_view(tx, run, no_room) for run in runs.listing(tx, profile=profile, states=states, limit=limit)]
 
     def get(self, run_id: str) -> RunView:
         with self._session.database.read() as tx:
-            return _view(tx, runs.find(tx, run_id))
+            return _view(tx, runs.find(tx, run_id), self._session.no_room)
 
     def show(self, run_id: str) -> RunDetail:
         """Everything about one run: spec, attempts, evaluation, requests, history."""
@@ -113,7 +114,7 @@ class Runs:
             run = runs.find(tx, run_id)
             kinds = {task.id: task.kind.value for task in queue.of_run(tx, run.id)}
             return RunDetail(
-                run=_view(tx, run),
+                run=_view(tx, run, self._session.no_room),
                 spec=run.spec.model_dump(mode="json"),
                 attempts=tuple(_attempt(attempt, kinds) for attempt in queue.attempts_of_run(tx, run.id)),
                 evaluation=_evaluation(tx, run.id),
@@ -138,7 +139,7 @@ class Runs:
     def progress(self, run_id: str) -> ProgressView:
         with self._session.database.read() as tx:
             run = runs.find(tx, run_id)
-            view = _view(tx, run)
+            view = _view(tx, run, self._session.no_room)
             attempts = queue.attempts_of_run(tx, run.id)
         is_over = run.state in RUN.finished or run.state in (RunState.HELD, RunState.PAUSED)
         status = self._status(run.id, attempts[-1].id) if attempts and attempts[-1].ended_at is None else {}
@@ -156,10 +157,10 @@ class Runs:
 
     def plan(self) -> Sequence[PlannedRun]:
         """Every unfinished run in the order workers will take them: what is under way first, then by priority."""
-        session = self._session
+        session, no_room = self._session, self._session.no_room
         with session.database.read() as tx:
             found = runs.listing(tx, states=RUN.unfinished, limit=_MAX_LISTED)
-            views = {run.id: _view(tx, run) for run in found}
+            views = {run.id: _view(tx, run, no_room) for run in found}
         found.sort(key=lambda run: (run.state is RunState.QUEUED, run.priority, run.seq))
         return [_planned(session, run, views[run.id]) for run in found]
 
@@ -294,14 +295,14 @@ def _command_line_values(run: Run) -> list[str]:
     ]
 
 
-def _view(tx: Tx, run: Run) -> RunView:
+def _view(tx: Tx, run: Run, no_room: str | None) -> RunView:
     adapter = adapters.of_run(tx, run.id)
     return RunView(
         id=run.id,
         profile=run.profile,
         state=run.state,
         reason=run.reason,
-        waits_for=_waits_for(tx, run),
+        waits_for=_waits_for(tx, run, no_room),
         priority=_priority_name(run.priority),
         trainer=run.spec.trainer,
         method=run.spec.method,
@@ -325,7 +326,7 @@ def _planned(session: Session, run: Run, view: RunView) -> PlannedRun:
     return PlannedRun(view, run.spec.dataset.num_train, guess.seconds, guess.basis)
 
 
-def _waits_for(tx: Tx, run: Run) -> str | None:
+def _waits_for(tx: Tx, run: Run, no_room: str | None) -> str | None:
     if run.state in RUN.finished:
         return None
     task = tasks.open_of_run(tx, run.id)
@@ -339,6 +340,7 @@ def _waits_for(tx: Tx, run: Run) -> str | None:
         num_before=0 if task is None else queue.num_waiting_before(tx, task),
         backoff_s=0.0 if task is None else queue.seconds_until_due(tx, task.id),
         reason=run.reason if task is None else task.reason or run.reason,
+        no_room=no_room if kind in NEEDS_ROOM else None,
     )
     return why_it_waits(facts)
 

@@ -16,6 +16,7 @@ from tunesmith.errors import NotFound, StoreError, UsageError
 from tunesmith.files import sha256_text, write_atomic
 from tunesmith.ids import is_id
 from tunesmith.settings import Settings
+from tunesmith.stages.room import shortage_in
 from tunesmith.store import profiles
 from tunesmith.store.database import Database
 from tunesmith.store.schema import open_store
@@ -55,12 +56,19 @@ class Session:
         return self.settings.store.url or f"sqlite:///{self.workspace.store_file}"
 
     @property
+    def no_room(self) -> str | None:
+        """Why the disk keeps workers from training and evaluating; None if there is room."""
+        return shortage_in(self.workspace, self.settings.worker)
+
+    @property
     def database(self) -> Database:
         """Opened at first use. A store that was made once is never made again: gone or empty is an error."""
         if self._database is None:
             with _opening:  # threads of an application may all come first
                 if self._database is None:
                     self._database = self._open()
+                    if self._database.reserve is not None:
+                        self._database.reserve.fill_up()
                     self._was_open = True
         return self._database
 

@@ -75,6 +75,8 @@ class QueueFacts:
     num_before: int
     backoff_s: float
     reason: str
+    no_room: str | None = None
+    """Why the disk keeps its task from being begun, if it does."""
 
 
 def why_it_waits(facts: QueueFacts) -> str | None:
@@ -85,6 +87,8 @@ def why_it_waits(facts: QueueFacts) -> str | None:
         return None
     if facts.is_stopped_by_estop:
         return "the e-stop is on; `tunesmith estop off` lets it go on"
+    if facts.no_room is not None:
+        return f"{facts.no_room}; it goes on by itself when there is room"
     if facts.num_workers == 0:
         return "no worker is running; start one with `tunesmith worker`"
     if facts.backoff_s > 0:

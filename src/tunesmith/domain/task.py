@@ -70,6 +70,7 @@ class ErrorClass(StrEnum):
     CRASH = "crash"  # a signal, or an exit without a result
     OOM = "oom"  # out of memory on device or host
     TRANSIENT = "transient"  # an I/O error that may pass
+    DISK = "disk"  # no space, no inodes, over quota, or read-only
     STALLED = "stalled"  # no progress within its phase's deadline
     CONFIG = "config"  # the spec cannot work
     DATA = "data"  # the dataset cannot work, or is not what its fingerprint says
@@ -86,6 +87,7 @@ class RetryRule(StrEnum):
     AGAIN = "again"  # with backoff, up to MAX_ERRORS
     SMALLER = "smaller"  # once more with smaller micro-batches
     CRASHED = "crashed"  # with backoff, up to MAX_CRASHES, then parked
+    WAITS = "waits"  # free, with growing pauses, until there is room
     NEVER = "never"
 
 
@@ -93,6 +95,7 @@ RETRY_TABLE: dict[ErrorClass, RetryRule] = {
     ErrorClass.CRASH: RetryRule.CRASHED,
     ErrorClass.OOM: RetryRule.SMALLER,
     ErrorClass.TRANSIENT: RetryRule.AGAIN,
+    ErrorClass.DISK: RetryRule.WAITS,
     ErrorClass.STALLED: RetryRule.CRASHED,
     ErrorClass.CONFIG: RetryRule.NEVER,
     ErrorClass.DATA: RetryRule.NEVER,
@@ -130,11 +133,28 @@ class RetryDecision:
     reason: str
 
 
-def after_attempt(outcome: AttemptState, error: ErrorClass | None, counts: Counts) -> RetryDecision:
-    """The retry table. Requests, preemption, disk full and e-stop (`interrupted`) are free.
+@dataclass(frozen=True)
+class DiskWait:
+    """What a task that waits for room says, and how often it has waited before."""
 
-    One that came by itself carries an error class: it waits a while, or a full disk would keep a worker spinning.
+    why: str = "no space left"
+    num_before: int = 0
+
+    @property
+    def pause_s(self) -> float:
+        """2, 4, 8 … seconds, at most a minute."""
+        return float(min(60, 2 ** min(self.num_before + 1, 6)))
+
+
+def after_attempt(
+    outcome: AttemptState, error: ErrorClass | None, counts: Counts, disk: DiskWait = DiskWait()
+) -> RetryDecision:
+    """The retry table. Requests, preemption, disk trouble and e-stop (`interrupted`) are free.
+
+    One that came by itself carries an error class: it waits a while, or it would keep a worker spinning.
     """
+    if outcome in (A.INTERRUPTED, A.FAILED) and error is ErrorClass.DISK:
+        return RetryDecision(T.WAITING, counts, disk.pause_s, disk.why)
     match outcome:
         case A.SUCCEEDED | A.STOPPED:
             return RetryDecision(T.DONE, counts, 0.0, outcome.value)
@@ -166,6 +186,8 @@ def _failed(error: ErrorClass, counts: Counts) -> RetryDecision:
                 reason = f"{error} error {after.num_errors} of {MAX_ERRORS}; tried again"
                 return RetryDecision(T.WAITING, after, backoff_s(after.num_errors), reason)
             return RetryDecision(T.DONE, after, 0.0, f"{MAX_ERRORS} {error} errors")
+        case RetryRule.WAITS:
+            raise ValueError("disk trouble is decided before the counts are looked at")
         case RetryRule.NEVER:
             return RetryDecision(T.DONE, counts, 0.0, f"{error} errors are not tried again")
 

@@ -252,7 +252,7 @@ class Mirror:
         self._unstored.extend(left)
 
     def _write(self, batch: Sequence[ShadowAnswer]) -> shadows.Added:
-        with self._session.database.write() as tx:
+        with self._session.database.write(bulk=True) as tx:
             return shadows.add(tx, batch)
 
 

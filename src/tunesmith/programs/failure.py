@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 
+from tunesmith.disk import is_disk_trouble
 from tunesmith.domain.task import ErrorClass
 from tunesmith.errors import (
     ConfigError,
@@ -41,16 +42,14 @@ class ProgramFailure(Exception):
         self.message = message
 
 
-def is_disk_full(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
 def as_failure(error: BaseException) -> ProgramFailure:
     """The class and one line for people; the traceback belongs into the log."""
     if isinstance(error, ProgramFailure):
         return ProgramFailure(error.error_class, error.message[:_MAX_MESSAGE])
     if _is_oom(error):
         return ProgramFailure(ErrorClass.OOM, f"out of memory: {_line(error)}")
+    if is_disk_trouble(error):
+        return ProgramFailure(ErrorClass.DISK, _line(error))
     if isinstance(error, ImportError) and (error.name or "").partition(".")[0] in _TRAIN_EXTRA:
         error = MissingExtra.named("train", "training and scoring")
     for kind, error_class in _BY_TYPE:

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from tunesmith.clock import boot_seconds
+from tunesmith.disk import is_disk_trouble
 from tunesmith.domain.program import Phase, Result, ResultStatus, SampleOutput
 from tunesmith.domain.request import RequestKind
 from tunesmith.domain.spec import EvaluateSpec, TrainSpec
@@ -26,7 +27,7 @@ from tunesmith.domain.task import ErrorClass
 from tunesmith.domain.teaching import TeachSpec
 from tunesmith.files import write_atomic
 from tunesmith.programs.event_log import EventWriter
-from tunesmith.programs.failure import ProgramFailure, as_failure, is_disk_full
+from tunesmith.programs.failure import ProgramFailure, as_failure
 from tunesmith.programs.fingerprint import code_fingerprint, library_versions
 from tunesmith.programs.protocol import (
     CHECKPOINTS,
@@ -37,6 +38,7 @@ from tunesmith.programs.protocol import (
     EXIT_INTERRUPTED,
     EXIT_KEEPALIVE_LOST,
     EXIT_NO_RESULT,
+    EXIT_NO_SPACE,
     EXIT_OK,
     KEEPALIVE,
     KEEPALIVE_SHARE,
@@ -213,7 +215,7 @@ def host(main: Callable[[Program], Result], argv: Sequence[str] | None = None) -
         _write_all(stdout, data)
     except OSError as error:
         _say(f"the result could not be written: {error}")
-        return EXIT_NO_RESULT
+        return EXIT_NO_SPACE if is_disk_trouble(error) else EXIT_NO_RESULT
     return _EXIT_OF[result.status]
 
 
@@ -224,10 +226,11 @@ def _run(main: Callable[[Program], Result], program: Program) -> Result:
         _encoded(result)  # what cannot be told must fail here, where the failure can still be told
         return result
     except BaseException as error:  # a program always ends with a result, whatever happened inside
-        traceback.print_exc(file=sys.stderr)
-        if is_disk_full(error):
-            return program.result(ResultStatus.INTERRUPTED, error="the disk is full", detail={"reason": "disk full"})
+        with contextlib.suppress(OSError, ValueError):  # the log may be on the full disk, or closed
+            traceback.print_exc(file=sys.stderr)
         failure = as_failure(error)
+        if failure.error_class is ErrorClass.DISK:  # what was published so far is whole: it can be resumed
+            return program.result(ResultStatus.INTERRUPTED, error_class=ErrorClass.DISK, error=failure.message)
         return program.result(ResultStatus.FAILED, error_class=failure.error_class, error=failure.message)
 
 

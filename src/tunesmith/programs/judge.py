@@ -24,6 +24,7 @@ from tunesmith.programs.protocol import (
     EXIT_INTERRUPTED,
     EXIT_KEEPALIVE_LOST,
     EXIT_NO_RESULT,
+    EXIT_NO_SPACE,
     MAX_COUNT,
     MAX_RESULT,
     MAX_STDOUT,
@@ -40,7 +41,8 @@ _PRECEDENCE = (ErrorClass.PROTOCOL, ErrorClass.NONFINITE, ErrorClass.MISMATCH)
 _WITHOUT_RESULT = {
     0: (ErrorClass.PROTOCOL, "it exited 0 without a result"),
     EXIT_BAD_CALL: (ErrorClass.CONFIG, "it could not read its spec"),
-    EXIT_NO_RESULT: (ErrorClass.TRANSIENT, "it could not write its result; is the disk full?"),
+    EXIT_NO_RESULT: (ErrorClass.TRANSIENT, "it could not write its result"),
+    EXIT_NO_SPACE: (ErrorClass.DISK, "the disk had no room for its result"),
     CANNOT_START_EXIT: (ErrorClass.MISSING, "its command could not be started"),
 }
 
@@ -126,7 +128,8 @@ def _believed(result: Result) -> Judgement:
         case ResultStatus.SUCCEEDED | ResultStatus.STOPPED:  # stopped on request, with the best so far: goes on as well
             return Judgement(AttemptState.SUCCEEDED, None, None, result)
         case ResultStatus.INTERRUPTED:
-            return Judgement(AttemptState.INTERRUPTED, None, _plain(result.error), result)
+            disk = ErrorClass.DISK if result.error_class is ErrorClass.DISK else None
+            return Judgement(AttemptState.INTERRUPTED, disk, _plain(result.error), result)
         case ResultStatus.FAILED:
             error = _plain(result.error) or "it failed and did not say why"
             return Judgement(AttemptState.FAILED, result.error_class or ErrorClass.BUG, error, result)

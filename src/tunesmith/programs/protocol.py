@@ -20,6 +20,7 @@ REFERENCES = "references.json"
 EXIT_OK = 0  # succeeded or stopped
 EXIT_FAILED = 1
 EXIT_BAD_CALL = 2  # no spec to work from, so no result either
+EXIT_NO_SPACE = 73  # the disk had no room for the result
 EXIT_NO_RESULT = 74  # the result could not be written
 EXIT_INTERRUPTED = 75
 EXIT_KEEPALIVE_LOST = KEEPALIVE_EXIT

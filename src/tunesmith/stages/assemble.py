@@ -202,7 +202,7 @@ class _Assembly:
         """Dataset, members, reservations, held-out cases and what went back, in one transaction."""
         checked, actor = self.checked, self.actor
         cases = heldout_cases(folder, checked.profile.data.heldout_cap)
-        with self.database.write() as tx:
+        with self.database.write(bulk=True) as tx:
             check_lock(self.profile, profiles.lock(tx, self.profile, checked.lock, actor=actor), checked.lock)
             dataset = datasets.add(
                 tx,

@@ -193,6 +193,11 @@ class StageEnd:
         return cls(AttemptState.FAILED, error_class=error_class, error=error)
 
     @classmethod
+    def no_room(cls, error: str) -> StageEnd:
+        """The disk is full, over quota or read-only: free, and tried again when there is room."""
+        return cls(AttemptState.INTERRUPTED, error_class=ErrorClass.DISK, error=error)
+
+    @classmethod
     def held(cls, device: DeviceHeld) -> StageEnd:
         return cls(AttemptState.INTERRUPTED, fact=device, error=device.reason)
 

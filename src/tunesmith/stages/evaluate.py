@@ -58,7 +58,8 @@ def evaluate(context: StageContext) -> StageEnd:
         return ended_early
     judgement = judge_evaluate(spec, context.attempt_dir, end.exit_code)
     if judgement.outcome is AttemptState.INTERRUPTED:
-        return StageEnd(AttemptState.INTERRUPTED, error_class=ErrorClass.TRANSIENT, error=judgement.error)
+        error_class = judgement.error_class or ErrorClass.TRANSIENT
+        return StageEnd(AttemptState.INTERRUPTED, error_class=error_class, error=judgement.error)
     if judgement.outcome is not AttemptState.SUCCEEDED or judgement.result is None:
         error = context.with_log(judgement.error or "")
         return StageEnd(judgement.outcome, error_class=judgement.error_class, error=error)

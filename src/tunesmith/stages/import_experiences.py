@@ -192,7 +192,7 @@ def _store(
 def _store_part(
     database: Database, part: list[tuple[str, Checked]], options: ImportOptions, report: ImportReport
 ) -> None:
-    with database.write() as tx:
+    with database.write(bulk=True) as tx:
         kept = [capture.store(tx, options.profile, each, options.rules, actor=options.actor) for _, each in part]
         classes = [assessments.get(tx, each.id).class_name.value for each in kept if each.is_new]
         num_forgotten = experiences.num_forgotten(tx, [each.id for each in kept if not each.is_new])

@@ -140,7 +140,7 @@ def _record(
 ) -> Dataset:
     profile = checked.profile
     cases = heldout_cases(prepared.path, profile.data.heldout_cap)
-    with database.write() as tx:
+    with database.write(bulk=True) as tx:
         # somebody else may have locked the profile since it was checked
         check_lock(profile.name, profiles.lock(tx, profile.name, checked.lock, actor=actor), checked.lock)
         known = datasets.same_content(tx, profile.name, prepared.fingerprint)

@@ -96,7 +96,7 @@ def _not_succeeded(context: StageContext, judgement: Judgement, end: ProgramEnd)
     error = judgement.error or end.interrupted or ""
     return StageEnd(
         judgement.outcome,
-        error_class=ErrorClass.TRANSIENT if nobody_asked else judgement.error_class,
+        error_class=judgement.error_class or (ErrorClass.TRANSIENT if nobody_asked else None),
         error=context.with_log(error) if judgement.outcome is AttemptState.FAILED else error,
         decided_by=decided_by,
         result=_brief(judgement.result) if judgement.result is not None else {},

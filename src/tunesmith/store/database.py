@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -20,7 +20,9 @@ from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tunesmith import clock
+from tunesmith.disk import is_disk_trouble
 from tunesmith.errors import MissingExtra, StoreCorrupt, StoreError, UsageError
+from tunesmith.store.reserve import Reserve
 
 _BUSY_S = 60.0
 _IDLE_S = 5.0
@@ -113,6 +115,7 @@ class Database:
         self._file: tuple[int, int] | None = None
         self._reopen: Callable[[], None] | None = None
         self._following = threading.Lock()
+        self.reserve = Reserve(Path(where)) if self._is_sqlite else None
 
     def follow_file(self, reopen: Callable[[], None]) -> None:
         """From now on notice that the file was moved away or replaced; `reopen` raises where the new one is no store.
@@ -137,13 +140,15 @@ class Database:
             self._file = found
 
     @contextmanager
-    def write(self, *, durable: bool = True) -> Iterator[Tx]:
+    def write(self, *, durable: bool = True, bulk: bool = False) -> Iterator[Tx]:
         """All of it or nothing; on SQLite the lock is taken at BEGIN, so nothing fails half-way for being busy.
 
         `durable=False` is for leases: SQLite then leaves it to the next durable commit to reach the disk. Nothing is
-        lost with a process, and with the machine's power every lease is lost anyway.
+        lost with a process, and with the machine's power every lease is lost anyway. `bulk=True` is for what people say
+        and what is made of it: it is refused on a disk that is nearly full, where control must go on.
         """
         self._look_at_file()
+        is_low = self._make_room(bulk)
         with self._errors(), self.engine.connect() as conn, conn.begin():
             tx = Tx(conn, clock.utc_now())
             if self._is_sqlite:
@@ -151,16 +156,33 @@ class Database:
                 tx.execute("BEGIN IMMEDIATE")
                 tx.now = clock.utc_now()  # we may have waited for the lock
             yield tx
+        if is_low:
+            self._fold_log()
 
     @contextmanager
     def read(self) -> Iterator[Tx]:
         """A consistent view; writes nothing."""
         self._look_at_file()
+        self._make_room(bulk=False)  # SQLite makes its log and index anew for the first reader
         with self._errors(), self._reader.connect() as conn, conn.begin():
             tx = Tx(conn, clock.utc_now())
             if self._is_sqlite:
                 tx.execute("BEGIN")
             yield tx
+
+    def _make_room(self, bulk: bool) -> bool:
+        """Before a write on a nearly full disk: a piece of the reserve goes, and bulk is refused. Whether it is so."""
+        if self.reserve is None:
+            return False
+        standing = self.reserve.before_write(bulk=bulk)
+        if standing.refusal is not None:
+            raise StoreError(f"{standing.refusal}; free some space, then try again")
+        return standing.is_low
+
+    def _fold_log(self) -> None:
+        """Move the write-ahead log into the store, so that its space is used again instead of growing."""
+        with suppress(exc.DBAPIError), self.engine.connect() as conn:
+            conn.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _synchronise(self, tx: Tx, durable: bool) -> None:
         known = tx.conn.connection.info
@@ -175,6 +197,8 @@ class Database:
         except exc.IntegrityError:
             raise  # the caller knows what it means
         except exc.DBAPIError as error:
+            if self.reserve is not None and is_disk_trouble(error):
+                self.reserve.release()  # a quota shows only in the error; the next try finds room
             raise _translated(error, self.where) from error
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import sqlalchemy as sa
 
-from tunesmith.domain.task import STOPPED_BY_ESTOP, AttemptState, TaskKind
+from tunesmith.domain.task import STOPPED_BY_ESTOP, AttemptState, ErrorClass, TaskKind
 from tunesmith.store import switches
 from tunesmith.store.database import Tx
 from tunesmith.store.tables import attempts, tasks
@@ -75,6 +75,19 @@ def any_open(tx: Tx, kinds: Collection[TaskKind]) -> bool:
 
 def parked(tx: Tx) -> list[Task]:
     return [task_of(row) for row in tx.all(sa.select(tasks).where(tasks.c.state == "parked").order_by(tasks.c.seq))]
+
+
+def waiting_for_room(tx: Tx, limit: int = 100) -> list[tuple[Task, Attempt]]:
+    """Waiting tasks whose last attempt ran out of disk, each with that attempt."""
+    newest = sa.select(sa.func.max(attempts.c.number)).where(attempts.c.task_id == tasks.c.id).scalar_subquery()
+    query = (
+        sa.select(tasks)
+        .join(attempts, sa.and_(attempts.c.task_id == tasks.c.id, attempts.c.number == newest))
+        .where(sa.text("tasks.state = 'waiting'"), attempts.c.error_class == ErrorClass.DISK)
+        .order_by(tasks.c.seq)
+        .limit(limit)
+    )
+    return [(task_of(row), last_attempt(tx, row["id"])) for row in tx.all(query)]
 
 
 def last_attempt(tx: Tx, task_id: str) -> Attempt:

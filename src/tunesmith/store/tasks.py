@@ -15,6 +15,7 @@ from tunesmith.domain.task import (
     TASK,
     AttemptState,
     Counts,
+    DiskWait,
     ErrorClass,
     RetryDecision,
     TaskKind,
@@ -198,9 +199,18 @@ def end_attempt(
 ) -> RetryDecision:
     """End our attempt and move its task by the retry table; the caller moves the run in the same transaction."""
     held = guard(tx, lease)
-    decision = after_attempt(outcome, error_class, held.counts)
+    disk = _disk_wait(tx, lease, error) if error_class is ErrorClass.DISK else DiskWait()
+    decision = after_attempt(outcome, error_class, held.counts, disk)
     _end(tx, lease, held, Ending(outcome, decision, error_class, error, result), actor)
     return decision
+
+
+def _disk_wait(tx: Tx, lease: Lease, error: str | None) -> DiskWait:
+    """How often this task has waited for room before; its attempts tell."""
+    ended_so = (attempts.c.task_id == lease.task_id, attempts.c.error_class == ErrorClass.DISK)
+    before = tx.conn.execute(sa.select(sa.func.count()).where(*ended_so)).scalar_one()
+    first = (error or "").strip().splitlines()
+    return DiskWait(first[0] if first else DiskWait.why, int(before))
 
 
 def end_by(tx: Tx, lease: Lease, outcome: AttemptState, state: TaskState, *, actor: str, reason: str) -> None:

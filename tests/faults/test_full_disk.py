@@ -1,0 +1,90 @@
+"""A full disk below the workspace: runs wait at no cost, people are told, control works, and work goes on by itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from builders import cli_environ, wait_for
+from disk_builders import MakeDisk, SmallDisk, make_disk, own_mounts
+from story_builders import Fleet, MakeFleet
+from tunesmith.store import queue
+
+__all__ = ["make_disk", "own_mounts"]
+
+SLOW = {"steps": 40, "step_s": 0.02}
+
+
+def cli(fleet: Fleet, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tunesmith.cli.main", *words],
+        cwd=fleet.root, env=cli_environ(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def charged(fleet: Fleet, run_id: str) -> tuple[int, int]:
+    with fleet.database.read() as tx:
+        of_run = queue.of_run(tx, run_id)
+    return sum(task.counts.num_crashes for task in of_run), sum(task.counts.num_errors for task in of_run)
+
+
+def waits_for_room(fleet: Fleet, run_id: str, word: str) -> bool:
+    return word in (fleet.client.runs.get(run_id).waits_for or "")
+
+
+def survives(fleet: Fleet, disk: SmallDisk, *, inodes: bool, control: bool) -> None:
+    """Fill the disk while a run trains and another waits; both end well once there is room, and nothing was charged."""
+    word = "no inodes left under" if inodes else "no space left under"
+    first, second = fleet.submit("checkpoints.every_steps=5"), fleet.submit(first=100)
+    third = fleet.submit(first=200)
+    fleet.start()
+    fleet.wait_for_step(first, 6)
+    if inodes:
+        disk.use_up_inodes()
+    else:
+        disk.fill()
+    wait_for(lambda: waits_for_room(fleet, first, word), 30, f"for {first} to wait: {fleet.logs()[-3000:]}")
+    assert waits_for_room(fleet, second, word)
+    if control:
+        told(fleet, first, third, word)
+    disk.make_room()
+    for run_id in (first, second):
+        fleet.wait(run_id, "deployed", "rejected", timeout_s=60)
+        assert charged(fleet, run_id) == (0, 0)
+    if control:
+        assert fleet.state(third) == "cancelled"
+    assert fleet.strays() == []
+
+
+def told(fleet: Fleet, first: str, third: str, word: str) -> None:
+    """While it is full: what people read, and that what they wish is done."""
+    shown = cli(fleet, "run", "show", first)
+    assert shown.returncode == 0
+    assert word in " ".join(shown.stdout.split())
+    listed = cli(fleet, "run", "list")
+    assert listed.returncode == 0
+    assert word[:15] in listed.stdout
+    inbox = cli(fleet, "inbox")
+    assert inbox.returncode == 0
+    assert word in " ".join(inbox.stdout.split())
+    for words in (("estop", "on"), ("estop", "off"), ("run", "cancel", third)):
+        done = cli(fleet, *words)
+        assert done.returncode == 0, (words, done.stderr)
+
+
+def test_full_disk_waits_at_no_cost_and_goes_on(make_disk: MakeDisk, make_fleet: MakeFleet) -> None:
+    disk = make_disk("disk", megabytes=48, inodes=1500)
+    survives(make_fleet("disk/one", options=SLOW), disk, inodes=False, control=True)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", range(15))
+def test_full_disk_drill(
+    make_disk: MakeDisk, make_fleet: MakeFleet, request: pytest.FixtureRequest, number: int
+) -> None:
+    """Ten times no space, five times no inodes; the store on the full disk and elsewhere by turns."""
+    disk = make_disk("disk", megabytes=48, inodes=1500)
+    store = request.getfixturevalue("postgres_url") if number % 2 else None
+    survives(make_fleet("disk/one", store=store, options=SLOW), disk, inodes=number >= 10, control=True)
