@@ -25,10 +25,16 @@ def is_disk_trouble(error: BaseException | None) -> bool:
             return False
         if isinstance(error, OSError) and error.errno in _ERRNOS:
             return True
-        if any(word in str(error)[:10_000].lower() for word in _WORDS):
+        if says_disk_trouble(str(error)):
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def says_disk_trouble(text: str) -> bool:
+    """Whether the text of an error is about a disk that is full, over quota or read-only."""
+    start = text[:10_000].lower()
+    return any(word in start for word in _WORDS)
 
 
 @dataclass(frozen=True)

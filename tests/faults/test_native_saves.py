@@ -317,7 +317,7 @@ def test_full_disk_interrupts_the_training_and_leaves_the_last_good_one(
     folder = mounted.with_name(f"{mounted.name}-left")
     assert code == 75, (folder / "stderr").read_text()
     result = result_of(folder)
-    assert (result.status, result.error) == (ResultStatus.INTERRUPTED, "the disk is full")
+    assert (result.status, result.error_class) == (ResultStatus.INTERRUPTED, ErrorClass.DISK)
     assert not list(folder.glob(".staged-*"))
     source = last_good(folder)
     assert source is not None

@@ -378,6 +378,43 @@ def test_stalled_trainer_is_ended_retried_and_parked(make_fleet: MakeFleet) -> N
     assert fleet.strays() == []
 
 
+def stopped_while_chattering(fleet: Fleet, kind: str) -> float:
+    """A program that says the same for ever is ended as stalled, and tried again; how long its first attempt took."""
+    run_id = fleet.submit()
+    fleet.start()
+    fleet.wait(run_id, "deployed" if kind == "train" else "failed", timeout_s=60)
+    first = fleet.attempts(run_id, kind)[0]
+    assert (first.outcome, first.error_class) == ("failed", "stalled"), first
+    assert "no progress for" in (first.error or "")
+    assert fleet.strays() == []
+    assert first.ended_at is not None
+    return (first.ended_at - first.started_at).total_seconds()
+
+
+CHATTERING = {
+    "train": {"script": "chatter", "at_step": 3, "fail_attempts": 1},
+    "evaluate": {"eval_script": "chatter"},
+}
+QUICK_DEADLINES = {"worker": {"phase_deadlines_s": {"train": 1.0, "score": 1.0, "save": 1.0}, "grace_s": 0.2}}
+
+
+def test_chattering_trainer_is_noticed_by_its_missing_progress(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(options=CHATTERING["train"], settings=QUICK_DEADLINES)
+    assert stopped_while_chattering(fleet, "train") < 15.0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_chattering_program_drill(make_fleet: MakeFleet, store: str | None, kind: str) -> None:
+    """Five times each, on both databases; an evaluator that hangs three times is parked and fails the run."""
+    took = []
+    for number in range(5):
+        fleet = make_fleet(f"chatter-{number}", store=store, options=CHATTERING[kind], settings=QUICK_DEADLINES)
+        took.append(stopped_while_chattering(fleet, kind))
+        fleet.end()
+    print(f"5 chattering programs ({kind}): ended after {max(took):.1f} s at most, with a deadline of 1 s")
+
+
 def test_frozen_trainer_is_noticed_by_its_missing_progress(make_fleet: MakeFleet) -> None:
     """The worker beats all the time, but a beat without progress is worth nothing."""
     fleet = make_fleet(

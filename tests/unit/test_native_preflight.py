@@ -228,7 +228,7 @@ def test_disk_that_is_too_small_is_refused_with_both_sizes(tmp_path: Path) -> No
     check_room(tmp_path, 5 << 20, free=5 << 20)
     with pytest.raises(ProgramFailure, match=r"5\.0 MiB needed, 4\.0 MiB free") as failure:
         check_room(tmp_path, 5 << 20, free=4 << 20)
-    assert failure.value.error_class is ErrorClass.TRANSIENT
+    assert failure.value.error_class is ErrorClass.DISK
     with pytest.raises(ProgramFailure, match=r"1024\.00 GiB needed"):
         check_room(tmp_path, 1 << 40, free=4 << 20)
 

@@ -15,7 +15,7 @@ from tunesmith.domain.program import Ack, Log, Started
 from tunesmith.domain.request import RequestKind
 from tunesmith.domain.task import AttemptState, ErrorClass
 from tunesmith.errors import ConfigError, DataError, MissingExtra, NotFound, ProgramError, StoreError
-from tunesmith.programs.failure import ProgramFailure, as_failure, is_disk_full
+from tunesmith.programs.failure import ProgramFailure, as_failure
 from tunesmith.programs.judge import judge_train
 from tunesmith.programs.launch import launch, tail_of_log
 from tunesmith.programs.shim import KeepaliveClock, boot_now, keepalive_content
@@ -75,16 +75,18 @@ def test_failure_message_is_one_bounded_line() -> None:
 
 
 def test_disk_full_is_told_from_other_errors() -> None:
-    assert is_disk_full(OSError(errno.ENOSPC, "x"))
-    assert is_disk_full(OSError(errno.EDQUOT, "x"))
-    assert not is_disk_full(OSError(errno.EIO, "x"))
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        assert as_failure(OSError(number, "x")).error_class is ErrorClass.DISK
+    assert as_failure(OSError(errno.EIO, "x")).error_class is ErrorClass.TRANSIENT
+    of_a_library = RuntimeError("I/O error: No space left on device (os error 28)")
+    assert as_failure(of_a_library).error_class is ErrorClass.DISK
 
 
 @pytest.mark.parametrize(
     ("body", "code", "outcome", "error_class"),
     [
         ("raise MemoryError", 1, AttemptState.FAILED, ErrorClass.OOM),
-        ("raise OSError(errno.ENOSPC, 'full')", 75, AttemptState.INTERRUPTED, None),
+        ("raise OSError(errno.ENOSPC, 'full')", 75, AttemptState.INTERRUPTED, ErrorClass.DISK),
         ("import no_such_package", 1, AttemptState.FAILED, ErrorClass.MISSING),
         ("sys.exit(0)", 1, AttemptState.FAILED, ErrorClass.BUG),
         (

@@ -10,9 +10,10 @@ import hashlib
 import json
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tunesmith.domain.parity import Reading, References, choose_prompts
 from tunesmith.domain.program import Artifact, CaseScore, Phase, Result, ResultStatus, Scores
@@ -45,6 +46,8 @@ def evaluate(program: Program) -> Result:
     by_subject: dict[str, tuple[CaseScore, ...]] = {}
     program.phase(Phase.SCORE)
     for subject in spec.subjects:
+        if _side(subject.adapter).get("eval_script") == "chatter":
+            _chatter(program, len(case_ids))
         digests[subject.label] = _digest(subject.adapter)
         scores = [_score(case_id, subject.label, _side(subject.adapter), spec) for case_id in case_ids]
         by_subject[subject.label] = tuple(_scripted(scores, _side(subject.adapter).get("eval_script")))
@@ -63,6 +66,14 @@ def evaluate(program: Program) -> Result:
         references=references,
         detail={"subject_digests": digests},
     )
+
+
+def _chatter(program: Program, num_cases: int) -> NoReturn:
+    """Hangs, but says the same again and again."""
+    while True:
+        program.log("still scoring")
+        program.progress(1, num_cases, "case")
+        time.sleep(0.02)
 
 
 def _refer(program: Program, base: str) -> Artifact | None:

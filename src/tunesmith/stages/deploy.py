@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 
+from tunesmith.disk import is_disk_trouble, says_disk_trouble
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.gate import Decision
 from tunesmith.domain.parity import References
@@ -49,6 +50,8 @@ def deploy(context: StageContext) -> StageEnd:
         try:
             obstacle = _obstacle(context, run, adapter) or _try_everywhere(context, run, adapter, probed)
         except TargetError as error:
+            if is_disk_trouble(error):
+                return StageEnd.no_room(error.message)
             return StageEnd.failed(ErrorClass.TRANSIENT, error.message)
         obstacle = obstacle or _flip(context, run, adapter, probed)
         if obstacle is not None:
@@ -56,7 +59,9 @@ def deploy(context: StageContext) -> StageEnd:
     context.pulse.progress()
     trouble = reconcile(context, run.profile)
     if trouble is not None:
-        return StageEnd.failed(ErrorClass.TRANSIENT, trouble)
+        return (
+            StageEnd.no_room(trouble) if says_disk_trouble(trouble) else StageEnd.failed(ErrorClass.TRANSIENT, trouble)
+        )
     return StageEnd.succeeded(Flipped(), {"parity": {name: each.numbers for name, each in probed.items()}})
 
 

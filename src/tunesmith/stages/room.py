@@ -41,7 +41,7 @@ def excused(context: StageContext, end: StageEnd) -> StageEnd:
     if context.claim.task.run_id is not None:
         _tidy(context.attempt_dir)
     told = end.error or ""
-    return replace(StageEnd.no_room(f"{why}\n{told}" if why else f"no space left: {told}"), decided_by=end.decided_by)
+    return replace(StageEnd.no_room(f"{why}\n{told}" if why else told), decided_by=end.decided_by)
 
 
 def _tidy(attempt: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunesmith.config.workspace import Workspace
+from tunesmith.domain.advance import Advance
 from tunesmith.domain.example import Message
 from tunesmith.domain.profile import Evaluation
 from tunesmith.domain.program import CaseScore, Phase, PhaseEvent, Progress
@@ -88,12 +89,12 @@ class Scorer:
 
     def _watch(self, program: RunningProgram, before: int) -> int:
         """Until it has ended: pass its progress on, keep it alive, end it when it hangs. Its exit code."""
-        phase, moved = Phase.LOAD, time.monotonic()
+        phase, moved, advance = Phase.LOAD, time.monotonic(), Advance()
         kept = moved
         while (code := program.poll()) is None:
             now = time.monotonic()
             for event in program.events():
-                moved = now
+                moved = now if advance.takes(event) else moved
                 match event:
                     case PhaseEvent(phase=phase):
                         pass

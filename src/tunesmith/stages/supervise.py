@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tunesmith.domain.advance import Advance
 from tunesmith.domain.live_checks import Finding, broken_numbers
 from tunesmith.domain.program import Ack, Event, Metrics, Phase, PhaseEvent
 from tunesmith.domain.request import RequestKind, strongest
@@ -45,6 +46,7 @@ class Supervisor:
         self.wall_s = wall_s
         self.end = ProgramEnd()
         self.phase = Phase.LOAD
+        self.advance = Advance()
         self.started = self.moved = time.monotonic()
         self.asked = 0.0
         self.passed_on: set[str] = set()
@@ -93,8 +95,9 @@ class Supervisor:
             self._kill(program, ErrorClass.PROTOCOL, str(error))
 
     def _take(self, program: RunningProgram, event: Event) -> None:
-        self.moved = time.monotonic()
-        self.context.pulse.progress()
+        if self.advance.takes(event):
+            self.moved = time.monotonic()
+            self.context.pulse.progress()
         match event:
             case PhaseEvent(phase=phase):
                 self.phase = phase

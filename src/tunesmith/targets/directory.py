@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tunesmith.disk import is_disk_trouble
 from tunesmith.domain.parity import Reading
 from tunesmith.domain.profile import Target
 from tunesmith.domain.serving_limits import FOR, MAX_RANK, adapter_violations, option_problem, whole_model_refusal
@@ -53,6 +54,8 @@ class DirectoryTarget:
             if not violations:
                 self._copy(adapter)
         except (DataError, OSError) as error:
+            if is_disk_trouble(error):  # says nothing about the adapter
+                raise TargetError(f"{self.path}: {error}") from error
             return str(error)
         return "; ".join(violations) or None
 

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tunesmith.clock import boot_seconds
+from tunesmith.domain.advance import Advance
 from tunesmith.domain.correction import Reply
 from tunesmith.domain.curriculum import TeacherSettings
 from tunesmith.domain.program import Phase, PhaseEvent, Result
@@ -103,6 +104,7 @@ class LocalTeacher:
         self._settings, self._folder, self._directory, self._grip = settings, folder, directory, grip
         self._program: RunningProgram | None = None
         self._lines = _Lines(directory / ANSWERS)
+        self._advance = Advance()
         self._num_left = 0
         self._answers: dict[str, Taught] = {}
         self._deadline = 0.0
@@ -185,7 +187,8 @@ class LocalTeacher:
 
     def _read(self, program: RunningProgram) -> None:
         for event in program.events():
-            if isinstance(event, PhaseEvent) and event.phase is Phase.GENERATE:
+            is_new = self._advance.takes(event)
+            if is_new and isinstance(event, PhaseEvent) and event.phase is Phase.GENERATE:
                 self._deadline = boot_seconds() + self._settings.timeout_s + _GRACE_S
         for taught in self._lines.new():
             if not self._num_left:

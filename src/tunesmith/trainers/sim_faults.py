@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from tunesmith.domain.program import Artifact, Result
+from tunesmith.domain.program import Artifact, Phase, Result
 from tunesmith.domain.task import ErrorClass
 from tunesmith.programs.host import Program, ProgramFailure
 from tunesmith.programs.protocol import EVENTS, STDOUT
@@ -56,6 +56,17 @@ def _oom(program: Program, options: SimOptions, step: int) -> None:
 def _stall(_program: Program, _options: SimOptions, _step: int) -> NoReturn:
     while True:
         time.sleep(3600)
+
+
+def _chatter(program: Program, _options: SimOptions, step: int) -> NoReturn:
+    """Hangs, but says the same again and again."""
+    while True:
+        program.log("still at it")
+        program.metrics(step - 1, {"loss": 1.0})
+        program.progress(step - 1, step)
+        for phase in (Phase.SAVE, Phase.TRAIN):
+            program.phase(phase)
+        time.sleep(0.02)
 
 
 def _crash(_program: Program, _options: SimOptions, _step: int) -> None:
@@ -107,6 +118,7 @@ _AT_STEP: dict[str, Callable[[Program, SimOptions, int], None]] = {
     "raise": _raise,
     "oom_exit": _oom,
     "stall": _stall,
+    "chatter": _chatter,
     "crash": _crash,
     "kill_self": _kill_self,
     "fork": _fork,

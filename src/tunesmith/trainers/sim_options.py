@@ -18,6 +18,7 @@ Script = Literal[
     "nan_weights",
     "spike",
     "stall",
+    "chatter",
     "slow",
     "crash",
     "kill_self",
@@ -60,7 +61,7 @@ class SimOptions(Section):
     """Tokens counted per step."""
     quality: float = Field(default=0.5, ge=-1.0, le=1.0)
     """How good the sim evaluator shall find the adapter; the bare base has 0."""
-    eval_script: Literal["crash", "nan", "partial", "error", "wrong_digest"] | None = None
+    eval_script: Literal["crash", "chatter", "nan", "partial", "error", "wrong_digest"] | None = None
     """What goes wrong when the adapter is evaluated."""
 
     @property

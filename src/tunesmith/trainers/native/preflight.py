@@ -204,7 +204,7 @@ def check_room(folder: Path, needed: int, free: int | None = None) -> None:
     free = shutil.disk_usage(folder).free if free is None else free
     if needed > free:
         raise ProgramFailure(
-            ErrorClass.TRANSIENT,
+            ErrorClass.DISK,
             f"the disk has no room for this training's checkpoints: {_size(needed)} needed, {_size(free)} free in "
             f"{folder}; free some, or lower checkpoints.keep or recipe.lora_rank",
         )
