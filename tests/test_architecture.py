@@ -16,7 +16,7 @@ MODULES = sorted(path for path in SOURCE.rglob("*.py") if "migrations/versions" 
 
 # Lower never imports higher. Rooms on one level do not import each other, except where ALLOWED_SIDEWAYS says so.
 LEVELS: list[set[str]] = [
-    {"errors", "ids", "clock", "files", "disk", "logs"},
+    {"errors", "ids", "clock", "files", "disk", "environment", "logs"},
     {"domain"},
     {"settings", "data", "modeling"},
     {"config"},
@@ -168,3 +168,22 @@ def test_dependencies_each_say_why() -> None:
     lines = [line.strip() for line in block.splitlines() if line.strip().startswith('"')]
     assert len(lines) > 15
     assert [line for line in lines if "#" not in line] == []
+
+
+# Each starts what inherits an environment on purpose: the team of an already limited trainer, and our own commands.
+MAY_INHERIT_ENVIRONMENT = ("trainers/native/team.py", "demo/real_base.py", "demo/story.py")
+STARTS_A_PROCESS = {f"subprocess.{name}" for name in ("Popen", "run", "call", "check_call", "check_output")}
+STARTS_A_PROCESS |= {"asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_started_processes_get_an_environment_that_was_chosen(path: Path) -> None:
+    if path.relative_to(SOURCE).as_posix() in MAY_INHERIT_ENVIRONMENT:
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        if ast.unparse(node.func) in STARTS_A_PROCESS:
+            assert "env" in {keyword.arg for keyword in node.keywords}, (
+                f"line {node.lineno} passes our whole environment"
+            )

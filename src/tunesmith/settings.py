@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from tunesmith.domain.profile import Section
 from tunesmith.domain.program import Phase
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 Seconds = Annotated[float, Field(gt=0.0)]
 
@@ -50,8 +53,18 @@ class WorkerSettings(Section):
     """Time a program gets between TERM and KILL."""
     min_free_mb: float = Field(default=8.0, ge=0.0)
     """While less is free under the workspace (10^6 bytes), nothing is trained or evaluated; 0: never looked at."""
+    pass_environment: tuple[str, ...] = ()
+    """Variables that trainers, evaluators, local teachers and engines see besides the usual ones, such as HF_TOKEN."""
     phase_deadlines_s: dict[Phase, Seconds] = Field(default_factory=PHASE_DEADLINES_S.copy, validate_default=True)
     """Longest time without progress, by phase; after it the program counts as stalled."""
+
+    @field_validator("pass_environment")
+    @classmethod
+    def _names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not _VARIABLE.match(name):
+                raise ValueError("must be names of variables, such as HF_TOKEN; values are not given here")
+        return value
 
     @field_validator("phase_deadlines_s")
     @classmethod

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from sqlalchemy import make_url, text
@@ -473,3 +474,14 @@ def test_end_that_the_store_refuses_fails_the_run_and_the_worker_lives(make_flee
     [attempt] = fleet.attempts(run_id)
     assert (attempt.outcome, attempt.error_class) == ("failed", "bug")
     assert worker.poll() is None
+
+
+def test_programs_see_nothing_of_the_worker_s_keys(make_fleet: MakeFleet) -> None:
+    """Neither the trainer nor its shim; but what worker.pass_environment names."""
+    fleet = make_fleet(options=LONG, settings={"worker": {"pass_environment": ["WANTED"]}})
+    run_id = fleet.submit()
+    fleet.start(env={"OPENAI_API_KEY": "canary-1", "NVIDIA_API_KEY": "canary-2", "WANTED": "seen"})
+    fleet.wait_for_step(run_id, 2)
+    seen = [Path(f"/proc/{pid}/environ").read_bytes() for pid in fleet.strays()]
+    assert len(seen) >= 2
+    assert all(b"canary" not in environ and b"WANTED=seen" in environ for environ in seen)

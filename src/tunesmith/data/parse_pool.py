@@ -7,6 +7,7 @@ parsed block on stdout, and ends when stdin ends. So no child outlives its paren
 from __future__ import annotations
 
 import json
+import os
 import queue
 import signal
 import struct
@@ -20,6 +21,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
 from tunesmith.data.readers import Block
+from tunesmith.environment import visible
 from tunesmith.errors import TunesmithError
 
 if TYPE_CHECKING:
@@ -55,7 +57,9 @@ class ParsePool:
         self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="parse")
         self._children: list[subprocess.Popen[bytes]] = []
         for _ in range(num_processes):
-            child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pipesize=_PIPE)
+            child = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pipesize=_PIPE, env=visible(os.environ)
+            )
             self._children.append(child)
             self._idle.put(child)
 

@@ -32,10 +32,12 @@ class EmbeddedEngine:
         max_memory_gb: float | None = None,
         start_s: float = 900.0,
         hang_s: float = 10.0,
+        pass_environment: Sequence[str] = (),
     ) -> None:
         """`hang_s`: an engine that gives no sign of life for so long is replaced."""
         self.spec = spec
         self._hang_s = hang_s
+        self._pass_environment = tuple(pass_environment)
         self._replacing: asyncio.Task[None] | None = None
         self.num_hung = 0
         """How many of its processes hung and were ended."""
@@ -153,7 +155,9 @@ class EmbeddedEngine:
             log.info("engine_replaced", base=self.spec.base, old_pid=old_pid, pid=child.pid, seconds=seconds)
 
     async def _start(self) -> EngineProcess:
-        child = await EngineProcess.spawn(self.spec, self._max_bytes, self._hang_s, self._on_hang)
+        child = await EngineProcess.spawn(
+            self.spec, self._max_bytes, self._hang_s, self._on_hang, self._pass_environment
+        )
         self.num_starts += 1
         self._starting = child
         try:

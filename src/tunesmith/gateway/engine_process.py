@@ -10,13 +10,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from tunesmith.domain.engine_spec import EngineSpec
 from tunesmith.engine.wire import MAX_LINE, line
+from tunesmith.environment import visible
 from tunesmith.gateway.engine import EngineError
 from tunesmith.gateway.heartbeat import Heartbeat
 from tunesmith.logs import logger
@@ -84,7 +85,14 @@ class EngineProcess:
         self._tasks = [asyncio.create_task(self._keep_tail())]
 
     @classmethod
-    async def spawn(cls, spec: EngineSpec, max_bytes: int | None, hang_s: float, on_hang: OnHang) -> EngineProcess:
+    async def spawn(
+        cls,
+        spec: EngineSpec,
+        max_bytes: int | None,
+        hang_s: float,
+        on_hang: OnHang,
+        pass_environment: Sequence[str] = (),
+    ) -> EngineProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -94,6 +102,7 @@ class EngineProcess:
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
+                env=visible(os.environ, pass_environment),
             )
         child = cls(process, max_bytes, hang_s, on_hang)
         reader, child._writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_LINE)

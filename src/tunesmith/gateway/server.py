@@ -164,7 +164,12 @@ class Server:
             max_batch=self._settings.max_batch,
         )
         settings = self._settings
-        return EmbeddedEngine(spec, max_memory_gb=settings.max_memory_gb, hang_s=settings.engine_hang_s)
+        return EmbeddedEngine(
+            spec,
+            max_memory_gb=settings.max_memory_gb,
+            hang_s=settings.engine_hang_s,
+            pass_environment=self._session.settings.worker.pass_environment,
+        )
 
     def _make_upstream(self, place: Place) -> Upstream:
         return upstream_of(place, self._session.workspace.root, self._settings.timeout_s)

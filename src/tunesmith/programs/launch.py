@@ -19,6 +19,7 @@ from tunesmith.domain.program import Event
 from tunesmith.domain.request import RequestKind
 from tunesmith.domain.spec import EvaluateSpec, TrainSpec
 from tunesmith.domain.teaching import TeachSpec
+from tunesmith.environment import visible
 from tunesmith.errors import ProgramError
 from tunesmith.files import write_atomic
 from tunesmith.programs import shim
@@ -55,7 +56,10 @@ def launch(
     *,
     env: Mapping[str, str] | None = None,
 ) -> RunningProgram:
-    """Start ``argv --spec DIR/spec.json --output-dir DIR`` below a shim; the folder must be this attempt's own."""
+    """Start ``argv --spec DIR/spec.json --output-dir DIR`` below a shim; the folder must be this attempt's own.
+
+    `env` is all that it sees of the environment; without it, what every program may see.
+    """
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
     if any((directory / name).exists() for name in (SPEC, EVENTS, RESULT)):
@@ -215,7 +219,7 @@ def _start_shim(
                 stdout=stdout,
                 stderr=stderr,
                 cwd=directory,
-                env={**(os.environ if env is None else env), MARKER: attempt.attempt_id},
+                env={**(visible(os.environ) if env is None else env), MARKER: attempt.attempt_id},
                 pass_fds=(lifeline_end, status_end),
                 start_new_session=True,
             )

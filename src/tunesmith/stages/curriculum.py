@@ -157,7 +157,8 @@ def _hands_of(context: StageContext, lesson: Lesson) -> Hands:
             process = program.identity.to_json()
             context.write(lambda tx: tasks.note_process(tx, context.claim.lease, process))
 
-    grip = Grip(context.attempt_ref, why_stop, hold, lambda program: None)
+    passed = context.settings.worker.pass_environment
+    grip = Grip(context.attempt_ref, why_stop, hold, lambda program: None, passed)
     return Hands(context.worker_id, write, context.read, why_stop, context.pulse.stopping.wait, grip)
 
 

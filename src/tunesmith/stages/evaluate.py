@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 from tunesmith.domain.evaluation import compare
 from tunesmith.domain.gate import BARE_BASE, Evidence, Judged, decide
@@ -10,6 +11,7 @@ from tunesmith.domain.program import Scores
 from tunesmith.domain.request import RequestKind
 from tunesmith.domain.spec import AdapterRef, CasesRef, EvaluateSpec, RunSpec, Subject
 from tunesmith.domain.task import AttemptState, ErrorClass
+from tunesmith.environment import visible
 from tunesmith.files import canonical_json, sha256_file, sha256_text, write_atomic
 from tunesmith.programs.judge import judge_evaluate, read_scores
 from tunesmith.stages.context import Measured, StageContext, StageEnd
@@ -52,7 +54,8 @@ def evaluate(context: StageContext) -> StageEnd:
         evaluation=run.spec.evaluation,
         seed=run.spec.recipe.seed,
     )
-    end = Supervisor(context, lambda event: None, None).run(EVALUATOR, spec)
+    env = visible(os.environ, context.settings.worker.pass_environment)
+    end = Supervisor(context, lambda event: None, None).run(EVALUATOR, spec, env)
     ended_early = _ended_early(context, end)
     if ended_early is not None:
         return ended_early

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from tunesmith.domain.profile import Evaluation
 from tunesmith.domain.program import CaseScore, Phase, PhaseEvent, Progress
 from tunesmith.domain.spec import AttemptRef, BaseModelRef, CasesRef, EvaluateSpec, Subject
 from tunesmith.domain.task import AttemptState, ErrorClass
+from tunesmith.environment import visible
 from tunesmith.errors import ProgramError
 from tunesmith.files import sha256_file
 from tunesmith.ids import new_id, new_token
@@ -77,7 +79,7 @@ class Scorer:
             evaluation=self.evaluation.model_copy(update={"metrics": (_LOSS,)}),
             seed=0,
         )
-        program = launch(EVALUATOR, spec, folder)
+        program = launch(EVALUATOR, spec, folder, env=visible(os.environ, self.timing.pass_environment))
         try:
             code = self._watch(program, before)
         finally:

@@ -64,7 +64,7 @@ def train(context: StageContext) -> StageEnd:
     )
     wall_s = max(0.0, run.spec.budgets.wall_s - spec.spent_wall_s)
     supervisor = Supervisor(context, lambda event: _register_checkpoint(context, event), wall_s)
-    env = environment_of(trainer, options, os.environ)
+    env = environment_of(trainer, options, os.environ, context.settings.worker.pass_environment)
     end = supervisor.run(argv_of(trainer, options, root), spec, env)
     return _conclude(context, spec, end)
 

@@ -23,13 +23,13 @@ from typing import IO, Any
 from pydantic import Field, ValidationError, field_validator
 
 from tunesmith.domain.parity import Reading
+from tunesmith.environment import visible
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.files import verify_folder
 from tunesmith.targets.base import ServedAdapter, TargetError
 from tunesmith.targets.options import TargetOptions, Text, Variable, read_options
 
 MAX_OUTPUT = 1 << 20
-_ALWAYS_SEEN = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _POLL_S = 0.01
 _MAX_SHOWN = 300
@@ -135,7 +135,7 @@ class CommandTarget:
 
     def _run(self, verb: str, stdin: IO[bytes], out: IO[bytes], errors: IO[bytes], timeout_s: float) -> int:
         """Its exit code. It gets a session of its own, so that all of it ends when it is too slow or too loud."""
-        environ = {name: os.environ[name] for name in (*_ALWAYS_SEEN, *self._options.env) if name in os.environ}
+        environ = visible(os.environ, self._options.env)
         try:
             process = subprocess.Popen(
                 self._argv, stdin=stdin, stdout=out, stderr=errors, cwd=self._root, env=environ, start_new_session=True

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.clock import boot_id
+from tunesmith.environment import visible
 from tunesmith.ids import new_id, new_token
 from tunesmith.programs.process_identity import MARKER, ProcessIdentity, identify, is_alive, kill_below, of_attempt
 from tunesmith.targets.base import TargetError
@@ -112,7 +113,7 @@ def start(process: LlamaProcess, program: Sequence[str], model: Path, cwd: Path)
     for held in process.adapters:
         argv += ["--lora-scaled", f"{held.gguf}:{1 if held.name == process.default else 0}"]
     told = json.dumps({"argv": argv, "log": process.log, "cwd": str(cwd)})
-    environ = {**os.environ, MARKER: process.id, "LLAMA_API_KEY": process.key}
+    environ = {**visible(os.environ), MARKER: process.id, "LLAMA_API_KEY": process.key}
     try:
         Path(process.log).touch(mode=0o600)
         done = subprocess.run(

@@ -25,6 +25,7 @@ from tunesmith.domain.curriculum import TeacherSettings
 from tunesmith.domain.program import Phase, PhaseEvent, Result
 from tunesmith.domain.spec import AttemptRef
 from tunesmith.domain.teaching import Taught, TeachSpec
+from tunesmith.environment import visible
 from tunesmith.errors import ConfigError, ProgramError, TunesmithError
 from tunesmith.files import sha256_text
 from tunesmith.modeling.architecture import read_architecture, read_tensor_shapes
@@ -63,6 +64,8 @@ class Grip:
     """Called with the program when it was started, and with None when it is to be let go."""
     renew: Callable[[RunningProgram], None]
     """Called all the time while we wait."""
+    pass_environment: tuple[str, ...] = ()
+    """Names of variables that the program sees besides the usual ones."""
 
 
 def check_folder(folder: Path) -> int:
@@ -143,7 +146,7 @@ class LocalTeacher:
             seed=int(sha256_text(seed)[:8], 16),
         )
         self._num_left, self._deadline = num, boot_seconds() + LOAD_S
-        return launch(PROGRAM, spec, self._directory)
+        return launch(PROGRAM, spec, self._directory, env=visible(os.environ, self._grip.pass_environment))
 
     def ask(self, prompt_id: str) -> Reply:
         """The answer to a prompt that was started with; raises TeacherFailed, or Abandoned if we are to end."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
 
 from tunesmith.domain.profile import Section
+from tunesmith.environment import visible
 from tunesmith.errors import ConfigError, nearest, show
 from tunesmith.files import sha256_file
 from tunesmith.trainers.base import TrainerInfo
@@ -24,7 +25,6 @@ from tunesmith.trainers.base import TrainerInfo
 _PYTHON = "python"
 _SEALS = "sha256"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_ALWAYS_SEEN = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 
 
 class _Options(Section):
@@ -43,11 +43,11 @@ def argv_of(info: TrainerInfo, options: Mapping[str, Any], root: Path) -> tuple[
     return (_program(first, root), *(str(_file_named(part, root) or part) for part in rest))
 
 
-def environment_of(info: TrainerInfo, options: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str] | None:
-    """What a trainer sees of the environment; None is all of it, for those that are ours."""
-    if info.argv:
-        return None
-    return {name: environ[name] for name in (*_ALWAYS_SEEN, *_read(options).env) if name in environ}
+def environment_of(
+    info: TrainerInfo, options: Mapping[str, Any], environ: Mapping[str, str], more: Iterable[str] = ()
+) -> dict[str, str]:
+    """What a trainer sees of the environment; `more` are names from worker.pass_environment."""
+    return visible(environ, (*more, *(() if info.argv else _read(options).env)))
 
 
 def sealed(info: TrainerInfo, options: Mapping[str, Any], root: Path) -> dict[str, Any]:

@@ -1,0 +1,29 @@
+"""What a program sees of the environment of who starts it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunesmith.environment import visible
+
+SECRETS = (
+    "OPENAI_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY",
+    "NVIDIA_API_KEY", "DATABASE_URL", "PGPASSWORD", "https_proxy",
+    "TUNESMITH__STORE__URL", "SSH_AUTH_SOCK", "GITHUB_TOKEN", "TRITON_TOKEN", "LD_PRELOAD", "BASH_FUNC_x%%",
+)  # fmt: skip
+NEEDED = (
+    "PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "PYTHONPATH", "PYTHONHASHSEED", "OMP_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TRITON_CACHE_DIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "HF_HOME",
+    "HF_HUB_OFFLINE", "PYTORCH_ALLOC_CONF",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_secret_stays_unless_somebody_names_it(name: str) -> None:
+    assert visible({name: "canary"}) == {}
+    assert visible({name: "canary"}, (name,)) == {name: "canary"}
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_what_programs_need_passes(name: str) -> None:
+    assert visible({name: "x"}) == {name: "x"}
