@@ -10,37 +10,12 @@ import re
 from collections.abc import Iterable, Mapping
 
 _NAMES = frozenset(
-    [
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "TERM",
-        "TZ",
-        "LANG",
-        "LANGUAGE",
-        "TMPDIR",
-        "TEMP",
-        "TMP",
-        "LD_LIBRARY_PATH",
-        "VIRTUAL_ENV",
-        "CONDA_PREFIX",
-        "CC",
-        "CXX",
-        "XDG_CACHE_HOME",
-        "XDG_RUNTIME_DIR",
-        "HF_HOME",
-        "HF_HUB_CACHE",
-        "HF_HUB_OFFLINE",
-        "HF_DATASETS_CACHE",
-        "HF_DATASETS_OFFLINE",
-        "TRANSFORMERS_CACHE",
-        "TRANSFORMERS_OFFLINE",
-        "TOKENIZERS_PARALLELISM",
-        "NO_COLOR",
-        "SYSTEMROOT",
-    ]
+    (
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "LANG", "LANGUAGE", "TMPDIR", "TEMP", "TMP"),
+        *("LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CC", "CXX", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"),
+        *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE", "HF_DATASETS_OFFLINE", "NO_COLOR"),
+        *("TRANSFORMERS_CACHE", "TRANSFORMERS_OFFLINE", "TOKENIZERS_PARALLELISM"),
+    )
 )
 _PREFIXES = (
     *("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_", "TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TRITON_"),

@@ -13,6 +13,8 @@ import json
 import os
 import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,6 +24,16 @@ from tunesmith.errors import DataError
 MANIFEST = "manifest.json"
 _CHUNK = 1 << 20
 _MAX_MANIFEST = 8 << 20
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Inside it, whatever this process and its children create is for their user alone. Holds for the whole process."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 @dataclass(frozen=True)
@@ -53,12 +65,12 @@ def sha256_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def write_atomic(path: Path, content: bytes | str) -> None:
-    """The file has either its old content or the new one, also after a power cut."""
+def write_atomic(path: Path, content: bytes | str, *, mode: int = 0o666) -> None:
+    """The file has either its old content or the new one, also after a power cut. `mode` as far as the umask lets."""
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as sink:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as sink:
             sink.write(data)
             sink.flush()
             os.fsync(sink.fileno())

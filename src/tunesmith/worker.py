@@ -19,6 +19,7 @@ from tunesmith.clock import boot_seconds
 from tunesmith.config.workspace import Workspace
 from tunesmith.domain.task import AttemptState, TaskKind
 from tunesmith.errors import LeaseLost, StoreCorrupt, StoreError, TunesmithError
+from tunesmith.files import private_files
 from tunesmith.ids import new_id
 from tunesmith.programs.process_identity import ProcessIdentity, identify, kill_stray
 from tunesmith.settings import Settings, WorkerSettings
@@ -75,6 +76,10 @@ class Worker:
 
     def run(self, *, until_idle: bool = False) -> int:
         """Work until told to stop, or until nothing is left to do; returns how many tasks were worked on."""
+        with private_files():
+            return self._run(until_idle)
+
+    def _run(self, until_idle: bool) -> int:
         done, claim = 0, None
         self._register()
         remove_unrecorded(self.database, self.workspace)

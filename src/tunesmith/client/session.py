@@ -81,7 +81,7 @@ class Session:
                 raise ValueError("it holds no list; restore a backup")
             if self._was_open:  # the whole folder may have been moved away since: that makes no new store either
                 return open_store(self.store_url)
-            self.workspace.data_dir.mkdir(exist_ok=True)
+            self.workspace.make_private()
             database = open_store(self.store_url, create=name not in known)
             if name not in known:
                 write_atomic(marker, json.dumps([*known, name]))

@@ -58,6 +58,15 @@ class Workspace:
         """What can be computed again, and may be removed at any time."""
         return self.data_dir / "cache"
 
+    def make_private(self) -> None:
+        """Have the folders that hold what people said, for their owner alone; also those of an earlier version."""
+        self.data_dir.mkdir(mode=_OWN, exist_ok=True)
+        for folder in (self.datasets_dir, self.runs_dir):
+            folder.mkdir(mode=_OWN, exist_ok=True)
+            about = folder.stat()
+            if about.st_mode & 0o077 and about.st_uid == os.geteuid():
+                folder.chmod(_OWN)
+
     def locate(self, text: str) -> Path:
         """A path that the owner of the workspace wrote, such as base.path: relative to the workspace, or absolute."""
         _check_text(text)
@@ -110,8 +119,7 @@ def init_workspace(folder: Path) -> Workspace:
     try:
         workspace.root.mkdir(parents=True, exist_ok=True)
         workspace.profiles_dir.mkdir(exist_ok=True)
-        workspace.data_dir.mkdir(exist_ok=True)
-        workspace.datasets_dir.mkdir(mode=_OWN, exist_ok=True)  # what people said is nobody else's
+        workspace.make_private()
         _write_new(workspace.data_dir / ".gitignore", "# Written by tunesmith, not meant for version control.\n*\n")
         _write_new(workspace.profiles_dir / SAMPLE_FILE, sample_profile())
         _write_new(workspace.project_file, sample_project())

@@ -21,6 +21,7 @@ from tunesmith.clock import utc_now
 from tunesmith.domain.engine_spec import EngineSpec
 from tunesmith.domain.serving import ServerState
 from tunesmith.errors import ConfigError, StoreError, UsageError
+from tunesmith.files import private_files
 from tunesmith.gateway.app import make_app
 from tunesmith.gateway.captures import Captures
 from tunesmith.gateway.embedded import EmbeddedEngine
@@ -85,7 +86,8 @@ class Server:
         presence = Presence(self._session.workspace)
         sys.setswitchinterval(_SWITCH_S)
         try:
-            asyncio.run(self._serve(presence))
+            with private_files():
+                asyncio.run(self._serve(presence))
         finally:
             presence.leave()
 

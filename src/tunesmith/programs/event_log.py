@@ -26,7 +26,7 @@ class EventWriter:
     """Appends one whole line per event; a line that could not be written is taken back."""
 
     def __init__(self, path: Path) -> None:
-        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._lock = threading.Lock()
         self._seq = 0
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from tunesmith.clock import boot_seconds
 from tunesmith.domain.program import Event
@@ -38,6 +39,7 @@ from tunesmith.programs.protocol import (
 )
 
 _SHIM_PATIENCE_S = 10.0
+_OWN = 0o600  # the spec and the result hold the token of the attempt, the log what people said
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,12 @@ def launch(
     `env` is all that it sees of the environment; without it, what every program may see.
     """
     directory = directory.absolute()
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any((directory / name).exists() for name in (SPEC, EVENTS, RESULT)):
         raise ProgramError(f"{directory} was used by another attempt: every attempt needs a folder of its own")
-    write_atomic(directory / SPEC, spec.model_dump_json())
-    (directory / CONTROL).touch()
-    keepalive = os.open(directory / KEEPALIVE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    write_atomic(directory / SPEC, spec.model_dump_json(), mode=_OWN)
+    (directory / CONTROL).touch(mode=_OWN)
+    keepalive = os.open(directory / KEEPALIVE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWN)
     os.pwrite(keepalive, shim.keepalive_content(0), 0)
     shim.become_subreaper()  # if the shim itself is killed, what it held comes to us and can be found
     process, lifeline, status = _start_shim(_command(argv, directory), spec, directory, env)
@@ -198,6 +200,10 @@ def _command(argv: Sequence[str], directory: Path) -> list[str]:
     return [*interpreter, *argv[1:], "--spec", str(directory / SPEC), "--output-dir", str(directory)]
 
 
+def _own_file(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWN), "wb")
+
+
 def _start_shim(
     command: list[str],
     spec: TrainSpec | EvaluateSpec | TeachSpec,
@@ -212,7 +218,7 @@ def _start_shim(
     pipes = [str(lifeline_end), str(status_end), str(os.getpid())]
     channels = [*pipes, str(directory / KEEPALIVE), str(attempt.lease_s)]
     try:
-        with (directory / STDOUT).open("xb") as stdout, (directory / STDERR).open("xb") as stderr:
+        with _own_file(directory / STDOUT) as stdout, _own_file(directory / STDERR) as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", shim.__file__, *channels, *command],
                 stdin=subprocess.DEVNULL,
@@ -222,6 +228,7 @@ def _start_shim(
                 env={**(visible(os.environ) if env is None else env), MARKER: attempt.attempt_id},
                 pass_fds=(lifeline_end, status_end),
                 start_new_session=True,
+                umask=0o077,
             )
     except BaseException:
         os.close(lifeline)

@@ -25,12 +25,16 @@ from tunesmith.files import fsync_folder, publish_folder, verify_folder
 from tunesmith.targets.adapter_files import CONFIG, read_config
 from tunesmith.targets.base import ServedAdapter, TargetError
 
+READABLE_BY = "readable_by"
+_MODES = {"owner": (0o700, 0o600), "group": (0o750, 0o640), "everyone": (0o755, 0o644)}
+"""Of folders and of files, by who may read them."""
+
 
 class DirectoryTarget:
     """Anything that can watch a link can serve from it."""
 
     def __init__(self, options: dict[str, Any], *, root: Path, profile: str) -> None:
-        known = ("path", FOR, MAX_RANK)
+        known = ("path", READABLE_BY, FOR, MAX_RANK)
         unknown = sorted(set(options) - set(known))
         if unknown:
             raise ConfigError(f"targets: a directory target has no option {unknown[0]!r}; known: {', '.join(known)}")
@@ -41,6 +45,10 @@ class DirectoryTarget:
         path = options.get("path", f".tunesmith/live/{profile}")
         if not isinstance(path, str) or not path.strip() or "\x00" in path:
             raise ConfigError("targets: path of a directory target must be the name of a folder")
+        readable_by = options.get(READABLE_BY, "owner")
+        if readable_by not in _MODES:
+            raise ConfigError(f"targets: {READABLE_BY} of a directory target must be one of {', '.join(_MODES)}")
+        self._modes = _MODES[readable_by]
         self.path = (root / path).resolve()
         self.current = self.path / "current"
         self.versions = self.path / "versions"
@@ -141,8 +149,18 @@ class DirectoryTarget:
             shutil.copytree(adapter.path, staged)
             if publish_folder(staged, final, verify_folder(adapter.path).meta).digest != adapter.digest:
                 raise DataError(f"{adapter.path} changed while it was copied")
+            self._open_up(final)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
+
+    def _open_up(self, version: Path) -> None:
+        """Let those read it for whom the folder is; nothing above `path` is touched."""
+        for_folders, for_files = self._modes
+        for folder in (self.path, self.versions):
+            if folder.stat().st_uid == os.geteuid() and folder.stat().st_mode & for_folders != for_folders:
+                folder.chmod(folder.stat().st_mode | for_folders)
+        for path in (version, *version.rglob("*")):
+            path.chmod(for_folders if path.is_dir() else for_files)
 
     def _point(self, folder: Path) -> None:
         """Replace the link in one step: readers see the old version or the new one, never none."""
