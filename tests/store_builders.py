@@ -15,15 +15,14 @@ from tunesmith.domain.campaign import CampaignState
 from tunesmith.domain.evaluation import Report
 from tunesmith.domain.experience import ExperienceState
 from tunesmith.domain.gate import BARE_BASE, Decision, Evidence, Judged, Verdict
+from tunesmith.domain.lock import ArchitectureLock, ProfileLock
 from tunesmith.domain.profile import (
-    ArchitectureLock,
     Budgets,
     Checkpoints,
     Deploy,
     Evaluation,
     Gate,
     Method,
-    ProfileLock,
     Recipe,
     Target,
     Validation,

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from store_builders import ACTOR, PROFILE, a_profile, an_adapter
 from tunesmith.domain.adapter import AdapterState
-from tunesmith.domain.profile import ProfileLock
+from tunesmith.domain.lock import ProfileLock
 from tunesmith.store import deployments, experiences, profiles, switches, tables
 from tunesmith.store.database import Database, Tx
 

@@ -14,7 +14,7 @@ from alembic.config import Config
 from databases import Postgres
 from store_builders import ARCHITECTURE
 from tunesmith.domain.experience import ExperienceClass
-from tunesmith.domain.profile import ProfileLock
+from tunesmith.domain.lock import ProfileLock
 from tunesmith.store import assessments, experiences, migrations
 from tunesmith.store.database import connect
 from tunesmith.store.schema import HEAD, open_store

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from config_builders import TENSORS, a_base, a_workspace, write_safetensors
 
-from tunesmith.domain.profile import ArchitectureLock
+from tunesmith.domain.lock import ArchitectureLock
 from tunesmith.errors import ConfigError
 from tunesmith.modeling.architecture import adaptable_modules, read_architecture, read_tensor_shapes
 

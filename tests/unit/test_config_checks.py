@@ -12,7 +12,8 @@ from config_builders import HEAD, a_base, a_workspace, write_profile
 from tunesmith.config.checks import CheckedProfile, check_profile
 from tunesmith.config.resolve import resolve
 from tunesmith.config.workspace import Workspace
-from tunesmith.domain.profile import HardwareTier, Method, ProfileLock
+from tunesmith.domain.lock import ProfileLock
+from tunesmith.domain.profile import HardwareTier, Method
 from tunesmith.errors import ConfigError, LockedError
 from tunesmith.trainers.registry import TRAINERS
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tunesmith.domain.estimate import Estimate, Pace, QueueFacts, estimate_training, why_it_waits
-from tunesmith.domain.profile import ArchitectureLock, HardwareTier, Recipe
+from tunesmith.domain.lock import ArchitectureLock
+from tunesmith.domain.profile import HardwareTier, Recipe
 from tunesmith.domain.run import RUN, RunState
 
 LOCK = ArchitectureLock(

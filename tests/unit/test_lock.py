@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tunesmith.config.lock import check_lock, lock_differences, lock_of
-from tunesmith.domain.profile import ArchitectureLock, Base, Data, Profile, ProfileLock, Role
+from tunesmith.domain.lock import ArchitectureLock, ProfileLock
+from tunesmith.domain.profile import Base, Data, Profile, Role
 from tunesmith.errors import ConfigError, LockedError
 
 ARCHITECTURE = ArchitectureLock(
@@ -67,7 +68,7 @@ def test_lock_split_shares_stay(share: str) -> None:
     differences = lock_differences(LOCK, LOCK.model_copy(update={share: 0.2}))
     assert len(differences) == 1
     assert differences[0].startswith(f"data.{share}: locked 0.")
-    assert "stays held out" in differences[0]
+    assert "tunesmith profile lock PROFILE --new-split" in differences[0]
 
 
 def test_lock_all_differences_are_listed_in_one_error() -> None:
@@ -84,7 +85,11 @@ def test_lock_of_takes_the_shares_of_the_profile() -> None:
     data = Data(heldout_share=0.2, validation_share=0.1)
     profile = Profile(name="x", role=Role.ASSISTANT, base=Base(path="m", family="llama"), data=data)
     assert lock_of(profile, ARCHITECTURE, "d" * 64) == ProfileLock(
-        architecture=ARCHITECTURE, heldout_share=0.2, validation_share=0.1, base_digest="d" * 64
+        architecture=ARCHITECTURE,
+        heldout_share=0.2,
+        validation_share=0.1,
+        base_digest="d" * 64,
+        is_split_decided=False,
     )
 
 

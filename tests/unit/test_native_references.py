@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from native_builders import a_recipe, a_train_spec
-from tunesmith.domain.profile import ArchitectureLock, Method, Recipe
+from tunesmith.domain.lock import ArchitectureLock
+from tunesmith.domain.profile import Method, Recipe
 from tunesmith.domain.spec import AdapterRef, BaseModelRef, DatasetRef, RunSpec
 from tunesmith.errors import DataError
 from tunesmith.modeling.packs import Branch, Item

@@ -63,6 +63,8 @@ def show_mix(mix: MixReport) -> None:
     )
     for shortage in mix.shortages:
         say(f"  {shortage}")
+    if mix.warning is not None:
+        say(coloured("warning", f"! {mix.warning}"))
     if mix.left_out:
         heading("Experiences that are not in")
         rows_out = sorted(((num, why) for why, num in mix.left_out.items()), key=lambda row: -row[0])

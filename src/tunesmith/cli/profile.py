@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,7 @@ from tunesmith.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from tunesmith.domain.profile import ArchitectureLock
+    from tunesmith.domain.lock import ArchitectureLock, ProfileLock
 
 verbs = a_noun("What is tuned: a YAML file each in profiles/.")
 
@@ -81,22 +81,47 @@ def check(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json =
     """Check all that is checked before a run is queued."""
     with open_client(ctx) as client:
         checked = client.profiles.check(name, overrides or ())
+        warning = client.profiles.heldout_warning(name, overrides or ())
     if json:
-        print_json({"profile": name, "tier": checked.tier, "context": checked.context, "lock": checked.lock})
+        facts = {"profile": name, "tier": checked.tier, "context": checked.context, "lock": checked.lock}
+        print_json({**facts, "warning": warning})
         return
     say(coloured("ok", f"✓ profile {name} can be run"))
     show_fields(
-        [("base", _facts(checked.architecture)), ("tier", checked.tier), ("context", f"{checked.context} tokens")]
+        [
+            ("base", _facts(checked.architecture)),
+            ("tier", checked.tier),
+            ("context", f"{checked.context} tokens"),
+            ("held out", _split(checked.lock)),
+        ]
     )
+    if warning is not None:
+        say(coloured("warning", f"! {warning}"))
 
 
 @verbs.command()
-def lock(ctx: typer.Context, name: Profile) -> None:
-    """Lock the base model's facts; later differences are refused."""
+def lock(
+    ctx: typer.Context,
+    name: Profile,
+    new_split: Annotated[
+        bool, typer.Option("--new-split", help="Split new prompts by the shares that the profile says now.")
+    ] = False,
+    reason: Annotated[str, typer.Option("--reason", help="Why the split changes; kept in the history.")] = "",
+) -> None:
+    """Lock the base model's facts; later differences are refused.
+
+    With --new-split: what was trained on or held out before keeps its split, for ever.
+    """
     with open_client(ctx) as client:
-        locked = client.profiles.lock(name)
-    show_fields([("base", _facts(locked.architecture)), ("held out", f"{locked.heldout_share:.0%} of prompts")])
+        locked = client.profiles.lock(name, new_split=new_split, reason=reason)
+    show_fields([("base", _facts(locked.architecture)), ("held out", _split(locked))])
     print_id(name)
+
+
+def _split(lock: ProfileLock) -> str:
+    """Which share of prompts is held out, and whether that may still change."""
+    decided = "decided" if lock.is_split_decided else "the first run decides it for good"
+    return f"{lock.heldout_share:.0%} of prompts (data.heldout_share; {decided})"
 
 
 def _facts(architecture: ArchitectureLock) -> str:

@@ -92,7 +92,7 @@ class Datasets(KeptRows):
     ) -> MixReport:
         """What `assemble` would choose now, before screens look at it; changes nothing."""
         checked = self._mixed(profile, kind, overrides, mixing)
-        return preview(self._session.database, checked, kind=kind)
+        return preview(self._session.database, self._session.workspace, checked, kind=kind)
 
     def _mixed(
         self, profile: str, kind: str, overrides: Sequence[str] | Mapping[str, Any], mixing: Mixing

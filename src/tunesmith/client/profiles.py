@@ -9,8 +9,11 @@ from typing import Any
 from tunesmith.client.session import Session, data_source
 from tunesmith.config.checks import CheckedProfile
 from tunesmith.config.explain import Row, explain
+from tunesmith.config.lock import check_lock
 from tunesmith.config.resolve import ProfileEntry, Resolved, list_profiles, resolve
-from tunesmith.domain.profile import ProfileLock
+from tunesmith.domain.lock import ProfileLock
+from tunesmith.errors import UsageError
+from tunesmith.stages.held_out import expected
 from tunesmith.stages.plan import RunPlan, plan_run
 from tunesmith.stages.prepare import Progress
 from tunesmith.stages.submit import check
@@ -72,8 +75,24 @@ class Profiles:
             on_progress=on_progress,
         )
 
-    def lock(self, name: str) -> ProfileLock:
-        """Read the base model's facts once and lock them; locking again changes nothing."""
-        checked = self.check(name)
-        with self._session.database.write() as tx:
-            return profiles.lock(tx, name, checked.lock, actor=self._session.actor)
+    def lock(self, name: str, *, new_split: bool = False, reason: str = "") -> ProfileLock:
+        """Read the base model's facts once and lock them; locking again changes nothing.
+
+        `new_split`: split new prompts by the shares that the profile says now. What was trained on or held out before
+        keeps its split. Needs a reason, which is kept in the history.
+        """
+        session = self._session
+        if not new_split:
+            checked = self.check(name)
+            with session.database.write() as tx:
+                return profiles.lock(tx, name, checked.lock, actor=session.actor)
+        if not reason.strip():
+            raise UsageError("changing the split needs a reason, which is kept in the history; give one (--reason)")
+        checked, _, _ = check(session.database, session.workspace, name, new_split=True, environ=session.environ)
+        with session.database.write() as tx:
+            check_lock(name, profiles.lock(tx, name, checked.lock, actor=session.actor), checked.lock, new_split=True)
+            return profiles.change_split(tx, name, checked.lock, actor=session.actor, reason=reason.strip())
+
+    def heldout_warning(self, name: str, overrides: Sequence[str] | Mapping[str, Any] = ()) -> str | None:
+        """Why a run on the profile's experiences would be held for too few cases, and what to set; None: enough."""
+        return expected(self._session.database, self.check(name, overrides))

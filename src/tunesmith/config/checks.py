@@ -10,7 +10,8 @@ from typing import Protocol, TypeVar
 from tunesmith.config.lock import lock_differences, lock_of
 from tunesmith.config.resolve import Resolved
 from tunesmith.config.workspace import Workspace
-from tunesmith.domain.profile import ArchitectureLock, HardwareTier, Method, Profile, ProfileLock
+from tunesmith.domain.lock import ArchitectureLock, ProfileLock
+from tunesmith.domain.profile import HardwareTier, Method, Profile
 from tunesmith.domain.serving_limits import limit_violations
 from tunesmith.errors import ConfigError, LockedError, TunesmithError, nearest, show
 from tunesmith.modeling.architecture import adaptable_modules, read_architecture, read_tensor_shapes
@@ -119,6 +120,8 @@ def check_profile(
     _check_target_modules(profile, folder, found)
     lock = lock_of(profile, architecture, digest)
     if locked is not None:
+        known = {"split_number": locked.split_number, "is_split_decided": locked.is_split_decided}
+        lock = lock.model_copy(update=known)
         for difference in lock_differences(locked, lock):
             found.num_locked += 1
             found.add(difference)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tunesmith.domain.profile import ArchitectureLock, Profile, ProfileLock
+from tunesmith.domain.lock import ArchitectureLock, ProfileLock
+from tunesmith.domain.profile import Profile
 from tunesmith.errors import LockedError
 
 
@@ -13,6 +14,7 @@ def lock_of(profile: Profile, architecture: ArchitectureLock, base_digest: str) 
         heldout_share=profile.data.heldout_share,
         validation_share=profile.data.validation_share,
         base_digest=base_digest,
+        is_split_decided=False,
     )
 
 
@@ -28,15 +30,20 @@ def lock_differences(locked: ProfileLock, now: ProfileLock) -> list[str]:
             f"base: locked {_shown(locked.base_digest)}, now {_shown(now.base_digest)}: its weights, tokenizer or "
             "settings changed; put it back, or make a new profile for the new one"
         )
-    for field in ("heldout_share", "validation_share"):
+    for field in ("heldout_share", "validation_share") if locked.is_split_decided else ():
         old, new = getattr(locked, field), getattr(now, field)
         if old != new:
-            found.append(f"data.{field}: locked {old:g}, now {new:g}; what is held out once stays held out")
+            found.append(
+                f"data.{field}: locked {old:g}, now {new:g}; runs have trained on this split. Set it back, or split "
+                "only new prompts by the new share: tunesmith profile lock PROFILE --new-split --reason TEXT"
+            )
     return found
 
 
-def check_lock(name: str, locked: ProfileLock, now: ProfileLock) -> None:
-    """Raise LockedError with every difference, one line each."""
+def check_lock(name: str, locked: ProfileLock, now: ProfileLock, *, new_split: bool = False) -> None:
+    """Raise LockedError with every difference, one line each; `new_split`: other shares are no difference."""
+    if new_split:
+        locked = locked.model_copy(update={"is_split_decided": False})
     differences = lock_differences(locked, now)
     if differences:
         raise LockedError("\n".join(f"profile {name}: {difference}" for difference in differences))

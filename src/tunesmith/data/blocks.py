@@ -13,6 +13,7 @@ from tunesmith.data.bad_row import BadRow
 from tunesmith.data.columns import ParsedRow, batch_from_bytes, batch_to_bytes, to_batch
 from tunesmith.data.importing import Found, LineImporter
 from tunesmith.data.judging import RowJudge
+from tunesmith.data.kept_splits import read_kept
 from tunesmith.data.parse_pool import ParseRules
 from tunesmith.data.readers import Block
 from tunesmith.data.screens.block import BlockScreener, Screened
@@ -64,7 +65,8 @@ class BlockParser:
     def __init__(self, rules: ParseRules) -> None:
         self._rules = rules
         self._screener = BlockScreener(rules.screens, rules.cases)
-        self._judge = RowJudge(rules.heldout_share, rules.validation_share)
+        kept = read_kept(rules.kept_splits) if rules.kept_splits else None
+        self._judge = RowJudge(rules.heldout_share, rules.validation_share, kept)
         longest_first = sorted(rules.control_tokens, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from hashlib import sha256 as _sha256
 
 from tunesmith.data.columns import ParsedRow
@@ -20,9 +21,10 @@ _MAX_SHAPES = 4096
 class RowJudge:
     """Judges rows by the same rules as `splitting` and `domain.example.identity`, with less work for each."""
 
-    def __init__(self, heldout_share: float, validation_share: float) -> None:
+    def __init__(self, heldout_share: float, validation_share: float, kept: Mapping[bytes, int] | None = None) -> None:
         self._below = _edge(heldout_share)
         self._from = _edge(1.0 - validation_share)
+        self._kept = kept or {}
         self._shapes: dict[str, tuple[int, int, int, bytes]] = {}
 
     def judge(self, row: Found, line: int) -> ParsedRow:
@@ -36,6 +38,8 @@ class RowJudge:
         if not group:
             group = bytes.fromhex(group_of(shape[:num_group], contents))
         split = _HELDOUT if group < self._below else _VALIDATION if group >= self._from else _TRAIN
+        if self._kept:
+            split = self._kept.get(group, split)
         quality = score(contents[question], contents[answer])
         num_chars = len(text) - len(shape) - len(contents)
         return _sha256(data).digest(), group, split, quality, line, num_chars, shape, contents

@@ -46,6 +46,8 @@ class ParseRules:
     screens: tuple[str, ...] = ()
     cases: str = ""
     """The file of the cases that no row may overlap; none: there are no cases."""
+    kept_splits: str = ""
+    """The file of the groups that keep a split which the shares would not give them; none: there are none."""
 
 
 class ParsePool:

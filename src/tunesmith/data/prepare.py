@@ -19,6 +19,7 @@ from tunesmith.data.bad_row import BadRow
 from tunesmith.data.conversations import count_ignored
 from tunesmith.data.dedupe import SeenHashes
 from tunesmith.data.filters import read_conditions
+from tunesmith.data.kept_splits import write_kept
 from tunesmith.data.parse_pool import ParsePool, ParseRules
 from tunesmith.data.readers import Block, LineReader, size_of
 from tunesmith.data.screens.overlap import HeldCase, write_cases
@@ -55,14 +56,15 @@ def prepare(
     options: PrepareOptions,
     *,
     cases: Sequence[HeldCase] = (),
+    kept: Mapping[str, Split] | None = None,
     on_progress: Progress | None = None,
     num_processes: int | None = None,
 ) -> PreparedDataset:
     """Publish the dataset of these files, in this order, as the folder `out_dir`.
 
     Again with the same content is fine; a folder that holds something else is never replaced. A row that overlaps one
-    of the `cases`, which the model is judged on, is kept aside. How many processes parse is decided by the size of the
-    files unless told; the result is the same to the byte.
+    of the `cases`, which the model is judged on, is kept aside. A group in `kept` has that split, whatever the shares
+    say. How many processes parse is decided by the size of the files unless told; the result is the same to the byte.
     """
     if not sources:
         raise UsageError("no source given; name at least one file")
@@ -72,9 +74,9 @@ def prepare(
     num_processes = num_processes or (1 if total < _LARGE else min(_num_cpus(), _MAX_PROCESSES))
     with (
         staging_for(out_dir) as staged,
-        _readable(cases) as cases_file,
+        _readable(cases, kept or {}) as (cases_file, kept_file),
         _Intake(staged, options) as intake,
-        _parsing(_rules_of(options, cases_file), num_processes) as parse,
+        _parsing(_rules_of(options, cases_file, kept_file), num_processes) as parse,
     ):
         done = 0
         for path in sources:
@@ -99,18 +101,21 @@ def prepare(
 
 
 @contextmanager
-def _readable(cases: Sequence[HeldCase]) -> Iterator[str]:
-    """The cases as a file for every process that parses; no name where there are none."""
-    if not cases:
-        yield ""
+def _readable(cases: Sequence[HeldCase], kept: Mapping[str, Split]) -> Iterator[tuple[str, str]]:
+    """The cases, and the groups that keep their split, as files for every process that parses; no name for none."""
+    if not cases and not kept:
+        yield "", ""
         return
     with tempfile.TemporaryDirectory(prefix="tunesmith-") as folder:  # for its owner only
-        path = Path(folder) / "cases.json"
-        write_cases(path, cases)
-        yield str(path)
+        cases_file, kept_file = Path(folder) / "cases.json", Path(folder) / "kept.json"
+        if cases:
+            write_cases(cases_file, cases)
+        if kept:
+            write_kept(kept_file, kept)
+        yield str(cases_file) if cases else "", str(kept_file) if kept else ""
 
 
-def _rules_of(options: PrepareOptions, cases_file: str) -> ParseRules:
+def _rules_of(options: PrepareOptions, cases_file: str, kept_file: str) -> ParseRules:
     return ParseRules(
         options.heldout_share,
         options.validation_share,
@@ -121,6 +126,7 @@ def _rules_of(options: PrepareOptions, cases_file: str) -> ParseRules:
         options.where,
         options.screens,
         cases_file,
+        kept_file,
     )
 
 

@@ -137,6 +137,8 @@ class PrepareOptions(Section):
     """Share of prompts, by hash, that are never trained on."""
     validation_share: float = Field(default=0.05, ge=0.0, lt=0.9)
     """Share of prompts, by hash, for validation inside training."""
+    split_number: int = 0
+    """Which split of the profile these shares belong to; see ProfileLock."""
     max_bad_share: Share = 0.1
     """Refuse sources with more than this share of bad lines."""
     max_examples: int = Field(default=20_000_000, ge=1)

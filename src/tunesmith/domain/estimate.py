@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tunesmith.domain.profile import ArchitectureLock, HardwareTier, Recipe
+from tunesmith.domain.lock import ArchitectureLock
+from tunesmith.domain.profile import HardwareTier, Recipe
 from tunesmith.domain.run import RunState
 
 _CHARACTERS_PER_TOKEN = 3.5

@@ -29,5 +29,9 @@ class ProfileLock(Section):
     architecture: ArchitectureLock
     heldout_share: float
     validation_share: float
+    split_number: int = 0
+    """How often the two shares were changed after a run had trained on them."""
+    is_split_decided: bool = True
+    """False until a run is submitted that trains: until then, the two shares may change freely."""
     base_digest: str | None = None
     """sha256 over the base's files; None: locked before it was kept, and nothing was trained since."""

@@ -142,6 +142,8 @@ class MixReport(Section):
     shortages: tuple[str, ...]
     left_out: dict[str, int]
     """Why other experiences of the profile are not in, with how many of each."""
+    warning: str | None = None
+    """Of a preview: why a run on these would be held."""
     refusal: str | None = None
     """Of a preview: why no dataset would be made of these."""
 

@@ -10,8 +10,6 @@ from pydantic import Field, field_validator, model_validator
 
 from tunesmith.domain.curriculum import CurriculumPolicy
 from tunesmith.domain.experience_policy import ExperiencePolicy
-from tunesmith.domain.lock import ArchitectureLock as ArchitectureLock  # noqa: PLC0414 - known from here
-from tunesmith.domain.lock import ProfileLock as ProfileLock  # noqa: PLC0414
 from tunesmith.domain.screen import Limits, ScreenChoice
 from tunesmith.domain.section import Section as Section  # noqa: PLC0414 - known from here
 from tunesmith.domain.section import Share as Share  # noqa: PLC0414

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from tunesmith.domain.lock import ArchitectureLock
 from tunesmith.domain.profile import (
-    ArchitectureLock,
     Budgets,
     Checkpoints,
     Deploy,

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from tunesmith.domain.lock import ArchitectureLock
 from tunesmith.domain.parity import MAX_TOKENS, References, choose_prompts
-from tunesmith.domain.profile import ArchitectureLock
 from tunesmith.domain.program import Artifact, CaseScore, Phase, Result, ResultStatus, Scores
 from tunesmith.domain.spec import AdapterRef, EvaluateSpec, Subject
 from tunesmith.domain.task import ErrorClass

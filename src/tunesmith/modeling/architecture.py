@@ -7,8 +7,8 @@ import math
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from tunesmith.domain.lock import ArchitectureLock
 from tunesmith.domain.memory_forecast import Shape
-from tunesmith.domain.profile import ArchitectureLock
 from tunesmith.errors import ConfigError, show
 from tunesmith.files import canonical_json, sha256_text
 

@@ -27,6 +27,7 @@ from tunesmith.errors import Refused
 from tunesmith.files import publish_folder
 from tunesmith.ids import new_id
 from tunesmith.stages.assembly_lines import Splitter, line_of, provenance, told_of
+from tunesmith.stages.held_out import kept_splits, too_few_cases
 from tunesmith.stages.prepare import heldout_cases, judging_cases, options_of
 from tunesmith.stages.unrecorded import remove_unrecorded, unrecorded
 from tunesmith.store import candidates, datasets, events, members, profiles
@@ -71,18 +72,22 @@ def assemble(
     raise AssertionError("unreachable")
 
 
-def preview(database: Database, checked: CheckedProfile, *, kind: WantedKind = "auto") -> MixReport:
+def preview(
+    database: Database, workspace: Workspace, checked: CheckedProfile, *, kind: WantedKind = "auto"
+) -> MixReport:
     """What would be chosen now, before preparing looks at it; changes nothing."""
     profile = checked.profile
     mixed = kind_of(kind, profile.recipe.method)
-    splitter = Splitter(_options(checked), mixed, _ever_held_out(database, profile.name))
+    kept = kept_splits(database, workspace, checked)
+    splitter = Splitter(_options(checked), mixed, _ever_held_out(database, profile.name), kept)
     found, left_out = _read_candidates(database, profile.name, splitter)
     policy = profile.experience.mix
     selection = select(found, policy, mixed, profile.data.heldout_cap)
     report = _report(policy, mixed, selection, {pick.id: pick for pick in selection.picks}, left_out)
     num_held_out = _num_held_out(selection.picks)
     problem = _refusal(profile.name, policy, report.num_new, num_held_out, report.left_out)
-    return report.model_copy(update={"refusal": problem})
+    warning = too_few_cases(database, checked, _num_new_held_out(selection.picks), len(found))
+    return report.model_copy(update={"refusal": problem, "warning": warning})
 
 
 def _options(checked: CheckedProfile) -> PrepareOptions:
@@ -108,13 +113,15 @@ class _Assembly:
         self.kind = kind_of(kind, checked.profile.recipe.method)
         self.options = _options(checked)
         self.dataset_id = new_id("ds")
+        self.kept: Mapping[str, Split] = {}
         self.refused: dict[str, str] = {}
         """What preparing left out, and why."""
 
     def make(self) -> Assembled:
         from tunesmith.data.staging import staging_for
 
-        splitter = Splitter(self.options, self.kind, _ever_held_out(self.database, self.profile))
+        self.kept = kept_splits(self.database, self.workspace, self.checked)
+        splitter = Splitter(self.options, self.kind, _ever_held_out(self.database, self.profile), self.kept)
         found, left_out = _read_candidates(self.database, self.profile, splitter)
         final = self.workspace.datasets_dir / self.dataset_id
         with staging_for(final) as staged:
@@ -157,7 +164,7 @@ class _Assembly:
             with source.open("wb") as sink:
                 sink.writelines(line_of(stored[pick.id], self.kind) + b"\n" for pick in selection.picks)
             folder = staged / f"round-{number}" / "dataset"  # a level deeper: the lock on `staged` is ours
-            prepared = prepare([source], folder, self._options_for(selection, stored), cases=cases)
+            prepared = prepare([source], folder, self._options_for(selection, stored), cases=cases, kept=self.kept)
             kept = {pick.id for pick, _ in self._kept(selection, prepared)}
             lost = _why_refused(selection, prepared, kept)
             self.refused.update(lost)
@@ -223,6 +230,10 @@ class _Assembly:
                 reason = f"not in dataset {self.dataset_id}: {why}"
                 events.record(tx, "experience", experience_id, "left_out", actor=actor, reason=reason)
         return dataset
+
+
+def _num_new_held_out(picks: Iterable[Pick]) -> int:
+    return sum(pick.split is Split.HELDOUT and pick.role is not MemberRole.REPLAY for pick in picks)
 
 
 def _num_held_out(picks: Iterable[Pick]) -> int:

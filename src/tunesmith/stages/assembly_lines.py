@@ -47,7 +47,9 @@ def told_of(candidate: StoredCandidate) -> str:
 class Splitter:
     """Says for each experience in which split it falls, exactly as preparing will."""
 
-    def __init__(self, options: PrepareOptions, kind: MixKind, ever_held_out: set[str]) -> None:
+    def __init__(
+        self, options: PrepareOptions, kind: MixKind, ever_held_out: set[str], kept: Mapping[str, Split]
+    ) -> None:
         from tunesmith.data.importing import LineImporter
         from tunesmith.data.parse_pool import ParseRules
 
@@ -58,6 +60,7 @@ class Splitter:
         self._options = options
         self._kind = kind
         self._ever_held_out = ever_held_out
+        self._kept = kept
 
     def split_of(self, candidate: StoredCandidate) -> Split | str:
         """Its split, or why it cannot be in any.
@@ -76,7 +79,7 @@ class Splitter:
         begin = next((place for place, code in enumerate(shape) if code in "cC"), num_prompt)
         groups = {group_of(shape[:end], contents) for end in {num_group or num_prompt, begin}}
         shares = (self._options.heldout_share, self._options.validation_share)
-        splits = {split_of(group, *shares) for group in groups}
+        splits = {self._kept.get(group) or split_of(group, *shares) for group in groups}
         if len(splits) > 1:
             return IN_TWO_SPLITS
         (split,) = splits

@@ -17,6 +17,7 @@ from tunesmith.domain.profile import HardwareTier, Method
 from tunesmith.errors import ConfigError, Refused
 from tunesmith.files import read_manifest
 from tunesmith.ids import new_id
+from tunesmith.stages.held_out import kept_splits
 from tunesmith.stages.outlook import PLANNED, Device, Outlook, memory_outlook, num_characters
 from tunesmith.stages.prepare import Progress, options_of
 from tunesmith.stages.submit import METHOD_OF_KIND, check
@@ -101,7 +102,8 @@ def _report(
 
     folder = workspace.datasets_dir / new_id("ds")
     try:
-        return prepare(data, folder, options_of(checked), on_progress=on_progress).report
+        kept = kept_splits(database, workspace, checked)
+        return prepare(data, folder, options_of(checked), kept=kept, on_progress=on_progress).report
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

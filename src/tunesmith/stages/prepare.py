@@ -18,6 +18,7 @@ from tunesmith.errors import DataError, UsageError, nearest, show
 from tunesmith.files import verify_folder
 from tunesmith.ids import new_id
 from tunesmith.modeling.architecture import read_control_tokens
+from tunesmith.stages.held_out import kept_splits
 from tunesmith.stages.unrecorded import unrecorded
 from tunesmith.store import datasets, profiles
 from tunesmith.store.database import Database
@@ -54,12 +55,12 @@ def prepare_dataset(
     from tunesmith.data.sources import expanded
 
     options, files = _as_read(options_of(checked), reading or {}), expanded(sources)
-    cases = judging_cases(database, checked)
+    cases, kept = judging_cases(database, checked), kept_splits(database, workspace, checked)
     return publish_dataset(
         database,
         workspace,
         checked,
-        lambda folder: prepare(files, folder, options, cases=cases, on_progress=on_progress),
+        lambda folder: prepare(files, folder, options, cases=cases, kept=kept, on_progress=on_progress),
         actor=actor,
     )
 
@@ -89,6 +90,7 @@ def options_of(checked: CheckedProfile) -> PrepareOptions:
     return PrepareOptions(
         heldout_share=data.heldout_share,
         validation_share=data.validation_share,
+        split_number=checked.lock.split_number,
         max_bad_share=data.max_bad_share,
         screens=chosen_screens(data.screens),
         limits=data.limits,

@@ -10,8 +10,9 @@ from typing import Any, Literal, assert_never
 from tunesmith.config.checks import CheckedProfile, check_profile
 from tunesmith.config.resolve import Resolved, resolve
 from tunesmith.config.workspace import Workspace
-from tunesmith.domain.dataset import DatasetReport, Kind
+from tunesmith.domain.dataset import DatasetReport, Kind, PrepareOptions
 from tunesmith.domain.estimate import Estimate, Pace, estimate_training
+from tunesmith.domain.held_out import few_cases
 from tunesmith.domain.profile import HardwareTier, Method
 from tunesmith.domain.run import Priority
 from tunesmith.domain.spec import AdapterRef, BaseModelRef, DatasetRef, Fingerprints, RunSpec
@@ -73,12 +74,18 @@ def check(
     *,
     overrides: Sequence[str] | Mapping[str, Any] = (),
     dry_run: bool = False,
+    new_split: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> tuple[CheckedProfile, TrainerInfo, str | None]:
-    """Resolve a profile with its campaign and check all that can be known before queueing; the campaign's id too."""
+    """Resolve a profile with its campaign and check all that can be known before queueing; the campaign's id too.
+
+    `new_split`: other shares than the locked ones are no problem.
+    """
     with database.read() as tx:
         campaign = campaigns.active(tx, profile)
         locked = profiles.lock_of(tx, profile)
+    if locked is not None and new_split:
+        locked = locked.model_copy(update={"is_split_decided": False})
     resolved: Resolved = resolve(
         profile,
         workspace=workspace,
@@ -155,10 +162,10 @@ def _submit_on(
     spec = _spec(database, workspace, submission, checked, trainer, dataset, base_of(checked))
     spec = spec.model_copy(update={"campaign_id": campaign_id})
     memory = memory_of_spec(database, spec, _report(workspace, dataset)) if trainer.name == PLANNED else None
-    run_id, is_new = _queue(database, spec, submission, actor)
+    run_id, is_new = _queue(database, spec, submission, _report(workspace, dataset).options, actor)
     guess = Estimate(0.0, "a dry run trains nothing") if spec.dry_run else estimate(database, workspace, spec)
     said = None if memory is None else memory.in_one_line()
-    return Submitted(run_id, dataset.id, guess, is_new, _few_cases(database, spec), said)
+    return Submitted(run_id, dataset.id, guess, is_new, _few_cases(database, spec, checked), said)
 
 
 def base_of(checked: CheckedProfile) -> BaseModelRef:
@@ -172,13 +179,18 @@ def base_of(checked: CheckedProfile) -> BaseModelRef:
     )
 
 
-def _few_cases(database: Database, spec: RunSpec) -> str | None:
+def _few_cases(database: Database, spec: RunSpec, checked: CheckedProfile) -> str | None:
     """A gate that wants more held-out cases than there are will hold the run, however well it trains."""
     with database.read() as tx:
         num = len(datasets.pool(tx, spec.profile, spec.dataset.id, spec.evaluation.max_cases))
-    if num >= spec.gate.min_n:
-        return None
-    return f"only {num} held-out cases, but the gate wants {spec.gate.min_n} (gate.min_n): the run will be held"
+        counts = datasets.get(tx, spec.dataset.id).counts
+    return few_cases(
+        num,
+        spec.gate.min_n,
+        num_prompts=sum(counts.values()),
+        share=checked.profile.data.heldout_share,
+        is_decided=True,  # by this run
+    )
 
 
 def _dataset(
@@ -299,14 +311,16 @@ def _live(database: Database, workspace: Workspace, profile: str) -> AdapterRef 
     return AdapterRef(id=live.id, path=str(workspace.data_dir / live.path), digest=live.digest)
 
 
-def _queue(database: Database, spec: RunSpec, submission: Submission, actor: str) -> tuple[str, bool]:
+def _queue(
+    database: Database, spec: RunSpec, submission: Submission, prepared: PrepareOptions, actor: str
+) -> tuple[str, bool]:
     """Insert run and task in one transaction; a key that was used returns the run it made."""
     data = _ASSEMBLED if submission.data is None else spec.dataset.fingerprint
     body_hash = _body_hash(submission, spec.fingerprints.config, data)
     for last_try in (False, True):
         try:
             with database.write() as tx:
-                return _queue_once(tx, spec, submission, body_hash, actor)
+                return _queue_once(tx, spec, submission, body_hash, prepared, actor)
         except Conflict:
             # on PostgreSQL two may look for the key at once; the loser finds the winner's run on its second look
             if submission.idempotency_key is None or last_try:
@@ -314,12 +328,17 @@ def _queue(database: Database, spec: RunSpec, submission: Submission, actor: str
     raise AssertionError("unreachable")
 
 
-def _queue_once(tx: Tx, spec: RunSpec, submission: Submission, body_hash: str, actor: str) -> tuple[str, bool]:
+def _queue_once(
+    tx: Tx, spec: RunSpec, submission: Submission, body_hash: str, prepared: PrepareOptions, actor: str
+) -> tuple[str, bool]:
     if submission.idempotency_key is not None:
         known = runs.by_key(tx, submission.idempotency_key, body_hash)
         if known is not None:
             return known.id, False
     erasures.refuse_while_pending(tx, spec.dataset.id, spec.dataset.fingerprint)
+    shares = (prepared.heldout_share, prepared.validation_share)
+    if not spec.dry_run:
+        profiles.decide_split(tx, spec.profile, spec.dataset.id, shares, prepared.split_number, actor=actor)
     members.hold_for_run(tx, spec.dataset.id, actor=actor)
     runs.add(
         tx,

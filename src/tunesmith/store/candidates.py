@@ -14,6 +14,7 @@ from tunesmith.domain.classification import Judgement, screens_of, standing_corr
 from tunesmith.domain.experience import ExperienceClass, ExperienceState
 from tunesmith.domain.learning import CorrectionState, ReviewDecision
 from tunesmith.domain.standing import Standing
+from tunesmith.store import profiles
 from tunesmith.store.database import Tx
 from tunesmith.store.learning_tables import corrections
 from tunesmith.store.tables import adapters, assessments, events, experiences, feedback, heldout_cases
@@ -91,9 +92,24 @@ def tally_of_others(tx: Tx, profile: str) -> dict[str, int]:
     return {str(row[0]): int(row[1]) for row in tx.conn.execute(query) if row[0] is not None}
 
 
+def num_usable(tx: Tx, profile: str) -> int:
+    """How many experiences a dataset could be made of, now or once they are free again."""
+    query = (
+        sa.select(sa.func.count())
+        .select_from(experiences.join(assessments, assessments.c.experience_id == experiences.c.id))
+        .where(
+            experiences.c.profile == profile,
+            experiences.c.state != ExperienceState.FORGOTTEN,
+            assessments.c.class_name != ExperienceClass.QUARANTINED,
+        )
+    )
+    return int(tx.conn.execute(query).scalar_one())
+
+
 def held_out_groups(tx: Tx, profile: str) -> set[str]:
-    """Every group of prompts that a dataset of the profile has ever held out."""
-    query = sa.select(heldout_cases.c.case_id).where(heldout_cases.c.profile == profile).distinct()
+    """Every group of prompts that a dataset of the profile has ever held out, if a run was submitted on it."""
+    is_used = heldout_cases.c.dataset_id.in_(profiles.trained_datasets(profile))
+    query = sa.select(heldout_cases.c.case_id).where(heldout_cases.c.profile == profile, is_used).distinct()
     return set(tx.conn.execute(query).scalars())
 
 

@@ -78,6 +78,11 @@ def find(tx: Tx, text: str) -> Dataset:
     return _dataset(find_one(tx, datasets, "ds", text))
 
 
+def of_ids(tx: Tx, ids: sa.Select[Any]) -> list[Dataset]:
+    """The datasets that a query names, the oldest first."""
+    return [_dataset(row) for row in tx.all(sa.select(datasets).where(datasets.c.id.in_(ids)).order_by(datasets.c.seq))]
+
+
 def same_content(tx: Tx, profile: str, fingerprint: str) -> Dataset | None:
     """A dataset of this profile that holds exactly these examples."""
     query = sa.select(datasets).where(datasets.c.profile == profile, datasets.c.fingerprint == fingerprint)

@@ -1,0 +1,157 @@
+"""The first run that trains decides how much is held out; later it changes for new prompts only. Both databases."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders import PROFILE, a_profile, a_workspace
+from forgotten_builders import add
+from store_builders import force
+from tunesmith.client import Client
+from tunesmith.data.dataset import read_split
+from tunesmith.domain.example import Split
+from tunesmith.domain.run import RunState
+from tunesmith.errors import LockedError, Refused, UsageError
+from tunesmith.store import tables
+from tunesmith.store.database import Database
+
+MIX = {"experience": {"mix": {"min_new": 5}}}
+
+
+def _client(folder: Path, store_url: str, share: float) -> Client:
+    return a_workspace(folder, profile=_with(share), settings={"store": {"url": store_url}})
+
+
+def _with(share: float) -> dict[str, Any]:
+    return {"data": {"heldout_share": share}, **MIX}
+
+
+def _set_share(client: Client, share: float) -> None:
+    a_profile(client.workspace.root, **_with(share))
+
+
+def _capture(client: Client, num: int, first: int = 0) -> None:
+    for n in range(first, first + num):
+        add(client, f"Where does order {n} go, and when?", f"Order {n} goes to place {n * 7}.")
+
+
+def _rows(client: Client, name: str, numbers: range) -> Path:
+    file = client.workspace.root / name
+    rows = [{"prompt": f"Question number {n}", "completion": f"Answer {n}"} for n in numbers]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def _groups(client: Client, path: str) -> dict[Split, set[str]]:
+    folder = client.workspace.data_dir / path
+    return {split: {example.group for example in read_split(folder, split)} for split in Split}
+
+
+def test_share_may_change_until_a_run_trains(tmp_path: Path, store_url: str) -> None:
+    with _client(tmp_path, store_url, 0.1) as client:
+        _capture(client, 60)  # the first of them locks the base's facts
+        client.datasets.assemble(PROFILE)
+        client.datasets.prepare(PROFILE, [_rows(client, "early.jsonl", range(100))])
+        _set_share(client, 0.4)
+        client.profiles.check(PROFILE)
+        late, _ = client.datasets.prepare(PROFILE, [_rows(client, "early.jsonl", range(100))])
+        assert late.counts["heldout"] > 30
+
+
+def _submit(client: Client) -> str:
+    return client.runs.submit(PROFILE).id
+
+
+def test_first_run_decides_the_share(tmp_path: Path, store_url: str) -> None:
+    with _client(tmp_path, store_url, 0.1) as client:
+        _capture(client, 60)
+        assert not client.profiles.check(PROFILE).lock.is_split_decided
+        _set_share(client, 0.4)
+        _submit(client)
+        locked = client.profiles.lock(PROFILE)
+        assert (locked.heldout_share, locked.is_split_decided) == (0.4, True)
+        _set_share(client, 0.2)
+        with pytest.raises(LockedError, match=r"locked 0.4, now 0.2.*profile lock PROFILE --new-split"):
+            client.profiles.check(PROFILE)
+
+
+def test_dataset_of_another_share_is_refused_once_it_is_decided(tmp_path: Path, store_url: str) -> None:
+    with _client(tmp_path, store_url, 0.1) as client:
+        early, _ = client.datasets.prepare(PROFILE, [_rows(client, "early.jsonl", range(100))])
+        _set_share(client, 0.4)
+        late, _ = client.datasets.prepare(PROFILE, [_rows(client, "late.jsonl", range(100))])
+        client.runs.submit(PROFILE, late.id)
+        with pytest.raises(LockedError, match=r"split by data.heldout_share 0.1 .*prepare or assemble it again"):
+            client.runs.submit(PROFILE, early.id)
+
+
+@pytest.mark.parametrize("share", [0.4, 0.05], ids=["more", "less"])
+def test_new_split_keeps_every_earlier_decision(
+    tmp_path: Path, store_url: str, database: Database, share: float
+) -> None:
+    """What was trained on is never judged on, and what was held out is never trained on, whatever the share is."""
+    with _client(tmp_path, store_url, 0.2) as client:
+        first, _ = client.datasets.prepare(PROFILE, [_rows(client, "first.jsonl", range(200))])
+        run = client.runs.submit(PROFILE, first.id)
+        with database.write() as tx:
+            force(tx, tables.runs, run.id, state=RunState.DEPLOYED, finished_at=tx.now)
+        unused, _ = client.datasets.prepare(PROFILE, [_rows(client, "unused.jsonl", range(500, 600))])
+        _set_share(client, share)
+        with pytest.raises(UsageError, match="needs a reason"):
+            client.profiles.lock(PROFILE, new_split=True)
+        locked = client.profiles.lock(PROFILE, new_split=True, reason="the gate wants 50 cases")
+        assert (locked.heldout_share, locked.split_number) == (share, 1)
+        with pytest.raises(Refused, match="already"):
+            client.profiles.lock(PROFILE, new_split=True, reason="again")
+        second, report = client.datasets.prepare(
+            PROFILE, [_rows(client, "second.jsonl", range(400))], overrides={"data": {"screens": "none"}}
+        )
+        before, after = _groups(client, first.path), _groups(client, second.path)
+        for split in Split:
+            assert before[split] <= after[split]
+        fresh = {split: len(after[split] - before[split]) / 200 for split in Split}
+        assert abs(fresh[Split.HELDOUT] - share) < 0.1
+        assert report.options.split_number == 1
+        client.runs.submit(PROFILE, second.id)
+        client.runs.submit(PROFILE, first.id)  # it was trained on: every prompt of it has kept its split
+        with pytest.raises(LockedError, match="has another split by now"):
+            client.runs.submit(PROFILE, unused.id)
+
+
+def test_new_split_holds_for_experiences_too(tmp_path: Path, store_url: str, database: Database) -> None:
+    with _client(tmp_path, store_url, 0.2) as client:
+        _capture(client, 80)
+        first = client.runs.submit(PROFILE)
+        with database.write() as tx:
+            force(tx, tables.runs, first.id, state=RunState.CANCELLED, finished_at=tx.now)
+            tx.run(tables.experiences.update().values(state="collected", dataset_id=None))
+        _set_share(client, 0.5)
+        client.profiles.lock(PROFILE, new_split=True, reason="more cases")
+        _capture(client, 80, first=80)
+        second, _ = client.datasets.assemble(PROFILE, max_examples=1000)
+        before = _groups(client, client.datasets.show(first.dataset_id)[0].path)
+        after = _groups(client, second.path)
+        assert before[Split.TRAIN].isdisjoint(after[Split.HELDOUT])
+        assert before[Split.HELDOUT].isdisjoint(after[Split.TRAIN] | after[Split.VALIDATION])
+        assert len(after[Split.HELDOUT]) > len(before[Split.HELDOUT])
+
+
+def test_too_few_cases_are_told_before_anything_is_made_with_the_share_that_would_do(
+    tmp_path: Path, store_url: str
+) -> None:
+    profile = {**_with(0.1), "gate": {"min_n": 50}}
+    with a_workspace(tmp_path, profile=profile, settings={"store": {"url": store_url}}) as client:
+        assert client.profiles.heldout_warning(PROFILE) is None  # nothing is known yet
+        _capture(client, 200)
+        for told in (client.profiles.heldout_warning(PROFILE), client.datasets.preview_assembly(PROFILE).warning):
+            assert told is not None
+            assert "the gate wants 50 (gate.min_n)" in told
+            assert "data.heldout_share: 0.25 (now 0.1; the first run decides it for good)" in told
+        a_profile(client.workspace.root, **{**profile, "data": {"heldout_share": 0.35}})
+        assert client.profiles.heldout_warning(PROFILE) is None
+        assert client.datasets.preview_assembly(PROFILE).warning is None
+        assert client.runs.submit(PROFILE).warning is None
