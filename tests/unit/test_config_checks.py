@@ -201,13 +201,13 @@ def test_base_whose_config_changed_at_all_after_the_lock_is_refused(workspace: W
 
 
 def test_split_changed_after_the_lock_is_refused(workspace: Workspace) -> None:
-    locked = check(workspace).lock
+    locked = check(workspace).lock.model_copy(update={"is_split_decided": True})  # a run has trained
     with pytest.raises(LockedError, match=r"data\.heldout_share: locked 0\.1, now 0\.2"):
         check(workspace, "data.heldout_share=0.2", locked=locked)
 
 
 def test_all_problems_are_reported_together_lock_included(workspace: Workspace) -> None:
-    locked = check(workspace).lock
+    locked = check(workspace).lock.model_copy(update={"is_split_decided": True})  # a run has trained
     with pytest.raises(ConfigError) as caught:
         check(
             workspace,
