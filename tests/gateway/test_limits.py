@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import resource
 import signal
-import socket
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 import openai
@@ -138,32 +134,6 @@ def test_an_engine_killed_before_the_first_word_is_started_again_and_asked_once_
 def ask_patiently(server: ServerProcess) -> Any:
     """As the stock client does: it asks again after 503."""
     return server.openai(max_retries=5).chat.completions.create(**CHAT)
-
-
-def test_silent_connections_by_the_hundred_leave_the_server_answering(base: Path, tmp_path: Path) -> None:
-    """More of them than it may open files: they are hung up on, whoever asks is answered, the log stays short."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    client = a_served_workspace(tmp_path / "ws", base, num_versions=0)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    try:
-        server = ServerProcess(client.workspace.root)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    try:
-        where = urlsplit(server.url)
-        with contextlib.ExitStack() as held:
-            for _ in range(400):
-                held.enter_context(socket.create_connection((where.hostname or "", where.port or 0), timeout=5))
-            for _ in range(3):
-                with server.http(timeout=5.0) as http:
-                    assert http.get("/v1/models").status_code == 200
-        assert server.health()["status"] == "ok"
-        told = server.log.read_text()
-        assert "Traceback" not in told
-        assert len(told.splitlines()) < 20
-    finally:
-        server.end(signal.SIGKILL)
-        client.close()
 
 
 def test_an_upgrade_that_nobody_offers_is_no_news(busy: ServerProcess) -> None:

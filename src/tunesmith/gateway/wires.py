@@ -9,13 +9,14 @@ import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import h11
 import orjson
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from tunesmith.gateway.crowd import Crowd, origin_of
 from tunesmith.gateway.refusals import BAD_HTTP, ApiError, error_body, headers_of, status_of
 from tunesmith.logs import logger
 
@@ -23,36 +24,52 @@ log = logger("gateway")
 MAX_HEADER_BYTES = 64 << 10
 _HEADERS_S = 10.0
 """Longest time for a request's headers to arrive."""
-_MOST_CONNECTIONS, _SPARE_FILES, _EXCESS = 4096, 64, 16
-"""Files that are kept free for engines and the store; and how many more may come while the silent are hung up on."""
+_MOST_CONNECTIONS, _SPARE_FILES = 4096, 64
+"""Files that are kept free for engines and the store."""
+_BACKLOG, _MOST_AT_ONCE = 2048, 64
+"""Connections that the kernel keeps waiting; and how many of them are taken before anybody else gets a turn."""
+_SHARE_OF_ONE = 2
+"""The idle of one address take at most one in so many places. Callers of this machine all have the same address."""
+_UNREAD_MS = 60_000
+"""Longest time that sent bytes may stay unread: then the kernel ends the connection, also of a peer that is gone."""
 _LOG_EVERY_S = 60.0
 
 
 class Protocol(H11Protocol):
     """HTTP/1.1. Whoever sends headers without end, or too slowly, is told so and hung up on."""
 
+    crowd: Crowd[Protocol]
+    """Of the server whose connections these are."""
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.quiet_since_s = time.monotonic()
         self._late: asyncio.TimerHandle | None = None
         self._expect_headers(True)
+        wire = transport.get_extra_info("socket")
+        if wire is not None and wire.family in (socket.AF_INET, socket.AF_INET6):
+            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
+        hang_up(self.crowd.join(self, origin_of(self.client)))
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        self._note()
         self._expect_headers(self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0]))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_headers(False)
+        self.crowd.leave(self)
         super().connection_lost(exc)
 
-    @property
-    def is_quiet(self) -> bool:
-        """Nothing is asked on it now."""
-        return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
-
     def on_response_complete(self) -> None:
-        self.quiet_since_s = time.monotonic()
         super().on_response_complete()
+        self._note()
+
+    def _note(self) -> None:
+        """Whether something is asked on it now; headers that have only begun are nothing yet."""
+        if self.cycle is None or self.cycle.response_complete:
+            hang_up(self.crowd.rest(self))
+        else:
+            self.crowd.work(self)
 
     def _unsupported_upgrade_warning(self) -> None:
         """It is answered as if no upgrade were wished for, which is no news."""
@@ -88,6 +105,17 @@ class Protocol(H11Protocol):
         self.transport.close()
 
 
+def hang_up(wire: Protocol | None) -> None:
+    """On somebody who asks nothing; what was answered before is still sent."""
+    if wire is None:
+        return
+    wire.crowd.leave(wire)
+    if wire.transport.get_write_buffer_size():
+        wire.transport.close()
+    else:
+        wire.transport.abort()
+
+
 class _SeldomLog:
     """One line a minute about what may happen a thousand times a second."""
 
@@ -102,35 +130,47 @@ class _SeldomLog:
             log.warning(self._action, times=self._num, advice=self._advice)
 
 
+class _Places(NamedTuple):
+    """How many connections there may be, by the limit of open files."""
+
+    most: int
+    at_once: int
+    """Taken in one go: so many more may be open until those who were hung up on are gone."""
+
+    @classmethod
+    def find(cls) -> _Places:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft == resource.RLIM_INFINITY:
+            return cls(_MOST_CONNECTIONS, _MOST_AT_ONCE)
+        at_once = max(4, min(_MOST_AT_ONCE, soft // 16))
+        return cls(min(_MOST_CONNECTIONS, max(soft - _SPARE_FILES - 2 * at_once, soft // 2)), at_once)
+
+
 class _Door(socket.socket):
     """A listening socket that keeps files free: the number of a new connection tells how many are open."""
 
-    def __init__(self, listening: socket.socket, make_room: Callable[[], None]) -> None:
+    def __init__(self, listening: socket.socket, places: _Places, crowd: Crowd[Protocol]) -> None:
         kind = (listening.family, listening.type, listening.proto)
         super().__init__(*kind, fileno=listening.detach())
-        self._make_room = make_room
-        self._most = _most_files()
+        self._places, self._crowd = places, crowd
         self._refused = _SeldomLog("connections_refused", "too many are open; raise `ulimit -n` if they are all yours")
+
+    def listen(self, backlog: int = _BACKLOG, /) -> None:
+        """What asyncio says here is how many it accepts in one go; the kernel may keep more."""
+        super().listen(_BACKLOG)
 
     def accept(self) -> tuple[socket.socket, Any]:
         while True:
             wire, address = super().accept()
-            if wire.fileno() < self._most:
+            if wire.fileno() < self._places.most:
                 return wire, address
-            self._make_room()
-            if wire.fileno() < self._most + _EXCESS:
+            hang_up(self._crowd.longest_idle(origin_of(address)))
+            if wire.fileno() < self._places.most + 2 * self._places.at_once:
                 return wire, address
             self._refused.count()
             with wire, contextlib.suppress(OSError):
                 wire.setblocking(False)
                 wire.send(_FULL)
-
-
-def _most_files() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return _MOST_CONNECTIONS
-    return min(_MOST_CONNECTIONS, max(soft - _SPARE_FILES - _EXCESS, soft // 2))
 
 
 def _full() -> bytes:
@@ -148,9 +188,12 @@ class HttpServer(uvicorn.Server):
     """A uvicorn server whose signals are ours, and which is never deaf for lack of files."""
 
     def __init__(self, app: Callable[..., Any], grace_s: float) -> None:
+        self._places = _Places.find()
+        self._crowd: Crowd[Protocol] = Crowd(self._places.most // _SHARE_OF_ONE)
         config = uvicorn.Config(
             app,
-            http=Protocol,
+            http=type("Protocol", (Protocol,), {"crowd": self._crowd}),
+            backlog=self._places.at_once,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -170,13 +213,7 @@ class HttpServer(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(self._on_trouble)
-        await super().serve([_Door(listening, self._hang_up_on_the_quiet) for listening in sockets or ()])
-
-    def _hang_up_on_the_quiet(self) -> None:
-        """Whoever has asked nothing for longest makes room for somebody who may."""
-        quiet = [wire for wire in self.server_state.connections if isinstance(wire, Protocol) and wire.is_quiet]
-        if quiet:
-            min(quiet, key=lambda wire: wire.quiet_since_s).transport.abort()
+        await super().serve([_Door(listening, self._places, self._crowd) for listening in sockets or ()])
 
     def _on_trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if "socket" in context and isinstance(context.get("exception"), OSError) and "accept" in context["message"]:
