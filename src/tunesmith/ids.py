@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import time
 from itertools import count
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford: no i, l, o, u to misread
@@ -23,6 +24,14 @@ def next_id(prefix: str) -> str:
     An index over such ids grows at one place per process instead of all over, so it stays fast however long it gets.
     """
     return f"{prefix}-{_letters(next(_counter) % (1 << 80), 16)}"
+
+
+def secret_id(prefix: str) -> str:
+    """A fresh id that cannot be guessed, for what a stranger may send back to us: the time, then 80 random bits.
+
+    The time comes first so that an index over such ids grows at one place.
+    """
+    return f"{prefix}-{_letters(time.time_ns() // 1_000_000 % (1 << 50), 10)}{_letters(secrets.randbits(80), 16)}"
 
 
 def _letters(bits: int, num: int) -> str:

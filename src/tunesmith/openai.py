@@ -17,7 +17,7 @@ Imports next to nothing; not even `openai`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,14 +83,22 @@ class _Keeper:
         self._client = Client(Path(workspace).expanduser())
         self._profile = profile
 
-    def keep(self, wishes: Mapping[str, Any], answer_id: str, model: str, texts: Mapping[int, str]) -> None:
-        """Never raises: what cannot be kept is counted by the queue. An endpoint may give its answers no id."""
+    def keep(
+        self, wishes: Mapping[str, Any], answer_id: str, model: str, texts: Mapping[int, str], whole: Set[int]
+    ) -> None:
+        """Never raises: what cannot be kept is counted by the queue. An endpoint may give its answers no id.
+
+        Answers that are not `whole` are kept for the corrections they may get; they are never learnt themselves.
+        """
         try:
             messages: Sequence[Mapping[str, Any]] = [dict(message) for message in wishes.get("messages", ())]
             for index, text in texts.items():
                 key = answer_id if index == 0 or not answer_id else f"{answer_id}/{index}"
+                is_cut = index not in whole or not text.strip()
                 said = [*messages, {"role": "assistant", "content": text}]
-                self._client.capture(self._profile, said, key=key or None, served_by=model, source="openai")
+                self._client.capture(
+                    self._profile, said, key=key or None, served_by=model, source="openai", is_cut=is_cut
+                )
         except Exception:
             return  # the application asked for an answer, and has it
 
@@ -144,7 +152,7 @@ def _async_create(ask: Callable[..., Awaitable[Any]], keeper: _Keeper) -> Callab
 
 
 class _Heard:
-    """What has come of a stream; kept once it has ended by itself."""
+    """What has come of a stream; kept once it has ended."""
 
     def __init__(self, keeper: _Keeper, wishes: Mapping[str, Any]) -> None:
         self._keeper, self._wishes = keeper, wishes
@@ -163,9 +171,10 @@ class _Heard:
                 self._finished.add(choice.index)
 
     def end(self) -> None:
-        texts = {index: "".join(parts) for index, parts in self._texts.items() if index in self._finished}
+        texts = {index: "".join(parts) for index, parts in self._texts.items()}
+        self._texts = {}  # closing a stream that has ended keeps nothing again
         if texts:
-            self._keeper.keep(self._wishes, self._id, self._model, texts)
+            self._keeper.keep(self._wishes, self._id, self._model, texts, self._finished)
 
 
 class _Wrapped:
@@ -180,10 +189,12 @@ class _Wrapped:
 
 class _Stream(_Wrapped):
     def __iter__(self) -> Iterator[Any]:
-        for chunk in self._stream:
-            self._heard.hear(chunk)
-            yield chunk
-        self._heard.end()
+        try:
+            for chunk in self._stream:
+                self._heard.hear(chunk)
+                yield chunk
+        finally:  # also where the application stops listening
+            self._heard.end()
 
     def __next__(self) -> Any:
         try:
@@ -198,30 +209,42 @@ class _Stream(_Wrapped):
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Also where the application has heard enough: the rest was cut off."""
         self._stream.close()
+        self._heard.end()
 
 
 class _AsyncStream(_Wrapped):
     async def __aiter__(self) -> AsyncIterator[Any]:
-        async for chunk in self._stream:
-            self._heard.hear(chunk)
-            yield chunk
-        self._heard.end()
+        try:
+            async for chunk in self._stream:
+                self._heard.hear(chunk)
+                yield chunk
+        finally:
+            self._heard.end()
 
     async def __aenter__(self) -> _AsyncStream:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
         await self._stream.close()
+        self._heard.end()
 
 
 def _keep_whole(keeper: _Keeper, wishes: Mapping[str, Any], answer: Any) -> None:
     choices = getattr(answer, "choices", None) or ()
     texts = {
-        each.index: each.message.content for each in choices if _is_by_itself(each, wishes) and each.message.content
+        each.index: each.message.content or "" for each in choices if not getattr(each.message, "tool_calls", None)
     }
     if texts:
-        keeper.keep(wishes, answer.id or "", answer.model or "", texts)
+        whole = {each.index for each in choices if _is_by_itself(each, wishes)}
+        keeper.keep(wishes, answer.id or "", answer.model or "", texts, whole)
 
 
 def _is_by_itself(choice: Any, wishes: Mapping[str, Any]) -> bool:

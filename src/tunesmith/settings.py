@@ -114,6 +114,8 @@ class ServeSettings(Section):
     """Most requests that wait for their turn; more get 429 with Retry-After."""
     max_tokens: int = Field(default=1024, ge=1, le=1_000_000)
     """Most tokens of one answer; a request may ask for fewer."""
+    max_feedback_per_minute: int = Field(default=600, ge=1, le=1_000_000)
+    """Most feedback that one API key may send in a minute; more gets 429 with Retry-After."""
     timeout_s: Seconds = 120.0
     """Longest time for one answer, waiting included."""
     grace_s: float = Field(default=20.0, ge=0.0)

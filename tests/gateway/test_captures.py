@@ -101,7 +101,9 @@ def test_a_profile_may_want_consent_and_whole_answers(server: ServerProcess, cli
     wait_for(lambda: experience_of(client, asked.id, "asking"))
     assert experience_of(client, unasked.id, "asking") is None
     settle(server)
-    assert client.experiences.list(profile="careful") == []
+    kept_for_corrections = client.experiences.list(profile="careful")
+    assert {each.key for each in kept_for_corrections} == {at_limit.id, at_text.id}
+    assert {each.class_name for each in kept_for_corrections} == {"ambiguous"}
 
 
 def test_feedback_finds_a_fresh_answer_and_says_the_same_twice_once(server: ServerProcess, client: Client) -> None:
@@ -153,8 +155,9 @@ def test_the_helper_rates_with_the_async_client_too(server: ServerProcess) -> No
 
 
 def test_the_helper_keeps_answers_of_any_other_endpoint(base: Path, tmp_path: Path) -> None:
-    """Whole ones: not what a stop text cut."""
+    """What a stop text cut is kept too, for the correction it may get, and is never gold."""
     elsewhere = a_served_workspace(tmp_path / "other", base, num_versions=0)
+    a_profile(tmp_path / "other", PROFILE, recipe={"max_length": 256})  # finished_only, as it is by default
     where = {"workspace": tmp_path / "other", "profile": PROFILE}
     wishes: dict[str, Any] = {"model": "other", "messages": CHAT["messages"]}
     with VllmServer() as server:
@@ -169,8 +172,17 @@ def test_the_helper_keeps_answers_of_any_other_endpoint(base: Path, tmp_path: Pa
         assert api.feedback(answer, "helpful").is_new
         for server.tells_stop_reason in (True, False):
             api.chat.completions.create(**wishes, stop=said[2])
-            list(api.chat.completions.create(**wishes, stop=said[2], stream=True))
-        assert api.flush().num_stored == 2
+            cut = list(api.chat.completions.create(**wishes, stop=said[2], stream=True))
+        assert api.flush().num_stored == 6
+        assert api.feedback(cut[0], "up").class_name == "ambiguous"
+        assert api.feedback(cut[0], correction="Hello, how can I help?").is_new
+        left = api.chat.completions.create(**wishes, stream=True)
+        for first in left:
+            if first.choices[0].delta.content:
+                break
+        left.close()
+        assert api.flush().num_stored == 7
+        assert kept(elsewhere, first.id).class_name == "ambiguous"
 
         async def stream() -> Any:
             async with AsyncOpenAI(base_url=url, api_key="any") as plain:

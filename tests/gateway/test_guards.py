@@ -184,8 +184,15 @@ def test_a_route_without_a_scope_keeps_the_server_from_starting() -> None:
     [
         ("", 0o600, "holds no key"),
         ("short\n", 0o600, "line 1"),
-        (f"{FULL} control\n", 0o600, "'control'"),
-        (f"{FULL} read chat\n", 0o600, "line 1"),
+        (f"{FULL} control\n", 0o600, "line 1 gives a scope"),
+        (f"{FULL} read chat\n", 0o600, "line 1 has words too many"),
+        (f"{FULL} any_answer\n", 0o600, "line 1 gives any_answer without feedback"),
+        (f"{FULL} read,chatt\n", 0o600, "line 1 gives a scope"),
+        (f"# ours\n{FULL}\n{FULL} read\n", 0o600, "line 3 has the same key as line 2"),
+        (f"{FULL} label=local\n", 0o600, "line 1 has a label"),
+        (f"{FULL} label=key-0123456789ab\n", 0o600, "line 1 has a label"),
+        (f"{FULL} label=\x1b[31m\n", 0o600, "line 1 has a label"),
+        (f"{FULL}\u00e9\n", 0o600, "line 1 does not begin with a key"),
         (f"{FULL}\n", 0o644, "chmod 600"),
     ],
 )
@@ -193,8 +200,9 @@ def test_a_key_file_that_is_wrong_is_refused(tmp_path: Path, content: str, mode:
     path = tmp_path / "keys"
     path.write_text(content)
     path.chmod(mode)
-    with pytest.raises(ConfigError, match=reason):
+    with pytest.raises(ConfigError, match=reason) as refused:
         Keys.of("token", path)
+    assert not any(word in str(refused.value) for word in (FULL, "control", "chatt", "\x1b"))
 
 
 BAD_BODIES: list[tuple[bytes, int, str]] = [

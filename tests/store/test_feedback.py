@@ -10,7 +10,7 @@ import pytest
 from builders import PROFILE, a_workspace
 from tunesmith.client import Client
 from tunesmith.errors import Refused, UsageError
-from tunesmith.store import candidates
+from tunesmith.store import candidates, feedback
 from tunesmith.store.database import Database
 
 FIRST, SECOND = "Order 17 goes to Rome, Italy.", "Order 17 goes to Rome, New York."
@@ -158,3 +158,35 @@ def test_wrong_types_are_refused_in_one_line(tmp_path: Path, sqlite_store: Path,
             client.feedback.add(**given)
         assert "\n" not in str(refused.value)
         assert next(iter(said)) in str(refused.value) or "rating" in str(refused.value)
+
+
+def test_raters_below_one_key_are_one_voice_each_with_their_own_last_word(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        xp = _added(client)
+        client.feedback.add(xp, "down", rater="ann", key_label="shop", correction=FIRST)
+        for rater in ("bob", "cid"):
+            rated = client.feedback.add(xp, "down", rater=rater, key_label="shop")
+        assert (rated.feedback.num, rated.feedback.mean, rated.class_name) == (1, 0.0, "ambiguous")
+        assert _trained(database, xp) == (FIRST, "shop/ann")
+        client.feedback.add(xp, "up", rater="cid", key_label="shop")
+        rated = client.feedback.add(xp, 0.5, rater="shop")  # a person of that name is somebody else
+        assert (rated.feedback.num, rated.feedback.mean) == (2, pytest.approx((1 / 3 + 0.5) / 2))
+        rated = client.feedback.add(xp, 1.0, rater="ann", key_label="desk")
+        assert rated.feedback.num == 3
+        assert _trained(database, xp) == (FIRST, "shop/ann")  # no other key withdraws it
+        client.feedback.add(xp, 1.0, rater="ann", key_label="shop")
+        assert _trained(database, xp) == (None, None)
+
+
+def test_one_key_says_only_so_much_about_one_experience(tmp_path: Path, store_url: str) -> None:
+    with _client(tmp_path, store_url) as client:
+        xp = _added(client)
+        for number in range(feedback.MOST_OF_ONE_KEY):
+            client.feedback.add(xp, number % 2, rater=f"r{number}", key_label="shop")
+        with pytest.raises(Refused, match="no more is taken"):
+            client.feedback.add(xp, "up", rater="one more", key_label="shop")
+        assert client.feedback.add(xp, number % 2, rater=f"r{number}", key_label="shop").is_new is False
+        assert client.feedback.add(xp, "up", key_label="desk").is_new
+        assert client.feedback.add(xp, "up").is_new

@@ -217,6 +217,7 @@ def _describe(detail: ExperienceDetail) -> None:
             ("source", experience.source),
             ("session", experience.session),
             ("served by", experience.served_by),
+            ("served to", experience.key_label and f"API key {experience.key_label}"),
             ("template", experience.template),
             ("task type", experience.task_type),
             ("captured", age(experience.captured_at)),
@@ -265,7 +266,7 @@ def _describe_judgements(detail: ExperienceDetail) -> None:
     if detail.feedback:
         heading("Feedback")
         said = [
-            (f.rater, "" if f.value is None else f"{f.value:.2f}", f"{f.confidence:g}", age(f.created_at), _said(f))
+            (f.said_by, "" if f.value is None else f"{f.value:.2f}", f"{f.confidence:g}", age(f.created_at), _said(f))
             for f in detail.feedback
         ]
         columns = [Column("RATER"), Column("RATING", align="right"), Column("CONFIDENCE", align="right"),

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, Full, Queue
 from types import TracebackType
 from typing import Any, Unpack
@@ -58,7 +58,7 @@ def _after_fork_in_child() -> None:
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
-_Item = tuple[str, list[dict[str, Any]], dict[str, Any]]
+_Item = tuple[str, list[dict[str, Any]], dict[str, Any], str | None]
 _Ready = list[tuple[str, Checked, Rules]]
 
 
@@ -113,13 +113,19 @@ class CaptureQueue:
 
     def __call__(self, profile: str, messages: Sequence[Mapping[str, Any]], **about: Unpack[About]) -> bool:
         """Queue one interaction (see `client.experiences.add`); False: it was dropped or refused, and counted."""
+        return self.served(profile, messages, None, **about)
+
+    def served(
+        self, profile: str, messages: Sequence[Mapping[str, Any]], key_label: str | None, **about: Unpack[About]
+    ) -> bool:
+        """The same for an answer of `tunesmith serve`, with the API key that it was given to."""
         try:
             if self._pid != os.getpid():
                 self._start_anew()
             if not isinstance(profile, str) or not is_name(profile):
                 raise ValueError(f"{show(str(profile))} is no name of a profile")
             said: dict[str, Any] = {"source": "capture", "captured_at": utc_now(), **about}
-            item = (profile, [dict(message) for message in messages], said)
+            item = (profile, [dict(message) for message in messages], said, key_label)
         except Exception as error:
             self._count(num_accepted=1, num_refused=1, problem=f"not to be kept: {error}")
             return False
@@ -243,6 +249,8 @@ class CaptureQueue:
             raise
         except TunesmithError:  # one of them spoils it for the others: each by itself
             num_new, ready = self._store_one_by_one(session, ready, problems)
+        if problems:
+            log.warning("capture_refused", num=len(problems), problem=problems[-1])
         self._count(
             num_stored=num_new,
             num_known=len(ready) - num_new,
@@ -285,7 +293,7 @@ def _ready(session: Session, batch: list[_Item]) -> tuple[_Ready, int, list[str]
     problems: list[str] = []
     num_skipped = 0
     rules: dict[str, Rules | str] = {}
-    for profile, messages, about in batch:
+    for profile, messages, about, key_label in batch:
         if profile not in rules:
             rules[profile] = _rules_or_problem(session, profile)
         rule = rules[profile]
@@ -293,11 +301,11 @@ def _ready(session: Session, batch: list[_Item]) -> tuple[_Ready, int, list[str]
             problems.append(rule)
             continue
         try:
-            checked = capture.check(capture_of(messages, about), rule)
+            checked = capture.check(replace(capture_of(messages, about), key_label=key_label), rule)
         except Exception as error:  # whatever an application may have put in there
             problems.append(str(error))
             continue
-        if rule.policy.capture.enabled and _position(checked.key) < rule.policy.capture.share:
+        if rule.policy.capture.enabled and position_of(checked.key) < rule.policy.capture.share:
             ready.append((profile, checked, rule))
         else:
             num_skipped += 1
@@ -322,6 +330,6 @@ def _store_together(session: Session, ready: _Ready) -> int:
     return sum(each.is_new for each in kept)
 
 
-def _position(key: str) -> float:
-    """Where a key falls between 0 and 1, the same for ever."""
+def position_of(key: str) -> float:
+    """Where a key falls between 0 and 1, the same for ever; below `experience.capture.share` it is kept."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4]) / 2**32

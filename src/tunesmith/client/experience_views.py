@@ -36,6 +36,8 @@ class ExperienceView:
     task_type: str | None
     captured_at: datetime
     created_at: datetime
+    key_label: str | None
+    """The API key that `tunesmith serve` gave the answer to."""
 
 
 @dataclass(frozen=True)
@@ -130,4 +132,5 @@ def view_of(experience: Experience, assessment: Assessment) -> ExperienceView:
         task_type=experience.task_type,
         captured_at=experience.captured_at or experience.created_at,
         created_at=experience.created_at,
+        key_label=experience.key_label,
     )

@@ -50,6 +50,7 @@ class About(TypedDict, total=False):
     task_type: str | None
     reference: str | None
     captured_at: datetime | None
+    is_cut: bool
 
 
 class Filters(TypedDict, total=False):
@@ -66,9 +67,13 @@ class Filters(TypedDict, total=False):
 class Experiences(Reviewing, Forgetting):
     def add(self, profile: str, messages: Sequence[Mapping[str, Any]], **about: Unpack[About]) -> AddedView:
         """Store one interaction; when this returns, it is durable. The same key again is the same experience."""
+        return self.add_capture(profile, capture_of(messages, about))
+
+    def add_capture(self, profile: str, given: Capture) -> AddedView:
+        """Store one interaction as `tunesmith serve` tells it, with the API key that it was served to."""
         session = self._session
         rules = self._rules(profile)
-        checked = capture.check(capture_of(messages, about), rules)
+        checked = capture.check(given, rules)
         with session.database.write(bulk=True) as tx:
             kept = capture.store(tx, profile, checked, rules, actor=session.actor)
             now = assessments.get(tx, kept.id)
@@ -173,11 +178,13 @@ class FeedbackNoun:
         rater: str | None = None,
         comment: str | None = None,
         correction: str | None = None,
+        key_label: str | None = None,
     ) -> RatedView:
         """Say what an answer was worth; when this returns, it is durable and the class has been decided again.
 
         `value`: helpful, partial, irrelevant, up, down, or 0 to 1. The last word of each rater counts; the rater is
-        whoever uses the client, unless told.
+        whoever uses the client, unless told. `key_label`: the API key it came with, for `tunesmith serve`; all raters
+        below one key are one voice.
         """
         session = self._session
         if not isinstance(experience_id, str):
@@ -187,7 +194,7 @@ class FeedbackNoun:
         except ValueError as error:
             raise UsageError(f"{show(str(value))} is no rating; {error}") from None
         said_by = session.actor if rater is None else rater
-        judgement = rate.check(Judgement(said_by, rating, comment=comment, correction=correction))
+        judgement = rate.check(Judgement(said_by, rating, comment=comment, correction=correction, key_label=key_label))
         rate.check_person(said_by)
         database = session.database
         with database.read() as tx:
@@ -218,12 +225,15 @@ class FeedbackNoun:
 
 def capture_of(messages: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> Capture:
     """A capture from what the caller says about it."""
-    known = {"key", "next_turn", *_CONTEXT}
+    known = {"key", "next_turn", "is_cut", *_CONTEXT}
     for name in about:
         if name not in known:
             raise UsageError(f"an experience has no {show(name)}{nearest(name, known)}")
     context = {"source": "api", **{name: value for name, value in about.items() if name in _CONTEXT}}
-    return Capture(messages, about.get("key"), about.get("next_turn"), Context(**context))
+    is_cut = about.get("is_cut", False)
+    if not isinstance(is_cut, bool):
+        raise UsageError(f"is_cut is {show(repr(is_cut))}; give True or False")
+    return Capture(messages, about.get("key"), about.get("next_turn"), Context(**context), is_cut=is_cut)
 
 
 def _known(kind: str, name: str | None, names: Sequence[str]) -> None:

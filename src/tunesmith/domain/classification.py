@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from tunesmith.domain.experience import ExperienceClass
 from tunesmith.domain.learning import ReviewDecision
 from tunesmith.domain.section import Section, Share
-from tunesmith.domain.verifiers import ECHO, EPR, VERIFIERS, Finding
+from tunesmith.domain.verifiers import ECHO, EPR, UNFINISHED, VERIFIERS, Finding
 
 VALUES = {"helpful": 1.0, "partial": 0.5, "irrelevant": 0.0, "up": 1.0, "down": 0.0}
 """What people say, and what it counts. A score from 0 to 1 may be said as it is."""
@@ -40,7 +40,7 @@ class Thresholds(Section):
     poor_feedback: Share = 0.3
     """Feedback below this needs improvement, with enough ratings."""
     min_poor_ratings: int = Field(default=3, ge=1)
-    """How many raters it takes before poor feedback decides."""
+    """How many voices (API keys, and raters without a key) it takes before poor feedback decides."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Thresholds:
@@ -64,6 +64,23 @@ class Judgement:
     comment: str | None = None
     correction: str | None = None
     """The answer that should have been given; never there where it is implicit."""
+    key_label: str | None = None
+    """The API key it came with, where it came over HTTP: then the rater is only a name below that key."""
+
+    @property
+    def voice(self) -> tuple[str, str]:
+        """Who counts: the API key, whatever rater names it sends; without a key, the rater."""
+        return ("rater", rater_key(self.rater)) if self.key_label is None else ("key", self.key_label)
+
+    @property
+    def speaker(self) -> tuple[str, str, str]:
+        """Whose last word replaces an earlier one: a rater, below a key where there is one."""
+        return (*self.voice, rater_key(self.rater))
+
+    @property
+    def said_by(self) -> str:
+        """The rater as people are shown it: KEY_LABEL/RATER, or RATER."""
+        return self.rater if self.key_label is None else f"{self.key_label}/{self.rater}"
 
 
 @dataclass(frozen=True)
@@ -71,9 +88,9 @@ class Feedback:
     """All judgements of one experience in three figures."""
 
     mean: float | None = None
-    """Of what people said explicitly, the last word of each rater; None without any."""
+    """Of what people said explicitly, the last word of each rater, each voice counted once; None without any."""
     num: int = 0
-    """How many raters that is."""
+    """How many voices that is: API keys, and raters without a key."""
     num_corrections: int = 0
     num_complaints: int = 0
     """Implicit ones: a hint at low confidence, which never outweighs what somebody said."""
@@ -159,25 +176,32 @@ def standing_corrections(ratings: Iterable[Judgement]) -> list[Judgement]:
     A rater's correction holds until they give another, or rate without one: then it is withdrawn. A comment alone
     changes nothing.
     """
-    standing: dict[str, Judgement] = {}
+    standing: dict[tuple[str, str, str], Judgement] = {}
     for rating in ratings:
         has_one = rating.correction is not None
         if rating.is_implicit or not (has_one or rating.value is not None):
             continue
-        rater = rater_key(rating.rater)
-        standing.pop(rater, None)  # also where it is said again, so that the last one said is the last one here
+        standing.pop(rating.speaker, None)  # also where it is said again: the last one said is the last one here
         if has_one:
-            standing[rater] = rating
+            standing[rating.speaker] = rating
     return list(standing.values())
 
 
 def aggregate(ratings: Sequence[Judgement]) -> Feedback:
-    """The feedback of an experience from all its ratings, oldest first; of each rater only the last word counts."""
+    """The feedback of an experience from all its ratings, oldest first.
+
+    Of each rater only the last word counts. All raters of one API key are one voice, whose value is their mean: rater
+    names sent over HTTP cost nothing, so they must not add up.
+    """
     said = [rating for rating in ratings if not rating.is_implicit]
-    last = {rater_key(rating.rater): rating.value for rating in said if rating.value is not None}
-    complaints = {rater_key(rating.rater) for rating in ratings if rating.is_implicit}
-    mean = math.fsum(last.values()) / len(last) if last else None
-    return Feedback(mean, len(last), len(standing_corrections(said)), len(complaints))
+    last = {rating.speaker: (rating.voice, rating.value) for rating in said if rating.value is not None}
+    voices: dict[tuple[str, str], list[float]] = {}
+    for voice, value in last.values():
+        voices.setdefault(voice, []).append(value)
+    means = [math.fsum(values) / len(values) for values in voices.values()]
+    complaints = {rating.voice for rating in ratings if rating.is_implicit}
+    mean = math.fsum(means) / len(means) if means else None
+    return Feedback(mean, len(means), len(standing_corrections(said)), len(complaints))
 
 
 def classify(
@@ -222,13 +246,15 @@ def _doubts(findings: Mapping[str, Finding], feedback: Feedback, limits: Thresho
         found.append(f"{EPR} {kept:.2f} is not above {limits.gold_entities:g}: {findings[EPR].reason}")
     if feedback.num_corrections:
         found.append("a rater has corrected it")
+    if _is_flagged(findings, UNFINISHED):
+        found.append(findings[UNFINISHED].reason)
     if feedback.mean is not None:
         if feedback.mean <= limits.gold_feedback:
             found.append(f"feedback {feedback.mean:.2f} by {feedback.num} is not above {limits.gold_feedback:g}")
         return tuple(found)
     if feedback.num_complaints:
         found.append(f"the next turn reads like a complaint (confidence {IMPLICIT_CONFIDENCE:g})")
-    flags = [name for name in sorted(findings) if name != ECHO and _is_flagged(findings, name)]
+    flags = [name for name in sorted(findings) if name not in (ECHO, UNFINISHED) and _is_flagged(findings, name)]
     return (*found, *(f"{name}: {findings[name].reason}" for name in flags))
 
 

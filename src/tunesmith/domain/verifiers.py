@@ -29,6 +29,8 @@ _FENCE = re.compile(r"\A\s*```(?:json)?[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL | re
 _NUM_SHOWN = 3
 EPR, ECHO = "entity_preservation", "template_echo"
 """The two that the classes treat in a way of their own."""
+UNFINISHED = "unfinished"
+"""Found by capture, not by a verifier: the answer was cut short, or is empty. It is never gold, whoever likes it."""
 
 
 @dataclass(frozen=True)

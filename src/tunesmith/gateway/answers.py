@@ -8,7 +8,7 @@ from typing import Any
 
 from tunesmith.domain.generation import Ended, TokenReading
 from tunesmith.gateway.parameters import Kind
-from tunesmith.ids import next_id
+from tunesmith.ids import secret_id
 
 _PREFIX: dict[Kind, str] = {"chat": "chatcmpl", "text": "cmpl"}
 _OBJECT: dict[Kind, str] = {"chat": "chat.completion", "text": "text_completion"}
@@ -61,7 +61,8 @@ class Choice:
 
 
 def new_response_id(kind: Kind) -> str:
-    return f"{_PREFIX[kind]}-{next_id('r').removeprefix('r-')}"
+    """Nobody can guess it: whoever rates an answer names it by this id."""
+    return secret_id(_PREFIX[kind])
 
 
 def choice_key(response_id: str, index: int) -> str:

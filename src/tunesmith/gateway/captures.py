@@ -1,23 +1,29 @@
-"""Every finished answer becomes an experience: queued after its last byte, stored by a thread, counted when lost."""
+"""Every answer becomes an experience: queued after its last byte, stored by a thread, counted when lost."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from tunesmith.client.capturing import CaptureQueue
+from tunesmith.client.capturing import CaptureQueue, position_of
+from tunesmith.client.experiences import Experiences, capture_of
 from tunesmith.client.session import Session
+from tunesmith.clock import utc_now
 from tunesmith.domain.experience_policy import CapturePolicy
 from tunesmith.errors import NotFound
 from tunesmith.gateway.parameters import Asked
 from tunesmith.gateway.refusals import ApiError
+from tunesmith.gateway.scopes import Caller
+from tunesmith.stages.capture import Capture
 from tunesmith.store import experiences
 
 SOURCE = "serve"
 _MOST_REMEMBERED = 10_000
+_MOST_CHARS_HELD = 16 << 20
+"""Of conversations in memory: those of the last answers, which a correction may still need."""
 _MAX_PENDING = 10_000
 _LINGER_S = 0.5
 Consent = Literal["yes", "no"]
@@ -25,15 +31,16 @@ Consent = Literal["yes", "no"]
 
 @dataclass(frozen=True)
 class About:
-    """What the caller says about a request beside the request itself."""
+    """What is known about a request beside the request itself: who asks, and what the caller says about it."""
 
+    caller: Caller
     consent: Consent | None
     session: str | None
     task_type: str | None
     template: str | None
 
     @classmethod
-    def of(cls, headers: Mapping[str, str], asked: Asked) -> About:
+    def of(cls, headers: Mapping[str, str], asked: Asked, caller: Caller) -> About:
         """Headers first, then the body; raises where a consent cannot be understood."""
         said = headers.get("x-tunesmith-consent", "").strip().lower()
         if said not in ("", "yes", "no"):
@@ -41,24 +48,34 @@ class About:
         consent: Consent | None = "no" if said == "no" or asked.store is False else "yes" if said == "yes" else None
         metadata = asked.metadata
         session = headers.get("x-tunesmith-session") or metadata.get("session") or asked.user
-        return cls(consent, session or None, metadata.get("task_type") or None, metadata.get("template") or None)
+        task_type, template = metadata.get("task_type") or None, metadata.get("template") or None
+        return cls(caller, consent, session or None, task_type, template)
 
 
 @dataclass(frozen=True)
 class _Fate:
     profile: str
+    key_label: str
     reason: str | None
     """Why it is not kept; None: it was queued."""
     number: int
     """How many were queued up to it."""
+    is_example: bool
+    """Whether the answer itself may be learnt, or shown to a candidate."""
 
 
 class Captures:
-    """Remembers for the last answers whether they are kept, and why not, so that feedback can be told."""
+    """Remembers for the last answers whose they are, whether they are kept, and why not, so that feedback can be told.
+
+    Also holds the conversations of the last answers that may be kept: a correction of one that is not in the store,
+    because the profile keeps only a share of its answers or the store was away, brings it there.
+    """
 
     def __init__(self, session: Session) -> None:
         self._queue = CaptureQueue(session, max_pending=_MAX_PENDING, linger_s=_LINGER_S)
         self._fate: OrderedDict[str, _Fate] = OrderedDict()
+        self._held: OrderedDict[str, tuple[int, str, Capture]] = OrderedDict()
+        self._chars_held = 0
         self._num_queued = 0
 
     def keep(
@@ -74,32 +91,53 @@ class Captures:
         is_finished: bool,
     ) -> None:
         """Queue one answer, if the profile's policy and the caller allow it; returns at once, never raises."""
-        reason = _reason_not_to(policy, about, is_finished, profile)
+        reason = _reason_not_to(policy, about, profile)
         if reason is None and profile is not None:
             conversation = [*messages, {"role": "assistant", "content": answer}]
-            is_queued = self._queue(
-                profile,
-                conversation,
-                key=key,
-                source=SOURCE,
-                session=about.session,
-                served_by=served_by,
-                task_type=about.task_type,
-                template=about.template,
-            )
+            said: dict[str, Any] = {
+                "key": key,
+                "source": SOURCE,
+                "session": about.session,
+                "served_by": served_by,
+                "task_type": about.task_type,
+                "template": about.template,
+                "captured_at": utc_now(),
+                "is_cut": not is_finished,
+            }
+            self._hold(key, profile, replace(capture_of(conversation, said), key_label=about.caller.label))
+            is_queued = self._queue.served(profile, conversation, about.caller.label, **said)
             self._num_queued += is_queued
             reason = None if is_queued else "too many answers waited to be kept, and it was dropped"
-        self._fate[key] = _Fate(profile or "", reason, self._num_queued)
+            if is_queued and position_of(key) >= policy.share:
+                reason = "the profile keeps only a share of its answers (experience.capture.share)"
+        self._note(key, about, reason, profile or "", is_example=is_finished or not policy.finished_only)
+
+    def leave_out(self, key: str, about: About, reason: str) -> None:
+        """Remember why an answer is not kept."""
+        self._note(key, about, f"it was not kept: {reason}")
+
+    def _note(self, key: str, about: About, reason: str | None, profile: str = "", *, is_example: bool = False) -> None:
+        self._fate[key] = _Fate(profile, about.caller.label, reason, self._num_queued, is_example)
         while len(self._fate) > _MOST_REMEMBERED:
             self._fate.popitem(last=False)
 
-    def keeps(self, key: str) -> bool:
-        """Whether an answer was queued to be kept; only such a one may be shown to a candidate."""
-        fate = self._fate.get(key)
-        return fate is not None and fate.reason is None
+    def _hold(self, key: str, profile: str, capture: Capture) -> None:
+        num_chars = sum(len(str(message)) for message in capture.messages)
+        self._held[key] = (num_chars, profile, capture)
+        self._chars_held += num_chars
+        while self._chars_held > _MOST_CHARS_HELD:
+            _, (num_chars, _, _) = self._held.popitem(last=False)
+            self._chars_held -= num_chars
 
-    def knows(self, key: str) -> bool:
-        return key in self._fate
+    def keeps(self, key: str) -> bool:
+        """Whether an answer was queued to be learnt; only such a one may be shown to a candidate."""
+        fate = self._fate.get(key)
+        return fate is not None and fate.reason is None and fate.is_example
+
+    def knows(self, key: str, caller: Caller) -> bool:
+        """Whether this caller was given that answer a while ago."""
+        fate = self._fate.get(key)
+        return fate is not None and caller.owns(fate.key_label)
 
     def waits(self, key: str) -> bool:
         """Whether an answer was queued and is neither stored nor given up yet; they are taken in their order."""
@@ -108,22 +146,30 @@ class Captures:
             return False
         return num_queued - self._queue.counts.num_pending < fate.number
 
-    def reason_missing(self, key: str) -> str:
-        """Why there is no experience of an answer."""
-        if key not in self._fate:
-            return "no answer with that id was kept; is it of another server, or was it not to be kept?"
-        problem = self._queue.counts.last_problem
-        return self._fate[key].reason or f"it could not be kept{': ' + problem if problem else ''}"
+    def reason_missing(self, key: str, caller: Caller) -> str:
+        """Why there is no experience of an answer; of other callers' answers it tells nothing."""
+        if not self.knows(key, caller):
+            return "no answer with that id was kept for this key; does another key own it, or another server?"
+        return self._fate[key].reason or "it could not be kept; the server's log says why"
 
-    def find(self, session: Session, key: str, profiles: Sequence[str]) -> str | None:
-        """How the experience of an answer is named (PROFILE:KEY), if there is one; blocks."""
+    def find(self, session: Session, key: str, profiles: Sequence[str], caller: Caller) -> str | None:
+        """How the experience of an answer is named (PROFILE:KEY), if this caller was given it; blocks."""
         known = self._fate.get(key)
         with session.database.read() as tx:
             for profile in profiles if known is None else [known.profile]:
                 with suppress(NotFound):
-                    experiences.find(tx, f"{profile}:{key}")
-                    return f"{profile}:{key}"
+                    found = experiences.find(tx, f"{profile}:{key}")
+                    return f"{profile}:{key}" if caller.owns(found.key_label) else None
         return None
+
+    def store_now(self, session: Session, key: str, caller: Caller) -> str | None:
+        """Store an answer that is not in the store, where its conversation is still in memory; its name. Blocks."""
+        held = self._held.get(key)
+        if held is None or not self.knows(key, caller):
+            return None
+        _, profile, capture = held
+        Experiences(session).add_capture(profile, capture)
+        return f"{profile}:{key}"
 
     def flush(self, timeout_s: float) -> None:
         """Wait until what is queued is settled; blocks."""
@@ -137,7 +183,7 @@ class Captures:
         self._queue.close(timeout_s)
 
 
-def _reason_not_to(policy: CapturePolicy, about: About, is_finished: bool, profile: str | None) -> str | None:
+def _reason_not_to(policy: CapturePolicy, about: About, profile: str | None) -> str | None:
     if profile is None:
         return "answers of `base` belong to no profile and are not kept"
     if not policy.enabled:
@@ -146,6 +192,4 @@ def _reason_not_to(policy: CapturePolicy, about: About, is_finished: bool, profi
         return "the caller asked that it is not kept"
     if policy.consent == "required" and about.consent != "yes":
         return "the profile keeps only answers that come with X-Tunesmith-Consent: yes"
-    if policy.finished_only and not is_finished:
-        return "the answer was cut short (experience.capture.finished_only)"
     return None

@@ -27,6 +27,7 @@ from tunesmith.gateway.answers import (
 from tunesmith.gateway.bodies import read_json
 from tunesmith.gateway.captures import About
 from tunesmith.gateway.gateway import Gateway
+from tunesmith.gateway.guard import caller_of
 from tunesmith.gateway.hooks import Exchange
 from tunesmith.gateway.parameters import Asked, read_chat, read_completion, refuse_extra
 from tunesmith.gateway.proxying import answer_from_upstream
@@ -55,7 +56,7 @@ async def _answer(request: Request, read: Callable[[dict[str, Any]], Asked]) -> 
 
 
 async def _answer_to(gateway: Gateway, request: Request, body: dict[str, Any], asked: Asked) -> Response:
-    about = About.of(request.headers, asked)
+    about = About.of(request.headers, asked, caller_of(request))
     route = await gateway.switchboard.resolve(asked.model)
     if not route.place.is_embedded:
         return await answer_from_upstream(gateway, request, body, asked, about, route)
@@ -176,13 +177,15 @@ class _Job:
         )
         for row in self._rows:
             end = row.choice.end
-            if end is None and route.place.capture.finished_only:
-                continue
             messages = _conversation(row.asked)
+            if end is None and not row.choice.text:
+                continue  # nothing of it was ever sent
+            key = choice_key(self._header.id, row.choice.index)
             if messages is None:
+                gateway.captures.leave_out(key, self._about, "the prompt was given as tokens, whose text is unknown")
                 continue
             gateway.captures.keep(
-                choice_key(self._header.id, row.choice.index),
+                key,
                 route.profile,
                 route.place.capture,
                 self._about,

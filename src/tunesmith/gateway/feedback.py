@@ -14,9 +14,11 @@ from tunesmith.errors import NotFound, StoreError, nearest, show
 from tunesmith.gateway.answers import choice_key
 from tunesmith.gateway.bodies import read_json
 from tunesmith.gateway.gateway import Gateway
+from tunesmith.gateway.guard import caller_of
 from tunesmith.gateway.parameters import MOST_CHOICES
 from tunesmith.gateway.refusals import ApiError, wrong
 from tunesmith.gateway.responses import JsonAnswer
+from tunesmith.gateway.scopes import Caller
 
 _FIELDS = {"response_id", "rating", "comment", "correction", "rater", "choice"}
 _FRESH_S = 3.0
@@ -30,16 +32,17 @@ async def feedback(request: Request) -> Response:
     gateway: Gateway = request.app.state.gateway
     body = await read_json(request.headers, request.receive, gateway.settings.max_body_bytes)
     with gateway.repeats.watching(request.headers, request.url.path, body) as seen:
-        return seen.answer or seen.note(await _stored(gateway, body))
+        return seen.answer or seen.note(await _stored(gateway, body, caller_of(request)))
 
 
-async def _stored(gateway: Gateway, body: dict[str, Any]) -> Response:
+async def _stored(gateway: Gateway, body: dict[str, Any], caller: Caller) -> Response:
     said = _checked({name: value for name, value in body.items() if value is not None})
     if gateway.num_rating >= _MOST_AT_ONCE:  # the store is slow, or away: others need threads too
         raise ApiError(429, "much feedback waits already; send it again later", code="too_much", retry_after_s=2.0)
+    gateway.feedback_pace.enter(caller.label)
     gateway.num_rating += 1
     try:
-        rated = await asyncio.to_thread(_rate, gateway, said)
+        rated = await asyncio.to_thread(_rate, gateway, said, caller)
     except StoreError as error:
         raise ApiError(503, error.message, code=error.code, retry_after_s=_AGAIN_S) from None
     finally:
@@ -76,29 +79,31 @@ def _checked(said: dict[str, Any]) -> dict[str, Any]:
     return said
 
 
-def _rate(gateway: Gateway, said: dict[str, Any]) -> RatedView:
+def _rate(gateway: Gateway, said: dict[str, Any], caller: Caller) -> RatedView:
     """In a thread: finds the experience, waits for one that is just being kept, and stores what was said."""
     key = choice_key(said["response_id"], said["choice"])
-    noun = FeedbackNoun(gateway.session)
-    name = _find(gateway, key)
-    if name is None and gateway.captures.knows(key):
+    name = _find(gateway, key, caller)
+    if name is None and gateway.captures.knows(key, caller):
         gateway.captures.flush(_FRESH_S)
         waits = gateway.captures.waits(key)  # asked before looking: what is settled by now is there, or never will be
-        name = _find(gateway, key)
+        name = _find(gateway, key, caller)
         if name is None and waits:
             message = f"the answer {show(key)} waits to be stored; send the feedback again later"
             raise ApiError(503, message, code="not_kept_yet", retry_after_s=_AGAIN_S)
+        if name is None and "correction" in said:
+            name = gateway.captures.store_now(gateway.session, key, caller)
     if name is None:
-        reason = gateway.captures.reason_missing(key)
+        reason = gateway.captures.reason_missing(key, caller)
         raise NotFound(f"there is no experience of {show(key)}: {reason}")
-    return noun.add(
+    return FeedbackNoun(gateway.session).add(
         name,
         said.get("rating"),
         rater=said.get("rater", "client"),
         comment=said.get("comment"),
         correction=said.get("correction"),
+        key_label=caller.label,
     )
 
 
-def _find(gateway: Gateway, key: str) -> str | None:
-    return gateway.captures.find(gateway.session, key, sorted(gateway.switchboard.places))
+def _find(gateway: Gateway, key: str, caller: Caller) -> str | None:
+    return gateway.captures.find(gateway.session, key, sorted(gateway.switchboard.places), caller)

@@ -15,6 +15,7 @@ from tunesmith.gateway.captures import Captures
 from tunesmith.gateway.engine import EngineError
 from tunesmith.gateway.engines import EnginePool
 from tunesmith.gateway.hooks import HandOver, Shadow, Upstream
+from tunesmith.gateway.limits import Pace
 from tunesmith.gateway.places import Place
 from tunesmith.gateway.refusals import ApiError
 from tunesmith.gateway.repeats import Repeats
@@ -43,9 +44,13 @@ class Gateway:
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     repeats: Repeats = field(default_factory=Repeats)
+    feedback_pace: Pace = field(init=False)
     is_ending: bool = False
     num_rating: int = 0
     """Feedback that is being stored now."""
+
+    def __post_init__(self) -> None:
+        self.feedback_pace = Pace(self.settings.max_feedback_per_minute)
 
     def refuse_while_ending(self) -> None:
         if self.is_ending:

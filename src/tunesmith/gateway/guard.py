@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Match, Route
 from tunesmith.errors import TunesmithError, show
 from tunesmith.gateway.bodies import ClientGone
 from tunesmith.gateway.refusals import BAD_HTTP, ApiError, error_body, headers_of, status_of
-from tunesmith.gateway.scopes import Keys, Scope
+from tunesmith.gateway.scopes import Caller, Keys, Scope
 from tunesmith.logs import logger
 
 log = logger("gateway")
@@ -31,6 +31,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.IGNORECASE)
 _GONE = 499
+_CALLER = "tunesmith.caller"
 _METHODS = b"GET, HEAD, POST, OPTIONS"
 _HEADERS = b"authorization, content-type, x-tunesmith-session, x-tunesmith-consent"
 
@@ -116,9 +117,10 @@ class Guard:
         values = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(values) > 1:
             raise ApiError(401, "there are several Authorization headers; send one", code="invalid_api_key")
-        mine = self._keys.scopes_of(values[0].decode("latin-1") if values else None)
+        caller = self._keys.caller_of(values[0].decode("latin-1") if values else None)
+        scope[_CALLER] = caller
         needed = self._scope_of(scope)
-        if needed not in mine:
+        if not caller.may(needed):
             whose = "the server's own token" if needed is Scope.CONTROL else "another key"
             message = f"{scope['method']} {show(scope['path'])} needs the scope {needed}; use {whose}"
             raise ApiError(403, message, code="scope_missing")
@@ -129,6 +131,13 @@ class Guard:
             if route.matches(scope)[0] is not Match.NONE:
                 return needed
         return Scope.READ
+
+
+def caller_of(request: Request) -> Caller:
+    """Whose key came with a request; the guard has checked it."""
+    caller = request.scope[_CALLER]
+    assert isinstance(caller, Caller)
+    return caller
 
 
 def host_name(host: str) -> str | None:

@@ -1,8 +1,9 @@
-"""How much may be under way at one engine: more is refused at once, with the time after which to ask again."""
+"""How much may be under way at one engine, and come with one API key; more is refused with the time to wait."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from tunesmith.gateway.refusals import ApiError
 
@@ -43,3 +44,28 @@ class Room:
     def wait_s(self, num_rows: int = 1) -> float:
         """How long until so many places are free, at the present pace."""
         return min(_LONGEST_WAIT_S, max(1.0, num_rows * (self._row_s or 1.0)))
+
+
+class Pace:
+    """A token bucket for each API key: so many a minute, all at once or spread."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = float(per_minute)
+        self._per_s = per_minute / 60
+        self._clock = clock
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def enter(self, label: str) -> None:
+        """Take one; raises 429 where there is none left. Labels come from the key file, so there are few."""
+        now = self._clock()
+        left, at = self._left.get(label, (self._most, now))
+        left = min(self._most, left + (now - at) * self._per_s)
+        if left < 1.0:
+            raise ApiError(
+                429,
+                f"this API key has sent {self._most:g} feedbacks in a minute (serve.max_feedback_per_minute); "
+                "send it again later",
+                code="too_much",
+                retry_after_s=(1.0 - left) / self._per_s,
+            )
+        self._left[label] = (left - 1.0, now)

@@ -130,16 +130,21 @@ class _Passing:
         rows = rows_of(self._asked, self._id, None, gateway.settings.max_tokens)
         for index, texts in sorted(self._texts.items()):
             finish = self._finish.get(index, "")
-            if not 0 <= index < len(rows) or finish == "tool_calls":
+            if not 0 <= index < len(rows):
+                continue
+            key = choice_key(self._id, index)
+            if finish == "tool_calls":
+                gateway.captures.leave_out(key, self._about, "answers that call tools are not kept")
                 continue
             row = rows[index]
             messages = [dict(m) for m in row.messages] if row.messages is not None else []
             if isinstance(row.prompt, str):
                 messages = [{"role": "user", "content": row.prompt}]
             if not messages:
+                gateway.captures.leave_out(key, self._about, "the prompt was given as tokens, whose text is unknown")
                 continue
             gateway.captures.keep(
-                choice_key(self._id, index),
+                key,
                 route.profile,
                 route.place.capture,
                 self._about,

@@ -1,4 +1,4 @@
-"""Who may do what: a scope for every route, and the scopes that a bearer token brings."""
+"""Who may do what: a scope for every route, and the label and scopes that a bearer token brings."""
 
 from __future__ import annotations
 
@@ -10,22 +10,52 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from tunesmith.errors import ConfigError, show
+from tunesmith.errors import ConfigError
 from tunesmith.gateway.refusals import ApiError
+from tunesmith.ids import is_name
 
 
 class Scope(StrEnum):
     READ = "read"  # which models there are, how the server is
     CHAT = "chat"
-    FEEDBACK = "feedback"
+    FEEDBACK = "feedback"  # on answers that the same key was given
+    ANY_VERSION = "any_version"  # chat with versions that never went live, or were taken back
+    ANY_ANSWER = "any_answer"  # feedback on answers that other keys were given
     CONTROL = "control"  # loads and unloads; only with the server's own token
 
 
 OPEN = frozenset({Scope.READ, Scope.CHAT, Scope.FEEDBACK})
-"""What a caller from this machine may do without a key file, and what a key may by default."""
+"""What a key may do by default."""
+GIVEN = frozenset(Scope) - {Scope.CONTROL}
+"""What a key may have."""
+_NEEDS = {Scope.ANY_VERSION: Scope.CHAT, Scope.ANY_ANSWER: Scope.FEEDBACK}
 _BEARER = re.compile(r"Bearer ([\x21-\x7e]{1,512})\Z", re.IGNORECASE)
 _MAX_KEY_FILE = 1 << 20
 _SHORTEST_KEY = 16
+_LABEL = "label="
+_DERIVED = "key-"
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sends a request: what answers and ratings are stored under, and what the key opens."""
+
+    label: str
+    scopes: frozenset[Scope]
+
+    def may(self, scope: Scope) -> bool:
+        return scope in self.scopes
+
+    def owns(self, key_label: str | None) -> bool:
+        """Whether this caller may rate an answer that was served to `key_label`; None: it was served to nobody."""
+        return key_label is not None and (key_label == self.label or self.may(Scope.ANY_ANSWER))
+
+
+LOCAL = Caller("local", OPEN | {Scope.ANY_VERSION})
+"""Every caller of this machine where there is no key file: nobody can tell them apart, so they are one."""
+SERVER = Caller("server", frozenset(Scope))
+"""Who has the server's own token."""
+_RESERVED = frozenset({LOCAL.label, SERVER.label})
 
 
 @dataclass(frozen=True)
@@ -33,28 +63,28 @@ class Keys:
     """The tokens that open something, as hashes: all of one length to compare, and nothing that could be logged."""
 
     control: bytes
-    others: tuple[tuple[bytes, frozenset[Scope]], ...] | None
+    others: tuple[tuple[bytes, Caller], ...] | None
     """From the key file; None: there is none, and callers of this machine need no key."""
 
     @classmethod
     def of(cls, token: str, key_file: Path | None) -> Keys:
-        return cls(_hash(token), None if key_file is None else _read_key_file(key_file))
+        return cls(_hash(token), None if key_file is None else read_key_file(key_file))
 
-    def scopes_of(self, authorization: str | None) -> frozenset[Scope]:
-        """What the header of a request opens; raises 401."""
+    def caller_of(self, authorization: str | None) -> Caller:
+        """Whose key the header of a request holds; raises 401."""
         if authorization is None:
             if self.others is None:
-                return OPEN
+                return LOCAL
             raise _unauthorized("this server wants a key: Authorization: Bearer KEY")
         match = _BEARER.match(authorization)
         if match is None:
             raise _unauthorized("the Authorization header is not `Bearer KEY` with a key of 1 to 512 characters")
         given = _hash(match[1])
-        found: frozenset[Scope] | None = OPEN if self.others is None else None
-        for known, scopes in self.others or ():  # all of them, so that the time tells nothing
-            found = scopes if hmac.compare_digest(known, given) else found
+        found: Caller | None = LOCAL if self.others is None else None
+        for known, caller in self.others or ():  # all of them, so that the time tells nothing
+            found = caller if hmac.compare_digest(known, given) else found
         if hmac.compare_digest(self.control, given):
-            found = frozenset(Scope)
+            found = SERVER
         if found is None:
             raise _unauthorized("that key opens nothing here")
         return found
@@ -68,8 +98,13 @@ def _hash(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-def _read_key_file(path: Path) -> tuple[tuple[bytes, frozenset[Scope]], ...]:
-    """One key a line, with the scopes it has behind it (`KEY read,feedback`) where that is not all three."""
+def derived_label(key: str) -> str:
+    """The label of a key whose line gives none: the same for ever, and nothing that the key could be told from."""
+    return _DERIVED + hashlib.sha256(f"label of\0{key}".encode()).hexdigest()[:12]
+
+
+def read_key_file(path: Path) -> tuple[tuple[bytes, Caller], ...]:
+    """One key a line: `KEY [scope,scope] [label=NAME]`. No error repeats a word of the file: it holds secrets."""
     try:
         about = path.stat()
         if not stat.S_ISREG(about.st_mode) or about.st_size > _MAX_KEY_FILE:
@@ -79,25 +114,48 @@ def _read_key_file(path: Path) -> tuple[tuple[bytes, frozenset[Scope]], ...]:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"serve.key_file: {path} cannot be read ({type(error).__name__})") from None
-    keys = []
+    keys: dict[bytes, tuple[int, Caller]] = {}
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        if len(words[0]) < _SHORTEST_KEY or len(words) > 2 or not _BEARER.match(f"Bearer {words[0]}"):
-            raise ConfigError(
-                f"serve.key_file: line {number} is not `KEY` or `KEY scope,scope` with a key of "
-                f"{_SHORTEST_KEY} to 512 visible characters"
-            )
-        keys.append((_hash(words[0]), _scopes(words[1], number) if len(words) > 1 else OPEN))
+        key = words.pop(0)
+        if len(key) < _SHORTEST_KEY or not _BEARER.match(f"Bearer {key}"):
+            raise _wrong(number, f"does not begin with a key of {_SHORTEST_KEY} to 512 visible ASCII characters")
+        label = _label(words.pop(), number) if words and words[-1].startswith(_LABEL) else derived_label(key)
+        scopes = _scopes(words.pop(), number) if words else OPEN
+        if words:
+            raise _wrong(number, "has words too many; write `KEY`, `KEY scope,scope` or `KEY scope,scope label=NAME`")
+        hashed = _hash(key)
+        if hashed in keys:
+            raise _wrong(number, f"has the same key as line {keys[hashed][0]}; leave one of them out")
+        keys[hashed] = (number, Caller(label, scopes))
     if not keys:
         raise ConfigError(f"serve.key_file: {path} holds no key; write one a line, or unset serve.key_file")
-    return tuple(keys)
+    return tuple((hashed, caller) for hashed, (_, caller) in keys.items())
+
+
+def _label(word: str, number: int) -> str:
+    label = word.removeprefix(_LABEL)
+    if not is_name(label) or label in _RESERVED or label.startswith(_DERIVED):
+        raise _wrong(
+            number,
+            "has a label that cannot be used; take lower-case letters, digits, . _ and -, beginning with a letter or "
+            f"digit, not {' or '.join(sorted(_RESERVED))}, and not {_DERIVED}…",
+        )
+    return label
 
 
 def _scopes(text: str, number: int) -> frozenset[Scope]:
-    for name in text.split(","):
-        if name not in OPEN:
-            known = ", ".join(sorted(OPEN))
-            raise ConfigError(f"serve.key_file: line {number} gives the scope {show(name)}; a key may have {known}")
-    return frozenset(map(Scope, text.split(",")))
+    names = text.split(",")
+    if not GIVEN.issuperset(names):
+        raise _wrong(number, f"gives a scope that a key cannot have; a key may have {', '.join(sorted(GIVEN))}")
+    scopes = frozenset(map(Scope, names))
+    for wide, narrow in _NEEDS.items():
+        if wide in scopes and narrow not in scopes:
+            raise _wrong(number, f"gives {wide} without {narrow}, which opens nothing; give both")
+    return scopes
+
+
+def _wrong(number: int, problem: str) -> ConfigError:
+    return ConfigError(f"serve.key_file: line {number} {problem}")

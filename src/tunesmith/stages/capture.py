@@ -23,11 +23,11 @@ from tunesmith.domain.classification import (
 from tunesmith.domain.experience import Context, ExperienceState, Interaction, next_turn_after
 from tunesmith.domain.experience_policy import ExperiencePolicy
 from tunesmith.domain.screen import Screen
-from tunesmith.domain.verifiers import verify
+from tunesmith.domain.verifiers import UNFINISHED, Finding, verify
 from tunesmith.errors import DataError, UsageError, show
 from tunesmith.files import canonical_json, sha256_text
 from tunesmith.stages import rate
-from tunesmith.stages.rate import check_storable, judge
+from tunesmith.stages.rate import check_storable, judge, storable
 from tunesmith.store import experiences
 from tunesmith.store.database import Tx
 
@@ -63,6 +63,10 @@ class Capture:
     context: Context = field(default_factory=Context)
     judgements: tuple[Judgement, ...] = ()
     """What is known about it from the start, e.g. the label of an imported line."""
+    is_cut: bool = False
+    """A limit, a stop sequence or a lost connection ended the answer. It is kept for the correction it may get."""
+    key_label: str | None = None
+    """The API key that `tunesmith serve` gave the answer to; None: it was not served over HTTP."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,8 @@ class Checked:
 
 def check(capture: Capture, rules: Rules) -> Checked:
     """Validate and judge an interaction; raises DataError or UsageError with what is wrong with it."""
-    messages = _checked_messages(capture.messages, rules.policy.capture.max_chars)
+    for_correction = capture.is_cut or capture.key_label is not None
+    messages = _checked_messages(capture.messages, rules.policy.capture.max_chars, for_correction)
     context = capture.context
     for name, value in vars(context).items():
         if value is not None and name != "captured_at":
@@ -101,9 +106,20 @@ def check(capture: Capture, rules: Rules) -> Checked:
         rate.check(judgement)
     _check_instant(context.captured_at)
     findings = verify(Interaction(messages, context.reference), rules.policy.wanted)
+    if (problem := _why_no_example(capture, messages, rules.policy)) is not None:
+        findings[UNFINISHED] = Finding(None, True, f"the answer {problem}, so only a correction of it is learnt")
     suspicions = suspicions_in(messages, rules)
     assessment = assess(findings, suspicions, Feedback(), rules.policy.classes)
     return Checked(messages, key, capture, assessment)
+
+
+def _why_no_example(capture: Capture, messages: Sequence[Mapping[str, Any]], policy: ExperiencePolicy) -> str | None:
+    """Why an answer is kept for its correction alone; None: it is an answer like others."""
+    if _is_blank(messages[-1]):
+        return "is empty"
+    if messages[-1].get("content") != capture.messages[-1].get("content"):
+        return "held characters that no database stores"
+    return "was cut short" if capture.is_cut and policy.capture.finished_only else None
 
 
 def store(tx: Tx, profile: str, checked: Checked, rules: Rules, *, actor: str) -> Kept:
@@ -117,11 +133,12 @@ def store(tx: Tx, profile: str, checked: Checked, rules: Rules, *, actor: str) -
         actor=actor,
         context=context,
         assessment=checked.assessment,
+        key_label=capture.key_label,
     )
     if not is_new and experiences.get(tx, experience_id).state is ExperienceState.FORGOTTEN:
         return Kept(experience_id, False)  # nothing more is heard about it, and that is no mistake of the caller
     if is_new and context.session is not None and rules.policy.capture.implicit_feedback:
-        _hear_complaint_about_the_last(tx, profile, experience_id, checked, rules, actor)
+        _hear_complaint_about_the_last(tx, experience_id, checked, rules, actor)
     if capture.next_turn is not None and rules.policy.capture.implicit_feedback:
         _hear_complaint(tx, experience_id, capture.next_turn, rules, actor)
     for judgement in capture.judgements:
@@ -129,15 +146,11 @@ def store(tx: Tx, profile: str, checked: Checked, rules: Rules, *, actor: str) -
     return Kept(experience_id, is_new)
 
 
-def _hear_complaint_about_the_last(
-    tx: Tx, profile: str, experience_id: str, checked: Checked, rules: Rules, actor: str
-) -> None:
+def _hear_complaint_about_the_last(tx: Tx, experience_id: str, checked: Checked, rules: Rules, actor: str) -> None:
     """This conversation goes on from an earlier experience: what the person said in between may be a complaint."""
     if not any(message["role"] == "user" and complaint_in(str(message["content"])) for message in checked.messages):
         return
-    here = experiences.get(tx, experience_id)
-    assert here.session is not None
-    last = experiences.last_of_session(tx, profile, here.session, here.seq)
+    last = experiences.last_before(tx, experiences.get(tx, experience_id))
     if last is None or last.state is ExperienceState.FORGOTTEN:
         return
     said = next_turn_after(Interaction(last.messages).answer, checked.messages)
@@ -159,14 +172,16 @@ def _hear_complaint(tx: Tx, experience_id: str, said: str, rules: Rules, actor: 
     judge(tx, experience_id, judgement, rules.policy.classes, actor=actor)
 
 
-def _checked_messages(given: Any, max_chars: int) -> list[dict[str, Any]]:
+def _checked_messages(given: Any, max_chars: int, for_correction: bool) -> list[dict[str, Any]]:
+    """The messages as they are stored. `for_correction`: whatever a model wrote, its prompt can still be corrected."""
     if not isinstance(given, list | tuple):
         raise UsageError('messages is no list; give a list of {"role": …, "content": …}')
     listed = [dict(message) if isinstance(message, Mapping) else message for message in given]
     texts: list[str] = []
     begins_with_tools = bool(listed) and isinstance(listed[0], dict) and listed[0].get("role") == "tools"
     try:
-        shape = MessageChecker().check(listed[begins_with_tools:], "messages", "", texts)
+        judged = [*listed[:-1], {**listed[-1], "content": "…"}] if for_correction and _is_blank(listed[-1]) else listed
+        shape = MessageChecker().check(judged[begins_with_tools:], "messages", "", texts)
     except BadRow as bad:
         raise DataError(f"{bad.field} {bad.problem}; {bad.fix}") from None
     if shape[-1] not in "aAcC":
@@ -178,9 +193,17 @@ def _checked_messages(given: Any, max_chars: int) -> list[dict[str, Any]]:
     if num_chars > max_chars:
         raise DataError(f"the conversation has {num_chars} characters, experience.capture.max_chars is {max_chars}")
     messages = [{name: message[name] for name in _KEPT if name in message} for message in listed]
+    if for_correction and isinstance(answer := messages[-1].get("content"), str):
+        messages[-1]["content"] = storable(answer)
     for text in _texts_in(messages):
         check_storable(text, "a message")
     return messages
+
+
+def _is_blank(message: Any) -> bool:
+    """Whether it is an answer without a word: a model may end at once, and a person may still say what was right."""
+    is_answer = isinstance(message, dict) and message.get("role") == "assistant" and not message.get("tool_calls")
+    return is_answer and isinstance(said := message.get("content"), str) and not said.strip()
 
 
 def _texts_in(value: Any) -> Iterator[str]:

@@ -63,8 +63,13 @@ def refuse_suspect(suspicions: Sequence[str]) -> None:
 
 def check_storable(text: str, name: str) -> None:
     """NUL and lone surrogates are what no database keeps."""
-    if "\0" in text or text.encode(errors="ignore").decode() != text:
+    if storable(text) != text:
         raise DataError(f"{name} holds a character that no database can store (NUL, or half of a pair); remove it")
+
+
+def storable(text: str) -> str:
+    """The text with U+FFFD in place of what no database keeps."""
+    return text.encode(errors="replace").decode().replace("\0", "\ufffd")
 
 
 def judge(tx: Tx, experience_id: str, judgement: Judgement, limits: Thresholds, *, actor: str) -> tuple[str, bool]:

@@ -150,7 +150,7 @@ def _corrections(tx: Tx, *here: Any) -> dict[str, tuple[str, str]]:
     for experience_id, said in _said(tx, *here).items():
         for standing in standing_corrections(said)[-1:]:
             assert standing.correction is not None
-            found[experience_id] = (standing.correction, standing.rater)
+            found[experience_id] = (standing.correction, standing.said_by)
     return found
 
 
@@ -161,14 +161,15 @@ def _said(tx: Tx, *here: Any) -> dict[str, list[Judgement]]:
         earlier.c.experience_id == feedback.c.experience_id, earlier.c.correction.is_not(None)
     )
     query = (
-        sa.select(feedback.c.experience_id, feedback.c.rater, feedback.c.value, feedback.c.correction)
+        sa.select(*(feedback.c[name] for name in ("experience_id", "rater", "value", "correction", "key_label")))
         .join(experiences, experiences.c.id == feedback.c.experience_id)
         .where(sa.not_(feedback.c.is_implicit), is_corrected, *here)
         .order_by(feedback.c.seq)
     )
     found: dict[str, list[Judgement]] = {}
-    for experience_id, rater, value, correction in tx.conn.execute(query):
-        found.setdefault(experience_id, []).append(Judgement(rater, value, correction=correction))
+    for experience_id, rater, value, correction, key_label in tx.conn.execute(query):
+        said = Judgement(rater, value, correction=correction, key_label=key_label)
+        found.setdefault(experience_id, []).append(said)
     return found
 
 

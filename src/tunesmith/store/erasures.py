@@ -173,6 +173,7 @@ def _blank(tx: Tx, experience: Experience) -> None:
             template=None,
             task_type=None,
             reference=None,
+            key_label=None,
         )
     )
     tx.run(

@@ -72,6 +72,8 @@ class Experience:
     task_type: str | None
     reference: str | None
     captured_at: datetime | None
+    key_label: str | None
+    """The API key that `tunesmith serve` gave this answer to; None: it was not served over HTTP."""
 
 
 def add(
@@ -83,6 +85,7 @@ def add(
     actor: str,
     context: Context = Context(),
     assessment: Assessment = UNJUDGED,
+    key_label: str | None = None,
 ) -> tuple[str, bool]:
     """Store one interaction with what is thought of it; its id, and whether it is new.
 
@@ -99,6 +102,7 @@ def add(
         num_rejections=0,
         in_review=False,
         created_at=tx.now,
+        key_label=key_label,
         **{**vars(context), "captured_at": context.captured_at or tx.now},
     )
     if is_new is None:
@@ -344,10 +348,12 @@ def lock(tx: Tx, experience_id: str) -> Experience:
     return _experience(row)
 
 
-def last_of_session(tx: Tx, profile: str, session: str, before: int) -> Experience | None:
-    """The experience of a conversation that came last before a place in the order."""
-    mine = (experiences.c.profile == profile, experiences.c.session == session, experiences.c.seq < before)
-    row = tx.first(sa.select(experiences).where(*mine).order_by(experiences.c.seq.desc()).limit(1))
+def last_before(tx: Tx, here: Experience) -> Experience | None:
+    """The experience before this one in its session; callers name sessions, so only one of the same API key."""
+    table = experiences
+    mine = (table.c.profile == here.profile, table.c.session == here.session, table.c.seq < here.seq)
+    asked_by = table.c.key_label.is_(None) if here.key_label is None else table.c.key_label == here.key_label
+    row = tx.first(sa.select(experiences).where(*mine, asked_by).order_by(experiences.c.seq.desc()).limit(1))
     return None if row is None else _experience(row)
 
 

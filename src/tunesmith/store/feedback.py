@@ -8,11 +8,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tunesmith.domain.classification import Judgement, rater_key
+from tunesmith.domain.classification import Judgement
+from tunesmith.errors import Refused
 from tunesmith.ids import next_id
 from tunesmith.store import events
 from tunesmith.store.database import Tx
 from tunesmith.store.tables import experiences, feedback
+
+MOST_OF_ONE_KEY = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,16 +30,23 @@ class StoredFeedback(Judgement):
 def add(tx: Tx, experience_id: str, judgement: Judgement, *, actor: str) -> tuple[str, bool]:
     """Store what a rater says; its id, and whether it is news. Hold the experience's lock.
 
-    What a rater has said last, said again, is the same feedback: a call that is tried again changes nothing.
+    What a rater has said last, said again, is the same feedback: a call that is tried again changes nothing. One API
+    key says at most so much about one experience, under however many rater names.
     """
-    said, rater = vars(judgement), rater_key(judgement.rater)
-    heard = reversed(of_experience(tx, experience_id))
-    last = next((each for each in heard if rater_key(each.rater) == rater), None)
+    said = vars(judgement)
+    heard = of_experience(tx, experience_id)
+    last = next((each for each in reversed(heard) if each.speaker == judgement.speaker), None)
     if last is not None and all(getattr(last, name) == value for name, value in said.items() if name != "rater"):
         return last.id, False
+    num_said = sum(each.key_label == judgement.key_label for each in heard)
+    if judgement.key_label is not None and not judgement.is_implicit and num_said >= MOST_OF_ONE_KEY:
+        raise Refused(
+            f"this API key has said {MOST_OF_ONE_KEY} things about experience {experience_id} already, and no more "
+            "is taken; use `tunesmith feedback add` where it is served"
+        )
     feedback_id = next_id("fb")
     tx.run(feedback.insert().values(id=feedback_id, experience_id=experience_id, created_at=tx.now, **said))
-    detail: dict[str, Any] = {"feedback": feedback_id, "rater": judgement.rater, "value": judgement.value}
+    detail: dict[str, Any] = {"feedback": feedback_id, "rater": judgement.said_by, "value": judgement.value}
     action = "complained" if judgement.is_implicit else "rated"
     events.record(tx, "experience", experience_id, action, actor=actor, detail=detail)
     return feedback_id, True

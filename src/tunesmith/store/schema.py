@@ -14,7 +14,7 @@ from sqlalchemy import exc
 from tunesmith.errors import StoreCorrupt, StoreError, StoreTooNew
 from tunesmith.store.database import Database, connect, sqlite_module
 
-REVISIONS = ("0001", "0002", "0003", "0004")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 HEAD = REVISIONS[-1]
 _OWN = 0o600  # what people said is nobody else's; SQLite gives its other files the same rights
 _MIGRATION_LOCK = 0x74756E65  # any constant; PostgreSQL's advisory lock for migrations

@@ -298,6 +298,7 @@ experiences = sa.Table(
     sa.Column("task_type", sa.Text),
     sa.Column("reference", sa.Text),
     sa.Column("captured_at", Instant),  # when it happened; `created_at` is when we heard of it
+    sa.Column("key_label", sa.Text),  # the API key that `tunesmith serve` gave this answer to; null: not served
     one_of("state", ExperienceState),
     sa.CheckConstraint("(state IN ('reserved', 'consumed')) = (dataset_id IS NOT NULL)", name="reservation"),
     sa.UniqueConstraint("profile", "natural_key"),
@@ -337,6 +338,7 @@ feedback = sa.Table(
     sa.Column("comment", sa.Text),
     sa.Column("correction", sa.Text),
     sa.Column("created_at", Instant, nullable=False),
+    sa.Column("key_label", sa.Text),  # the API key it came with; null: not over HTTP
     sa.CheckConstraint("value IS NULL OR (value >= 0 AND value <= 1)", name="value"),
     sa.CheckConstraint("NOT is_implicit OR correction IS NULL", name="implicit"),  # a complaint is never an answer
     sa.CheckConstraint("value IS NOT NULL OR comment IS NOT NULL OR correction IS NOT NULL", name="says"),
