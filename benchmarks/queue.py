@@ -41,7 +41,8 @@ from typing import Any, Protocol
 
 from tunesmith.domain.task import AttemptState, TaskKind
 from tunesmith.store import tasks
-from tunesmith.store.database import Database, sqlite_module
+from tunesmith.store.database import Database
+from tunesmith.store.engines import sqlite_module
 from tunesmith.store.schema import open_store
 from tunesmith.store.tasks import Claim
 

@@ -13,6 +13,7 @@ TunesmithError                     exit 1
 ├── ProgramError                   a trainer or evaluator broke the protocol, or lied
 ├── MissingExtra                   an optional package is not installed
 └── StoreError                     the database cannot be used
+    ├── StoreBusy                  another process holds its write lock; nothing was changed
     ├── StoreCorrupt               never repaired by resetting
     └── StoreTooNew                written by a newer tunesmith
 """
@@ -126,6 +127,12 @@ class StoreError(TunesmithError):
 
     code = "store"
     http_status = 503
+
+
+class StoreBusy(StoreError):
+    """Another process holds the database's write lock for too long. Nothing was changed."""
+
+    code = "store_busy"
 
 
 class StoreCorrupt(StoreError):

@@ -35,7 +35,7 @@ from tunesmith.stages.train import train
 from tunesmith.stages.unrecorded import remove_unrecorded
 from tunesmith.stages.watch import watch
 from tunesmith.store import members, queue, spends, tasks, workers
-from tunesmith.store.database import Database, Tx
+from tunesmith.store.database import STOP_SIGNALS, Database, Tx
 from tunesmith.store.tasks import Claim
 
 STAGES: dict[TaskKind, Callable[[StageContext], StageEnd]] = {
@@ -304,6 +304,7 @@ class Heart(threading.Thread):
         self.join()
 
     def run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # Ctrl-Z is the main thread's, between transactions
         patience_s = max(self.timing.phase_deadlines_s.values()) + self.timing.grace_s + self.timing.lease_s
         renewed = moved = boot_seconds()
         while not self._ended.wait(self.timing.heartbeat_s):

@@ -23,8 +23,10 @@ from store_processes import (
 from tunesmith.client import Client
 from tunesmith.errors import StoreCorrupt, StoreError, StoreTooNew, UsageError
 from tunesmith.store import tables
-from tunesmith.store.database import Database, connect, file_system_of, sqlite_module, wal_is_safe
+from tunesmith.store.database import Database, connect
+from tunesmith.store.engines import sqlite_module, wal_is_safe
 from tunesmith.store.schema import HEAD, integrity_problem, open_store
+from tunesmith.store.sqlite_files import file_system_of
 
 
 def _url(path: Path) -> str:
@@ -328,9 +330,11 @@ def test_file_system_of_a_path_is_that_of_its_nearest_mount(path: str, kind: str
 
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs"])
 def test_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    from tunesmith.store import database
+    from tunesmith.store import sqlite_files
 
-    monkeypatch.setattr(database, "_mounts", lambda: f"/dev/vda / ext4 rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n")
+    monkeypatch.setattr(
+        sqlite_files, "_mounts", lambda: f"/dev/vda / ext4 rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n"
+    )
     with pytest.raises(StoreError, match=f"network file system \\({kind}\\).*PostgreSQL"):
         open_store(_url(tmp_path / "store.db"), create=True)
     assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from tunesmith.cli.output import note
 from tunesmith.errors import UsageError, nearest, show
 
 if TYPE_CHECKING:
@@ -75,8 +76,13 @@ def usage_message(error: Exception) -> str:
     return message if context is None else f"{message}; see `{context.command_path} --help`"
 
 
-def open_client(ctx: typer.Context) -> Client:
-    """The one door. Imported here: what only shows its help must not pay for a database."""
-    from tunesmith.client import Client
+def open_client(ctx: typer.Context, *, serves: bool = False) -> Client:
+    """The one door. Imported here: what only shows its help must not pay for a database.
 
-    return Client(ctx.find_root().obj)
+    A person is told soon who holds the store's lock; what `serves` for hours waits longer and tries again by itself.
+    """
+    from tunesmith.client import Client
+    from tunesmith.store.database import Patience
+
+    patience = None if serves else Patience(busy_s=20.0, stopped_s=3.0, on_wait=note)
+    return Client(ctx.find_root().obj, patience=patience)

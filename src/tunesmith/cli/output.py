@@ -70,6 +70,11 @@ def say(line: Any = "") -> None:
     stdout().print(clean(line) if isinstance(line, str) else line)
 
 
+def note(line: str) -> None:
+    """A word to the person, on stderr; stdout holds results only."""
+    sys.stderr.write(f"{clean(line)}\n")
+
+
 def print_id(text: str) -> None:
     """The last line of every write, and nothing else on it."""
     sys.stdout.write(f"{text}\n")

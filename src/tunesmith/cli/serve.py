@@ -28,7 +28,7 @@ def serve(
     """
     from tunesmith import logs
 
-    with open_client(ctx) as client:
+    with open_client(ctx, serves=True) as client:
         server = client.serving.settings_for(host, port)
         from tunesmith.gateway.server import Server
 

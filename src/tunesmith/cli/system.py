@@ -36,7 +36,7 @@ def worker(
     """
     from tunesmith import logs
 
-    with open_client(ctx) as client:
+    with open_client(ctx, serves=True) as client:
         wanted = None if kinds is None else [kind.strip() for kind in kinds.split(",")]
         process = client.system.worker(wanted)
         logs.show_on_stderr()

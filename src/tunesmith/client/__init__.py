@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tunesmith.client.runs import Runs
     from tunesmith.client.serving import Serving
     from tunesmith.client.system import System
+    from tunesmith.store.database import Patience
 
 __all__ = ["Client"]
 
@@ -40,9 +41,11 @@ class Client:
         *,
         actor: str | None = None,
         environ: Mapping[str, str] | None = None,
+        patience: Patience | None = None,
     ) -> None:
+        """`patience`: how long a write waits while another process holds a SQLite store's lock; else a minute."""
         explicit = None if workspace is None else Path(workspace)
-        self._session = Session(find_workspace(explicit=explicit, environ=environ), actor, environ)
+        self._session = Session(find_workspace(explicit=explicit, environ=environ), actor, environ, patience)
 
     @cached_property
     def runs(self) -> Runs:

@@ -18,7 +18,7 @@ from tunesmith.ids import is_id
 from tunesmith.settings import Settings
 from tunesmith.stages.room import shortage_in
 from tunesmith.store import profiles
-from tunesmith.store.database import Database
+from tunesmith.store.database import Database, Patience
 from tunesmith.store.schema import open_store
 
 _opening = threading.Lock()
@@ -34,16 +34,23 @@ os.register_at_fork(after_in_child=_start_anew)
 
 
 class Session:
-    def __init__(self, workspace: Workspace, actor: str | None, environ: Mapping[str, str] | None) -> None:
+    def __init__(
+        self,
+        workspace: Workspace,
+        actor: str | None,
+        environ: Mapping[str, str] | None,
+        patience: Patience | None = None,
+    ) -> None:
         self.workspace = workspace
         self.environ = environ
+        self.patience = patience
         self.actor = actor or _user()
         self._database: Database | None = None
         self._was_open = False
 
     def another(self) -> Session:
         """One with a store connection of its own, for another thread."""
-        other = Session(self.workspace, self.actor, self.environ)
+        other = Session(self.workspace, self.actor, self.environ, self.patience)
         other._was_open = self._was_open
         return other
 
@@ -76,13 +83,15 @@ class Session:
         marker = self.workspace.data_dir / "store.json"
         name = sha256_text(self.settings.store.url or "the workspace's own")  # a moved workspace keeps its own store
         try:
+            if marker.exists() and not marker.is_file():
+                raise ValueError("it is not an ordinary file; move it away and restore a backup")
             known = json.loads(marker.read_text()) if marker.exists() else []
             if not isinstance(known, list):
                 raise ValueError("it holds no list; restore a backup")
             if self._was_open:  # the whole folder may have been moved away since: that makes no new store either
-                return open_store(self.store_url)
+                return open_store(self.store_url, patience=self.patience)
             self.workspace.make_private()
-            database = open_store(self.store_url, create=name not in known)
+            database = open_store(self.store_url, create=name not in known, patience=self.patience)
             if name not in known:
                 write_atomic(marker, json.dumps([*known, name]))
         except (OSError, ValueError) as error:

@@ -19,8 +19,10 @@ from tunesmith.errors import DataError, StoreCorrupt, StoreError, UsageError, ne
 from tunesmith.files import verify_folder
 from tunesmith.stages.same_base import changed_base
 from tunesmith.store import adapters, deployments, profiles, servers, switches, workers
-from tunesmith.store.database import sqlite_module, wal_is_safe
+from tunesmith.store.engines import sqlite_module, wal_is_safe
+from tunesmith.store.lock_holder import find_holder
 from tunesmith.store.schema import integrity_problem
+from tunesmith.store.sqlite_files import num_names
 from tunesmith.store.switches import Switch
 from tunesmith.store.workers import Worker as AliveWorker
 from tunesmith.worker import STAGES, Worker
@@ -92,8 +94,19 @@ class System:
         except StoreError as error:
             return Check("store", "broken", error.message, "make it reachable again; what it holds is not damaged")
         if problem is None:
-            return Check("store", "ok", "sound")
+            return self._store_in_use() or Check("store", "ok", "sound")
         return Check("store", "broken", problem, "restore a backup; nothing is repaired by resetting")
+
+    def _store_in_use(self) -> Check | None:
+        """What keeps a sound store from being used safely: a stopped process with its write lock, a second name."""
+        where = self._session.database.where
+        holder = find_holder(where)
+        if holder is not None and holder.is_stopped:
+            return Check("store", "broken", f"sound, but {holder} holds its write lock", holder.advice)
+        if num_names(where) > 1:
+            finding = f"sound, but {where} has a second name (hard link); writing through both damages it"
+            return Check("store", "warning", finding, "make a copy with `sqlite3 FILE '.backup COPY'`, remove the link")
+        return None
 
     def _train_extra(self) -> Check:
         missing = [name for name in ("torch", "transformers", "peft", "safetensors") if find_spec(name) is None]

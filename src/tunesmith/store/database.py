@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,18 +19,30 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tunesmith import clock
 from tunesmith.disk import is_disk_trouble
-from tunesmith.errors import MissingExtra, StoreCorrupt, StoreError, UsageError
+from tunesmith.errors import StoreBusy, StoreCorrupt, StoreError
+from tunesmith.store.engines import JOURNAL, parse_url, postgres_engine, sqlite_engine
+from tunesmith.store.lock_holder import Holder, find_holder
 from tunesmith.store.reserve import Reserve
+from tunesmith.store.sqlite_files import CommitMark, FilesInUse, identity
 
-_BUSY_S = 60.0
-_IDLE_S = 5.0
-_NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse.sshfs", "glusterfs"})
-_TRUSTED_S = 0.1  # a connection used a moment ago needs no ping
-_JOURNAL, _DURABLE, _USED_AT = "journal", "durable", "used_at"  # what we remember about a connection
+_SLICE_S = 3.0  # after each so many seconds of waiting for the write lock, look who holds it
+_DURABLE, _WAITS = "durable", "waits"  # what we remember about a connection
 _CORRUPT = ("malformed", "not a database", "disk image", "corrupt")
 _DATABASE_CLOCK = "database"
-BOOT_SECONDS = "tunesmith_boot_seconds"
-"""Lease time as a function inside SQLite; PostgreSQL has its own clock."""
+STOP_SIGNALS = frozenset({signal.SIGTSTP, signal.SIGTTOU, signal.SIGTTIN})
+"""Ctrl-Z, and use of a terminal that another program has. SIGSTOP cannot be blocked."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a SQLite store waits for a lock that another process holds."""
+
+    busy_s: float = 60.0
+    """While the holder runs, or nobody can say who it is."""
+    stopped_s: float = 60.0
+    """While the holder is stopped (Ctrl-Z, SIGSTOP, a debugger)."""
+    on_wait: Callable[[str], None] = lambda message: None
+    """Called once, after a few seconds, with who is waited for."""
 
 
 @dataclass
@@ -105,39 +115,49 @@ class Tx:
 class Database:
     """Opened once per process. Every writing transaction takes the write lock at its start."""
 
-    def __init__(self, engine: sa.Engine, where: str) -> None:
+    def __init__(self, engine: sa.Engine, where: str, patience: Patience) -> None:
         self.engine = engine
         self.where = where
+        self.patience = patience
         self._is_sqlite = engine.dialect.name == "sqlite"
         self._reader = engine
         if not self._is_sqlite:
             self._reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-        self._file: tuple[int, int] | None = None
+        self._files: FilesInUse | None = None
         self._reopen: Callable[[], None] | None = None
+        self._mark: CommitMark | None = None
         self._following = threading.Lock()
         self.reserve = Reserve(Path(where)) if self._is_sqlite else None
 
-    def follow_file(self, reopen: Callable[[], None]) -> None:
-        """From now on notice that the file was moved away or replaced; `reopen` raises where the new one is no store.
+    def follow_files(self, reopen: Callable[[], None]) -> None:
+        """From now on notice that a file was removed or replaced; `reopen` raises where the new one is no store.
 
-        A process that went on with the file it once opened would keep what nobody else ever sees.
+        A process that went on with the files it once opened would keep what nobody else ever sees. From now on every
+        durable commit is marked, too.
         """
         if self._is_sqlite:
-            self._file, self._reopen = _identity(self.where), reopen
+            self._mark = CommitMark(self.where)
+            with self.read() as tx:
+                self._mark.check(tx)
+            self._files, self._reopen = FilesInUse(self.where), reopen
 
-    def _look_at_file(self) -> None:
-        if self._reopen is None or self._file == _identity(self.where) is not None:
-            return
-        with self._following:
-            found = _identity(self.where)
-            if self._file == found is not None:
-                return  # another thread was quicker
-            self._file = None
-            self.engine.dispose()
-            if found is None:
-                raise StoreError(f"the store {self.where} is missing, but this workspace had one; restore a backup")
-            self._reopen()
-            self._file = found
+    def _look_at_files(self) -> None:
+        if self._reopen is not None and (self._files is None or self._files.have_changed()):
+            with self._following:
+                self._follow(self._reopen)
+
+    def _follow(self, reopen: Callable[[], None]) -> None:
+        if self._files is not None and not self._files.have_changed():
+            return  # another thread was quicker
+        if self._files is not None and self._files.log_was_removed():
+            self._fold_log()  # our connections still have it: write its rows into the store
+        self._files = None
+        self.close()
+        if identity(self.where) is None:
+            raise StoreError(f"the store {self.where} is missing, but this workspace had one; restore a backup")
+        reopen()
+        with self._errors(), self.engine.connect():  # opens -wal and -shm
+            self._mark, self._files = CommitMark(self.where), FilesInUse(self.where)
 
     @contextmanager
     def write(self, *, durable: bool = True, bulk: bool = False) -> Iterator[Tx]:
@@ -147,22 +167,27 @@ class Database:
         lost with a process, and with the machine's power every lease is lost anyway. `bulk=True` is for what people say
         and what is made of it: it is refused on a disk that is nearly full, where control must go on.
         """
-        self._look_at_file()
+        self._look_at_files()
         is_low = self._make_room(bulk)
-        with self._errors(), self.engine.connect() as conn, conn.begin():
-            tx = Tx(conn, clock.utc_now())
-            if self._is_sqlite:
-                self._synchronise(tx, durable)
-                tx.execute("BEGIN IMMEDIATE")
-                tx.now = clock.utc_now()  # we may have waited for the lock
-            yield tx
+        with self._errors(), self.engine.connect() as conn, _Unsuspended() as unsuspended:
+            with conn.begin():
+                tx = Tx(conn, clock.utc_now())
+                if self._is_sqlite:
+                    self._synchronise(tx, durable)
+                    self._take_write_lock(tx)
+                    unsuspended.begin()
+                    tx.now = clock.utc_now()  # we may have waited for the lock
+                yield tx
+                event = self._mark.last_event(tx) if durable and self._mark is not None else None
+            if event is not None and self._mark is not None:
+                self._mark.note(event)
         if is_low:
             self._fold_log()
 
     @contextmanager
     def read(self) -> Iterator[Tx]:
         """A consistent view; writes nothing."""
-        self._look_at_file()
+        self._look_at_files()
         self._make_room(bulk=False)  # SQLite makes its log and index anew for the first reader
         with self._errors(), self._reader.connect() as conn, conn.begin():
             tx = Tx(conn, clock.utc_now())
@@ -186,9 +211,36 @@ class Database:
 
     def _synchronise(self, tx: Tx, durable: bool) -> None:
         known = tx.conn.connection.info
-        if known[_JOURNAL] == "WAL" and known.get(_DURABLE, True) != durable:
+        if known[JOURNAL] == "WAL" and known.get(_DURABLE, True) != durable:
             tx.execute("PRAGMA synchronous = FULL" if durable else "PRAGMA synchronous = NORMAL")
             known[_DURABLE] = durable
+
+    def _take_write_lock(self, tx: Tx) -> None:
+        """Wait as long as our patience allows; longer for a holder that runs than for one that is stopped."""
+        patience, begun, is_told = self.patience, time.monotonic(), False
+        while True:
+            self._wait_at_most(tx, min(_SLICE_S, patience.busy_s, patience.stopped_s))
+            try:
+                tx.execute("BEGIN IMMEDIATE")
+                break
+            except exc.OperationalError as error:
+                if not _is_busy(error):
+                    raise
+                waited_s, holder = time.monotonic() - begun, find_holder(self.where)
+                is_stopped = holder is not None and holder.is_stopped
+                if waited_s >= (patience.stopped_s if is_stopped else patience.busy_s):
+                    raise _busy(self.where, holder, waited_s) from error
+                if not is_told:
+                    patience.on_wait(f"waiting for the store: {holder or 'another process'} holds its write lock")
+                    is_told = True
+        if tx.conn.connection.info[JOURNAL] != "WAL":  # its commit waits for readers
+            self._wait_at_most(tx, patience.busy_s)
+
+    def _wait_at_most(self, tx: Tx, seconds: float) -> None:
+        known = tx.conn.connection.info
+        if known.get(_WAITS) != seconds:
+            tx.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+            known[_WAITS] = seconds
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -199,163 +251,39 @@ class Database:
         except exc.DBAPIError as error:
             if self.reserve is not None and is_disk_trouble(error):
                 self.reserve.release()  # a quota shows only in the error; the next try finds room
-            raise _translated(error, self.where) from error
+            raise _translated(error, self.where, self._is_sqlite) from error
 
     def close(self) -> None:
         self.engine.dispose()
+        if self._mark is not None:
+            self._mark.close()
 
 
-def connect(url: str) -> Database:
+class _Unsuspended:
+    """Ctrl-Z waits until the transaction has ended: a suspended process would keep everybody else from writing.
+
+    Nothing helps against SIGSTOP, and a process with other threads is suspended through them.
+    """
+
+    _before: set[int] | None = None
+
+    def __enter__(self) -> _Unsuspended:
+        return self
+
+    def begin(self) -> None:
+        self._before = set(signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS))
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+
+
+def connect(url: str, patience: Patience | None = None) -> Database:
     """A database without looking into it; `store.schema.open_store` also checks its version."""
-    parsed = _parse(url)
+    parsed, patience = parse_url(url), patience or Patience()
     if parsed.get_backend_name() == "sqlite":
-        return Database(_sqlite_engine(parsed), str(parsed.database))
-    return Database(_postgres_engine(parsed), parsed.render_as_string(hide_password=True))
-
-
-def _parse(url: str) -> sa.URL:
-    try:
-        parsed = sa.make_url(url)
-        backend = parsed.get_backend_name()
-    except (exc.ArgumentError, ValueError) as error:
-        raise UsageError("store.url is not a database URL; use sqlite:///path or postgresql://host/name") from error
-    if backend == "sqlite" and parsed.database not in (None, "", ":memory:"):
-        return parsed
-    if backend in ("postgresql", "postgres"):
-        return parsed.set(drivername="postgresql+psycopg")
-    raise UsageError(f"store.url: {backend} is not supported; use sqlite:///path or postgresql://host/name")
-
-
-def sqlite_module() -> ModuleType:
-    """The SQLite that is linked in: pysqlite3 where installed (no WAL-reset bug), else the standard library's."""
-    try:
-        return importlib.import_module("pysqlite3.dbapi2")
-    except ImportError:
-        return importlib.import_module("sqlite3.dbapi2")
-
-
-def wal_is_safe(version: tuple[int, ...]) -> bool:
-    """Older releases can drop committed pages when a WAL restarts; three branches carry the fix."""
-    return version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51) or (3, 44, 6) <= version < (3, 45)
-
-
-def _sqlite_engine(url: sa.URL) -> sa.Engine:
-    path = Path(str(url.database)).resolve()
-    _refuse_network_file_system(path)
-    module = sqlite_module()
-    engine = sa.create_engine(
-        url.set(drivername="sqlite+pysqlite"),
-        module=module,
-        connect_args={"timeout": _BUSY_S, "isolation_level": None, "check_same_thread": False},
-        poolclass=sa.pool.QueuePool,
-        pool_size=4,
-        max_overflow=64,
-    )
-    journal = "WAL" if wal_is_safe(module.sqlite_version_info) else "DELETE"
-
-    @sa.event.listens_for(engine, "connect")
-    def _configure(connection: Any, record: Any) -> None:
-        cursor = connection.cursor()
-        cursor.execute(f"PRAGMA busy_timeout = {int(_BUSY_S * 1000)}")
-        _switch_journal(cursor, journal)
-        cursor.execute("PRAGMA synchronous = FULL")
-        cursor.execute("PRAGMA wal_autocheckpoint = 4000")  # pages; less often, and 16 MB take far less than a second
-        cursor.execute("PRAGMA cache_size = -16000")  # 16 MB: the inner pages of indexes over millions of rows
-        cursor.execute("PRAGMA foreign_keys = ON")
-        cursor.execute("PRAGMA secure_delete = ON")  # what is deleted or moved becomes zeros: forgotten means gone
-        cursor.close()
-        connection.create_function(BOOT_SECONDS, 0, _boot_seconds)
-        record.info[_JOURNAL] = journal
-
-    return engine
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    """Which file that is now; None: there is none."""
-    try:
-        about = os.stat(path)
-    except OSError:
-        return None
-    return about.st_dev, about.st_ino
-
-
-def _boot_seconds() -> float:
-    return clock.boot_seconds()
-
-
-def _switch_journal(cursor: Any, journal: str) -> None:
-    """Changing the journal mode does not honour the busy timeout, so wait for the others here."""
-    deadline = time.monotonic() + _BUSY_S
-    while True:
-        try:
-            if cursor.execute("PRAGMA journal_mode").fetchone()[0].upper() == journal:
-                return
-            cursor.execute(f"PRAGMA journal_mode = {journal}")
-            return
-        except Exception as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-
-
-def _refuse_network_file_system(path: Path) -> None:
-    kind = file_system_of(path, _mounts())
-    if kind in _NETWORK_FILE_SYSTEMS:
-        raise StoreError(
-            f"{path} is on a network file system ({kind}), where SQLite loses data; "
-            "put the workspace on a local disk or set store.url to a PostgreSQL database"
-        )
-
-
-def _mounts() -> str:
-    try:
-        return Path("/proc/mounts").read_text()
-    except OSError:  # not Linux
-        return ""
-
-
-def file_system_of(path: Path, mounts: str) -> str:
-    """The kind of file system a path is on, by the kernel's list of mounts; empty where there is none."""
-    best, kind = "", ""
-    for line in mounts.splitlines():
-        _, written, fs_type, *_ = line.split(" ")
-        mount = written.replace(r"\040", " ")  # how the kernel writes a space
-        inside = path == Path(mount) or Path(mount) in path.parents
-        if inside and len(mount) >= len(best):
-            best, kind = mount, fs_type
-    return kind
-
-
-def _postgres_engine(url: sa.URL) -> sa.Engine:
-    try:
-        import psycopg  # noqa: F401
-    except ImportError:
-        raise MissingExtra.named("postgres", "a PostgreSQL store") from None
-    engine = sa.create_engine(url, pool_size=4, max_overflow=64)
-
-    @sa.event.listens_for(engine, "connect")
-    def _configure(connection: Any, record: Any) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SET synchronous_commit = on")
-            # a worker that freezes inside a transaction must not keep others from taking over its task
-            cursor.execute(f"SET idle_in_transaction_session_timeout = '{_IDLE_S:g}s'")
-        connection.commit()
-
-    @sa.event.listens_for(engine, "checkin")
-    def _put_away(connection: Any, record: Any) -> None:
-        record.info[_USED_AT] = time.monotonic()
-
-    @sa.event.listens_for(engine, "checkout")
-    def _is_alive(connection: Any, record: Any, proxy: Any) -> None:
-        """The server may have been restarted while a connection lay in the pool; a fresh one is taken then."""
-        if time.monotonic() - record.info.get(_USED_AT, 0.0) < _TRUSTED_S:
-            return
-        try:
-            engine.dialect.do_ping(connection)
-        except engine.dialect.loaded_dbapi.Error as error:
-            raise exc.DisconnectionError from error
-
-    return engine
+        return Database(sqlite_engine(parsed, patience.busy_s), str(parsed.database), patience)
+    return Database(postgres_engine(parsed), parsed.render_as_string(hide_password=True), patience)
 
 
 def broke(error: exc.IntegrityError, index: str, column: str) -> bool:
@@ -364,7 +292,19 @@ def broke(error: exc.IntegrityError, index: str, column: str) -> bool:
     return f'"{index}"' in text or f"UNIQUE constraint failed: {column}" in text
 
 
-def _translated(error: exc.DBAPIError, where: str) -> Exception:
+def _is_busy(error: exc.DBAPIError) -> bool:
+    return " is locked" in str(error.orig)
+
+
+def _busy(where: str, holder: Holder | None, waited_s: float | None = None) -> StoreBusy:
+    held = "" if waited_s is None else f" for at least {waited_s:.0f} s"
+    who, advice = (holder, holder.advice) if holder else ("another process", "look for a tunesmith process that hangs")
+    return StoreBusy(
+        f"the store {where} is busy: {who} has held its lock{held}; {advice}, then try again. Nothing was changed"
+    )
+
+
+def _translated(error: exc.DBAPIError, where: str, is_sqlite: bool) -> Exception:
     """What a user can act on."""
     text = str(error.orig)
     first_line = text.strip().splitlines()[0] if text.strip() else type(error).__name__
@@ -373,7 +313,9 @@ def _translated(error: exc.DBAPIError, where: str) -> Exception:
             f"the store {where} is damaged ({first_line}); nothing was changed. Restore a backup, or copy the file "
             "away and recover it with sqlite3's .recover"
         )
+    if is_sqlite and _is_busy(error):
+        return _busy(where, find_holder(where))
     if isinstance(error, exc.OperationalError | exc.InterfaceError | exc.InternalError):
-        hint = "is the disk full or read-only?" if os.path.isabs(where) else "is the server running?"
+        hint = "is the disk full or read-only?" if is_sqlite else "is the server running?"
         return StoreError(f"the store {where} cannot be used: {first_line}; {hint}")
     return error

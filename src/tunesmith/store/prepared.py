@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import ColumnElement
 
-from tunesmith.store.database import BOOT_SECONDS, Tx
+from tunesmith.store.database import Tx
+from tunesmith.store.engines import BOOT_SECONDS
 
 _PARAMETER = re.compile(r"%[(](\w+)[)]s")
 Convert = Callable[[Any], Any] | None

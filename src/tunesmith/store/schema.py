@@ -12,7 +12,9 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from tunesmith.errors import StoreCorrupt, StoreError, StoreTooNew
-from tunesmith.store.database import Database, connect, sqlite_module
+from tunesmith.store.database import Database, Patience, connect
+from tunesmith.store.engines import sqlite_module
+from tunesmith.store.sqlite_files import wait_for_removed_log
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 HEAD = REVISIONS[-1]
@@ -20,13 +22,13 @@ _OWN = 0o600  # what people said is nobody else's; SQLite gives its other files 
 _MIGRATION_LOCK = 0x74756E65  # any constant; PostgreSQL's advisory lock for migrations
 
 
-def open_store(url: str, *, create: bool = False) -> Database:
+def open_store(url: str, *, create: bool = False, patience: Patience | None = None) -> Database:
     """An open store at the current schema version.
 
     With `create` an empty database is filled; without it an empty one is refused: a store that has lost its tables
     is damaged, and starting afresh in its place would bury the history.
     """
-    database = connect(url)
+    database = connect(url, patience)
     try:
         _check_file(database, create=create)
         version = _version(database)
@@ -39,10 +41,10 @@ def open_store(url: str, *, create: bool = False) -> Database:
             )
         if version != HEAD:
             _migrate(database)
+        database.follow_files(lambda: open_store(url, patience=patience).close())
     except BaseException:
         database.close()
         raise
-    database.follow_file(lambda: open_store(url).close())
     return database
 
 
@@ -57,6 +59,7 @@ def _check_file(database: Database, *, create: bool) -> None:
     if not path.exists():
         with contextlib.suppress(OSError):  # somebody was quicker, or it cannot be made, which opening it says better
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _OWN))
+    wait_for_removed_log(path)
     names = _table_names(path)
     if names == [] and not create:
         raise _emptied(database)
