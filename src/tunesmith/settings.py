@@ -113,7 +113,7 @@ class ServeSettings(Section):
     max_waiting: int = Field(default=256, ge=0, le=100_000)
     """Most requests that wait for their turn; more get 429 with Retry-After."""
     max_tokens: int = Field(default=1024, ge=1, le=1_000_000)
-    """Most tokens of one answer; a request may ask for fewer."""
+    """Most tokens of one answer; a request, or answers.max_tokens of its profile, may say fewer."""
     max_feedback_per_minute: int = Field(default=600, ge=1, le=1_000_000)
     """Most feedback that one API key may send in a minute; more gets 429 with Retry-After."""
     timeout_s: Seconds = 120.0

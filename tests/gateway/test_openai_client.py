@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from builders import wait_for
+from builders import a_profile, wait_for
 from gateway_builders import PROFILE, ServerProcess, make_live
 from tunesmith.client import Client
 
@@ -217,3 +217,12 @@ def test_an_idempotency_key_of_a_request_that_failed_is_free_again(api: OpenAI) 
     with pytest.raises(openai.NotFoundError):
         api.chat.completions.create(model="nobody", messages=HELLO, extra_headers=key)
     assert api.chat.completions.create(model="support@v1", messages=HELLO, max_tokens=4, extra_headers=key).id
+
+
+def test_a_request_without_max_tokens_ends_where_its_profile_says(server: ServerProcess, client: Client) -> None:
+    a_profile(client.workspace.root, "brief", recipe={"max_length": 256}, answers={"max_tokens": 3})
+    wait_for(lambda: "brief" in server.health()["serving"])
+    asked = {"model": "brief", "messages": HELLO, "temperature": 0}
+    answer = server.api.chat.completions.create(**asked)
+    assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 3)
+    assert server.api.chat.completions.create(**asked, max_tokens=5).usage.completion_tokens == 5

@@ -12,7 +12,7 @@ from tunesmith.gateway.engine import EngineError
 from tunesmith.gateway.limits import Room
 from tunesmith.gateway.parameters import read_chat, read_completion
 from tunesmith.gateway.refusals import ApiError, headers_of, status_of
-from tunesmith.gateway.writing import Writing, rows_of
+from tunesmith.gateway.writing import Writing, limit_of, rows_of
 
 CHAT = {"model": "support", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -91,10 +91,11 @@ def test_one_row_that_fails_fails_all_of_them() -> None:
 
 def test_rows_have_seeds_of_their_own_and_the_limit_of_the_server() -> None:
     asked = read_chat({**CHAT, "n": 2, "seed": 7, "max_tokens": 1e9})
-    made = rows_of(asked, "chatcmpl-1", None, 64)
+    made = rows_of(asked, "chatcmpl-1", None, limit_of(asked, 256, 64))
     assert [row.seed for row in made] == [7, 8]
     assert {row.max_tokens for row in made} == {64}
-    texts = rows_of(read_completion({"model": "support", "prompt": ["a", "b"], "n": 2}), "cmpl-1", None, 64)
+    completion = read_completion({"model": "support", "prompt": ["a", "b"], "n": 2})
+    texts = rows_of(completion, "cmpl-1", None, limit_of(completion, 256, 64))
     assert [row.prompt for row in texts] == ["a", "a", "b", "b"]
     assert {row.max_tokens for row in texts} == {16}
 
@@ -145,3 +146,10 @@ def test_a_whole_answer_that_is_late_says_whether_it_was_begun() -> None:
     with pytest.raises(ApiError) as caught:
         asyncio.run(ask())
     assert status_of(caught.value) == 504
+
+
+@pytest.mark.parametrize(
+    ("asked", "most", "expected"), [(None, 1024, 256), (None, 64, 64), (900, 1024, 900), (9, 64, 9)]
+)
+def test_a_request_without_a_limit_gets_that_of_the_profile(asked: int | None, most: int, expected: int) -> None:
+    assert limit_of(read_chat({**CHAT, "max_tokens": asked}), 256, most) == expected

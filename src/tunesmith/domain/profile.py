@@ -260,6 +260,12 @@ class Gate(Section):
     """A held run that nobody decides on is rejected after this long."""
 
 
+class Answers(Section):
+    max_tokens: int = Field(default=256, ge=1, le=1_000_000)
+    """Longest answer of `tunesmith serve` to a request that names no limit; serve.max_tokens is the most ever."""
+    # A base that has not learnt yet rarely ends an answer by itself: without this it writes on for minutes.
+
+
 class Deploy(Section):
     when: Literal["promoted", "approved", "never"] = "promoted"
     """promoted: at once; approved: a promoted adapter waits for a person; never: the run completes without."""
@@ -342,6 +348,8 @@ class Profile(Section):
     """How a fresh deployment is watched."""
     targets: tuple[Target, ...] = (Target(),)
     """Where adapters are served: a list of name, kind and options."""
+    answers: Answers = Answers()
+    """How long an answer may be where the request does not say."""
 
     @field_validator("name")
     @classmethod

@@ -33,7 +33,7 @@ from tunesmith.gateway.parameters import Asked, read_chat, read_completion, refu
 from tunesmith.gateway.proxying import answer_from_upstream
 from tunesmith.gateway.responses import JsonAnswer, SseAnswer, while_there
 from tunesmith.gateway.switchboard import Route
-from tunesmith.gateway.writing import Writing, rows_of
+from tunesmith.gateway.writing import Writing, limit_of, rows_of
 from tunesmith.logs import logger
 
 log = logger("gateway")
@@ -96,7 +96,8 @@ class _Job:
             counts_usage=asked.include_usage,
         )
         beside = route.beside
-        told = rows_of(asked, self._header.id, beside.name if beside else None, gateway.settings.max_tokens)
+        max_tokens = limit_of(asked, route.place.max_tokens, gateway.settings.max_tokens)
+        told = rows_of(asked, self._header.id, beside.name if beside else None, max_tokens)
         self._rows = [_Row(row, Choice(number)) for number, row in enumerate(told)]
         self._held = ExitStack()
         room = gateway.engines.room(route.folder)

@@ -29,6 +29,8 @@ class Place:
     base: Path
     target: Target
     capture: CapturePolicy
+    max_tokens: int
+    """Of an answer to a request that names no limit."""
 
     @property
     def is_embedded(self) -> bool:
@@ -85,7 +87,8 @@ class Places:
         profile = resolved.profile
         asked = [target for target in profile.targets if target.kind in ASKED_KINDS]
         target = asked[0] if asked else Target(name=EMBEDDED, kind=EMBEDDED)
-        return Place(name, self._workspace.locate(profile.base.path), target, profile.experience.capture)
+        base, capture = self._workspace.locate(profile.base.path), profile.experience.capture
+        return Place(name, base, target, capture, profile.answers.max_tokens)
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

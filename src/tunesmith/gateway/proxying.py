@@ -22,7 +22,7 @@ from tunesmith.gateway.parameters import Asked, Kind
 from tunesmith.gateway.refusals import ApiError
 from tunesmith.gateway.responses import JsonAnswer, SseAnswer, while_there
 from tunesmith.gateway.switchboard import Route
-from tunesmith.gateway.writing import rows_of
+from tunesmith.gateway.writing import limit_of, rows_of
 
 _PATHS: dict[Kind, str] = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
 _OURS = ("metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key")
@@ -61,8 +61,8 @@ class _Passing:
         self._held.enter_context(gateway.switchboard.using(route.version.name))
         sent = {name: value for name, value in body.items() if name not in _OURS and value is not None}
         limit = "max_completion_tokens" if "max_completion_tokens" in sent else "max_tokens"
-        most = gateway.settings.max_tokens
-        sent[limit] = most if asked.max_tokens is None else min(asked.max_tokens, most)
+        self._max_tokens = limit_of(asked, route.place.max_tokens, gateway.settings.max_tokens)
+        sent[limit] = self._max_tokens
         upstream = gateway.upstream_of(route.place)
         self._chunks: AsyncIterator[dict[str, Any]] = upstream.ask(_PATHS[asked.kind], sent, route.version.adapter)
         self._deadline = self._begun + gateway.settings.timeout_s
@@ -127,7 +127,7 @@ class _Passing:
         """Answers with texts only: what a tool was called with is not kept yet."""
         gateway, route = self._gateway, self._route
         gateway.counts["answers" if is_whole else "broken"] += 1
-        rows = rows_of(self._asked, self._id, None, gateway.settings.max_tokens)
+        rows = rows_of(self._asked, self._id, None, self._max_tokens)
         for index, texts in sorted(self._texts.items()):
             finish = self._finish.get(index, "")
             if not 0 <= index < len(rows):

@@ -18,12 +18,17 @@ Generate = Callable[[Generation], AsyncGenerator[Piece | Ended, None]]
 _Item = tuple[int, Piece | Ended | Exception]
 
 
-def rows_of(asked: Asked, response_id: str, adapter: str | None, most_tokens: int) -> list[Generation]:
+def limit_of(asked: Asked, otherwise: int, most: int) -> int:
+    """Most tokens of each answer: what was asked for, else the profile's own, never more than serve.max_tokens."""
+    return min(otherwise if asked.max_tokens is None else asked.max_tokens, most)
+
+
+def rows_of(asked: Asked, response_id: str, adapter: str | None, max_tokens: int) -> list[Generation]:
     """What the engine is told: each prompt as often as there are choices, each choice with a seed of its own."""
     row = Generation(
         id=response_id,
         adapter=adapter,
-        max_tokens=most_tokens if asked.max_tokens is None else min(asked.max_tokens, most_tokens),
+        max_tokens=max_tokens,
         temperature=asked.temperature,
         top_p=asked.top_p,
         presence_penalty=asked.presence_penalty,
