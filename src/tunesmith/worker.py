@@ -150,7 +150,9 @@ class Worker:
             raise
         except Exception as error:
             if context.pulse.lost.is_set():
-                raise LeaseLost("the lease ran out; nothing was changed") from error
+                raise LeaseLost(
+                    "the lease ran out; the work is left as it is, for whoever holds the task now"
+                ) from error
             log.exception("stage_failed", task=context.claim.task.id, run=context.claim.task.run_id)
             return room.excused(context, lifecycle.end_of_error(error))
 

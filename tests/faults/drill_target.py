@@ -2,7 +2,7 @@
 
 `install` puts them on an import path as a package would. `drill-directory` is the real directory target and
 `drill-http` a client of `DrillServer`; both write down every step, and kill their process in front of the one that
-DRILL_KILL_AT names.
+DRILL_KILL_AT names, or suspend it in front of DRILL_STOP_AT.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tunesmith.targets.directory import DirectoryTarget
 from tunesmith.targets.embedded import EmbeddedTarget
 
 KILL_AT = "DRILL_KILL_AT"
+STOP_AT = "DRILL_STOP_AT"
 STEPS = "DRILL_STEPS"
 Prompts = Sequence[Sequence[Mapping[str, Any]]]
 _num_steps = 0
@@ -54,6 +55,8 @@ def step(name: str) -> None:
             sink.write(f"{name}\n")
     if os.environ.get(KILL_AT) == str(_num_steps):
         os.kill(os.getpid(), signal.SIGKILL)
+    if os.environ.get(STOP_AT) == str(_num_steps):
+        os.kill(os.getpid(), signal.SIGSTOP)
     if victim is not None:
         victim.steps.append(name)
         if len(victim.steps) == victim.dies_at:
@@ -113,6 +116,10 @@ class Stepping:
 
 class DrillDirectory(Stepping, DirectoryTarget):
     """The real one, step by step."""
+
+    def flip_in_order(self, adapter: ServedAdapter | None, order: int) -> None:
+        step("flip")
+        super().flip_in_order(adapter, order)
 
 
 class DrillEmbedded(Stepping, EmbeddedTarget):

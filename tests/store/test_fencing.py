@@ -92,7 +92,7 @@ def _taken_over(database: Database, kind: TaskKind = TaskKind.TRAIN, state: RunS
 def test_stale_lease_is_refused_and_changes_nothing(database: Database, write: str) -> None:
     stale, fresh = _taken_over(database)
     before = dump(database)
-    with pytest.raises(LeaseLost, match="nothing was changed"), database.write() as tx:
+    with pytest.raises(LeaseLost, match="nothing was recorded"), database.write() as tx:
         WRITES[write](tx, stale)
     assert dump(database) == before
     with database.write() as tx:

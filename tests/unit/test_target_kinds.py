@@ -229,7 +229,7 @@ def test_ollama_model_of_the_same_name_that_is_not_ours_is_not_taken_for_it(made
     with OllamaServer() as server:
         target = a_target("ollama", tmp_path, url=server.url, model=BASE)
         server.models["support:v1"] = "sha256:" + "2" * 64
-        with pytest.raises(TargetError, match="has another support:v1; remove it there"):
+        with pytest.raises(TargetError, match="has another support:v1, which was not made here; remove or rename"):
             target.load(made.first)
         server.models["support:v1"] = None
         with pytest.raises(TargetError, match="not made by tunesmith"):

@@ -14,10 +14,12 @@ from tunesmith.client.inbox import InboxItem, read_inbox
 from tunesmith.client.serving import base_problem, version_problem
 from tunesmith.client.session import Session
 from tunesmith.config.resolve import list_profiles
+from tunesmith.domain.profile import Profile
 from tunesmith.domain.task import TaskKind
 from tunesmith.errors import DataError, StoreCorrupt, StoreError, UsageError, nearest, show
 from tunesmith.files import verify_folder
 from tunesmith.stages.same_base import changed_base
+from tunesmith.stages.target_places import place_problems
 from tunesmith.store import adapters, deployments, profiles, servers, switches, workers
 from tunesmith.store.engines import sqlite_module, wal_is_safe
 from tunesmith.store.lock_holder import find_holder
@@ -147,6 +149,7 @@ class System:
         for entry in list_profiles(session.workspace, session.environ):
             if entry.profile is not None:
                 checks += self._base(entry.name, entry.profile.base.path, locked.get(entry.name))
+                checks += self._places(entry.profile)
         for each in live:
             folder = session.workspace.data_dir / each.path
             problem = version_problem(each.name, folder) or _damage(folder, each.digest)
@@ -165,6 +168,16 @@ class System:
             return []
         fix = "put it back" if locked is not None else "put it there, or set base.path"
         return [Check(f"base of {profile}", "warning" if locked is None else "broken", problem, fix)]
+
+    def _places(self, profile: Profile) -> list[Check]:
+        """Targets that another profile has, too."""
+        session = self._session
+        try:
+            shared = place_problems(session.database, session.workspace, profile.name, profile.targets, session.environ)
+        except StoreError:
+            return []
+        fix = f"give each its own, and look again: tunesmith profile check {profile.name}"
+        return [Check(f"targets of {profile.name}", "broken", line, fix) for line in shared]
 
     def _workers(self) -> Check:
         try:

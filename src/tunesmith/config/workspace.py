@@ -77,6 +77,11 @@ class Workspace:
             raise ConfigError(f"the path {show(text)} cannot be followed") from None
 
 
+def is_workspace(folder: Path) -> bool:
+    """Whether a workspace is there now."""
+    return (folder / PROJECT_FILE).is_file()
+
+
 def find_workspace(
     start: Path | None = None, explicit: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> Workspace:

@@ -48,7 +48,7 @@ class Pulse:
 
     def check(self) -> None:
         if self.lost.is_set():
-            raise LeaseLost("the lease ran out; nothing was changed")
+            raise LeaseLost("the lease ran out; the work is left as it is, for whoever holds the task now")
 
 
 @dataclass(frozen=True)

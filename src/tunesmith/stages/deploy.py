@@ -24,6 +24,7 @@ from tunesmith.files import verify_folder
 from tunesmith.stages.context import Flipped, NotFlipped, StageContext, StageEnd
 from tunesmith.stages.evaluate import policy_digest
 from tunesmith.stages.followers import Follower, followers, served_adapter
+from tunesmith.stages.held_target import HeldTarget
 from tunesmith.stages.parity import Probed, probe, references_of
 from tunesmith.stages.reconcile import reconcile
 from tunesmith.stages.same_base import base_trouble
@@ -97,7 +98,7 @@ def _try(
     probed: dict[str, Probed],
 ) -> str | None:
     """One target: limits and trial load, load, parity."""
-    target = follower.target(context.workspace, profile)
+    target = HeldTarget(context, follower, profile)
     try:
         refusal = target.refusal(served)
         if refusal is not None:
@@ -114,7 +115,7 @@ def _withdraw(context: StageContext, profile: str, tried: list[Follower], served
     """A version that does not go live takes nobody's memory; where that fails now, the next deployment tidies up."""
     for follower in tried:
         with contextlib.suppress(TargetError):
-            follower.target(context.workspace, profile).unload(served.name)
+            HeldTarget(context, follower, profile).unload(served.name)
 
 
 def _obstacle(context: StageContext, run: Run, adapter: Adapter) -> NotFlipped | None:

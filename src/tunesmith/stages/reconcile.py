@@ -14,6 +14,7 @@ from tunesmith.domain.task import ErrorClass, TaskKind
 from tunesmith.errors import LeaseLost, StoreError, TunesmithError
 from tunesmith.stages.context import Reconciled, StageContext, StageEnd
 from tunesmith.stages.followers import Follower, followers, served_adapter
+from tunesmith.stages.held_target import HeldTarget
 from tunesmith.stages.parity import differs_after_loading
 from tunesmith.store import adapters, deployments, runs, tasks
 from tunesmith.store.adapters import Adapter
@@ -38,6 +39,8 @@ class _Wanted:
     followers: tuple[Follower, ...]
     is_under_way: bool
     """A deployment that its own task brings along, or that its watch looks at."""
+    order: int
+    """Grows with every change of what is wanted."""
 
     @property
     def asked(self) -> list[Follower]:
@@ -98,7 +101,14 @@ def reconcile(context: StageContext, profile: str) -> str | None:
 def _settle(context: StageContext, wanted: _Wanted, follower: Follower) -> str | None:
     """Bring one target to what is wanted; `_MOVED` if something else is wanted by now."""
     context.pulse.check()
-    error = _bring(context, wanted, follower)
+    target: HeldTarget | None = None
+    try:
+        target = HeldTarget(context, follower, wanted.profile, wanted.order)
+        error = _bring(context, wanted, follower, target)
+    except LeaseLost:
+        raise
+    except TunesmithError as problem:
+        error = problem.message
     try:
         with context.database.write() as tx:
             tasks.guard(tx, context.claim.lease)
@@ -110,9 +120,13 @@ def _settle(context: StageContext, wanted: _Wanted, follower: Follower) -> str |
             name = follower.name
             deployments.observe(tx, wanted.profile, name, adapter_id=adapter_id, is_known=is_known, error=error)
             deployments.forget_others(tx, wanted.profile, [each.name for each in wanted.followers])
-    except LeaseLost:
+    except LeaseLost as lost:
+        if target is None or not target.may_have_flipped:
+            raise
         _have_it_looked_at(context, wanted.profile)
-        raise
+        raise LeaseLost(
+            f"{lost}; target {follower.name} may have been flipped to {wanted.name}: a task looks at it again"
+        ) from lost
     context.pulse.progress()
     return None if error is None else f"target {follower.name}: {error}"
 
@@ -123,31 +137,29 @@ def _have_it_looked_at(context: StageContext, profile: str) -> None:
         tasks.add(tx, TaskKind.ROLLBACK, actor=context.worker_id, profile=profile, priority=0)
 
 
-def _bring(context: StageContext, wanted: _Wanted, follower: Follower) -> str | None:
-    """Load, flip, observe. A target that lost all it had may be another one by now, so it is compared again.
+def _bring(context: StageContext, wanted: _Wanted, follower: Follower, target: HeldTarget) -> str | None:
+    """Load, flip, observe; why it does not serve what is wanted. Raises what a target says, and LeaseLost.
+
+    A target that lost all it had may be another one by now, so it is compared again.
 
     One that still holds versions is not: a way back must not depend on anything.
     """
     live = wanted.live
     served = None if live is None else served_adapter(context.workspace, live)
-    try:
-        target = follower.target(context.workspace, wanted.profile)
-        if live is not None and served is not None:
-            has_lost_all = not target.loaded()
-            target.load(served)
-            if has_lost_all and (difference := differs_after_loading(context, live, follower, target)) is not None:
-                return difference
-        target.flip(served)
-        observed = target.observe()
-    except TunesmithError as error:
-        return error.message
+    if live is not None and served is not None:
+        has_lost_all = not target.loaded()
+        target.load(served)
+        if has_lost_all and (difference := differs_after_loading(context, live, follower, target)) is not None:
+            return difference
+    target.flip(served)
+    observed = target.observe()
     return None if (observed or BARE_BASE) == wanted.digest else "it serves something else than what was asked for"
 
 
 def _let_go(context: StageContext, wanted: _Wanted, follower: Follower) -> None:
     """Let answers of the old version end; unload what is neither wanted nor a way back. What is busy stays for now."""
     try:
-        target = follower.target(context.workspace, wanted.profile)
+        target = HeldTarget(context, follower, wanted.profile)
         loaded = target.loaded() - (wanted.kept - {wanted.previous})
     except TunesmithError:
         return  # told already, where it was brought along
@@ -254,4 +266,5 @@ def _wanted(tx: Tx, profile: str) -> _Wanted | None:
         revoked=adapters.names_in(tx, profile, AdapterState.REVOKED),
         followers=tuple(followers(tx, deployment.targets)),
         is_under_way=watched is not None or deploying,
+        order=deployment.order,
     )

@@ -24,6 +24,7 @@ from tunesmith.modeling.base_files import is_whole_model
 from tunesmith.programs.fingerprint import code_fingerprint
 from tunesmith.stages.outlook import PLANNED, memory_of_spec, num_characters
 from tunesmith.stages.prepare import Progress, prepare_dataset
+from tunesmith.stages.target_places import place_problems
 from tunesmith.store import adapters, campaigns, datasets, erasures, members, profiles, queue, runs, tasks
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.datasets import Dataset
@@ -101,6 +102,9 @@ def check(
     sealed(trainer, checked.profile.trainer.options, workspace.root)
     for target in checked.profile.targets:
         make_target(target.kind, target.options, root=workspace.root, profile=profile)
+    shared = place_problems(database, workspace, profile, checked.profile.targets, environ)
+    if shared:
+        raise ConfigError("\n".join(f"profile {profile}: {line}" for line in shared))
     return checked, trainer, None if campaign is None else campaign.id
 
 

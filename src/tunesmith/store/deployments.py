@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -28,6 +28,11 @@ class Deployment:
     flipped_at: datetime
     flipped_by: str
     targets: list[dict[str, Any]]
+
+    @property
+    def order(self) -> int:
+        """Grows with every change of what is wanted; a target refuses to be flipped for an earlier one."""
+        return int(self.flipped_at.timestamp() * 1_000_000)
 
 
 @dataclass(frozen=True)
@@ -138,12 +143,15 @@ def lock(tx: Tx, profile: str) -> None:
 def _want(
     tx: Tx, profile: str, wanted: str | None, previous: str | None, targets: list[dict[str, Any]], actor: str
 ) -> None:
+    before = get(tx, profile)
+    # a clock that was set back must not make this change look older than the last one: see `Deployment.order`
+    now = tx.now if before is None else max(tx.now, before.flipped_at + timedelta(microseconds=1))
     tx.put(
         deployments,
         {"profile": profile},
         wanted_adapter_id=wanted,
         previous_adapter_id=previous,
-        flipped_at=tx.now,
+        flipped_at=now,
         flipped_by=actor,
         targets=targets,
     )

@@ -27,7 +27,7 @@ from tunesmith.ids import new_token, next_id
 from tunesmith.store import events
 from tunesmith.store import task_statements as sql
 from tunesmith.store.database import Tx
-from tunesmith.store.fence import Lease
+from tunesmith.store.fence import Lease, holds
 from tunesmith.store.prepared import run_together
 from tunesmith.store.tables import attempts, tasks
 
@@ -179,6 +179,11 @@ def guard(tx: Tx, lease: Lease) -> Held:
     if row is None:
         raise _lost(lease)
     return Held(Counts(row["num_crashes"], row["num_errors"], row["num_shrinks"]), AttemptState(row["state"]))
+
+
+def is_held(tx: Tx, lease: Lease) -> bool:
+    """Whether the lease is still ours, at this moment; `guard` also keeps it so."""
+    return tx.first(sa.select(sa.literal(1)).where(holds(lease))) is not None
 
 
 def note_process(tx: Tx, lease: Lease, process: str) -> None:
@@ -342,7 +347,7 @@ def open_of_run(tx: Tx, run_id: str, *, lock: bool = False) -> Task | None:
 
 
 def _lost(lease: Lease) -> LeaseLost:
-    return LeaseLost(f"task {lease.task_id} is no longer leased to attempt {lease.attempt_id}; nothing was changed")
+    return LeaseLost(f"task {lease.task_id} is no longer leased to attempt {lease.attempt_id}; nothing was recorded")
 
 
 def task_of(row: Mapping[Any, Any]) -> Task:

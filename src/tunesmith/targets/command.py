@@ -26,7 +26,9 @@ from tunesmith.domain.parity import Reading
 from tunesmith.environment import visible
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.files import verify_folder
+from tunesmith.targets.alias import StateFile
 from tunesmith.targets.base import ServedAdapter, TargetError
+from tunesmith.targets.in_order import Order
 from tunesmith.targets.options import TargetOptions, Text, Variable, read_options
 
 MAX_OUTPUT = 1 << 20
@@ -60,6 +62,7 @@ class CommandTarget:
             raise ConfigError(f"targets: kind command: program: {first} is not there or may not be run")
         self._argv = [found, *self._options.program[1:]]
         self._root, self._profile = root, profile
+        self._order = Order.beside(StateFile.at(root, profile, "command", " ".join(self._options.program)).path)
 
     def refusal(self, adapter: ServedAdapter) -> str | None:
         try:
@@ -90,6 +93,10 @@ class CommandTarget:
 
     def flip(self, adapter: ServedAdapter | None) -> None:
         self._call("flip", adapter)
+
+    def flip_in_order(self, adapter: ServedAdapter | None, order: int) -> None:
+        with self._order.entering(order):
+            self._call("flip", adapter, order=order)
 
     def drain(self, name: str, timeout_s: float) -> None:
         self._call("drain", None, patience_s=timeout_s, name=name, timeout_s=timeout_s)

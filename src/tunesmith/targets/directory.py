@@ -2,7 +2,9 @@
 
 PATH/versions/dates@v7/    a published copy of the adapter
 PATH/current               → versions/dates@v7; absent while the bare base is live
+PATH/.tunesmith-target/    whose folder it is, which versions we put there, the youngest flip
 
+The folder belongs to one profile. Whatever else lies in it was made by somebody else, and stays.
 `for: vllm` says who reads the folder; then an adapter that this server cannot load is refused.
 """
 
@@ -24,6 +26,8 @@ from tunesmith.errors import ConfigError, DataError
 from tunesmith.files import fsync_folder, publish_folder, verify_folder
 from tunesmith.targets.adapter_files import CONFIG, read_config
 from tunesmith.targets.base import ServedAdapter, TargetError
+from tunesmith.targets.in_order import Order
+from tunesmith.targets.owned_folder import OwnedFolder
 
 READABLE_BY = "readable_by"
 _MODES = {"owner": (0o700, 0o600), "group": (0o750, 0o640), "everyone": (0o755, 0o644)}
@@ -50,13 +54,17 @@ class DirectoryTarget:
             raise ConfigError(f"targets: {READABLE_BY} of a directory target must be one of {', '.join(_MODES)}")
         self._modes = _MODES[readable_by]
         self.path = (root / path).resolve()
+        self._refuse_workspace(root.resolve())
         self.current = self.path / "current"
         self.versions = self.path / "versions"
+        self._owned = OwnedFolder(self.path, root.resolve(), profile)
+        self._order = Order(self._owned.about / "order")
 
     def refusal(self, adapter: ServedAdapter) -> str | None:
         if os.path.lexists(self.current) and not self.current.is_symlink():
             return f"{self.current} is not a link of ours; move it away"
         try:
+            self._owned.refuse_others()
             verify_folder(adapter.path, adapter.digest)
             violations = self._violations(adapter.path)
             if not violations:
@@ -79,16 +87,24 @@ class DirectoryTarget:
         return None  # a folder answers nothing
 
     def flip(self, adapter: ServedAdapter | None) -> None:
+        self._flip(adapter, contextlib.nullcontext())
+
+    def flip_in_order(self, adapter: ServedAdapter | None, order: int) -> None:
+        self._flip(adapter, self._order.entering(order))
+
+    def _flip(self, adapter: ServedAdapter | None, turn: contextlib.AbstractContextManager[None]) -> None:
+        """All that takes time is done before it is our turn: whoever hangs there keeps others from flipping."""
         try:
+            self._owned.take()
             if adapter is None:
-                self.current.unlink(missing_ok=True)
+                with turn:
+                    self.current.unlink(missing_ok=True)
             else:
                 self.versions.mkdir(parents=True, exist_ok=True)
                 with self._in_use():
                     self._copy(adapter)
-                    self._point(self.versions / adapter.name)
-            if self.path.is_dir():
-                fsync_folder(self.path)
+                    self._point(self.versions / adapter.name, turn)
+            fsync_folder(self.path)
         except (OSError, DataError) as error:
             raise TargetError(f"{self.path}: {error}") from error
 
@@ -96,20 +112,25 @@ class DirectoryTarget:
         """Who reads the folder keeps what it has open."""
 
     def unload(self, name: str) -> None:
+        if name not in self._owned.made():
+            return  # not there, or not ours
         folder = self.versions / name
         if self.current.is_symlink() and self.current.resolve() == folder.resolve():
             raise TargetError(f"{name} is served; flip to another version first")
         if folder.is_dir():
             with self._in_use(alone=True):
                 shutil.rmtree(folder, ignore_errors=True)
+                self._owned.forget(name)
 
     def loaded(self) -> frozenset[str]:
-        if not self.versions.is_dir():
-            return frozenset()
-        return frozenset(folder.name for folder in self.versions.iterdir() if not folder.name.startswith("."))
+        try:
+            return self._owned.made()
+        except DataError as error:
+            raise TargetError(str(error)) from error
 
     def observe(self) -> str | None:
         try:
+            self._owned.refuse_others()
             if not os.path.lexists(self.current):
                 return None
             return verify_folder(self.current.resolve(strict=True)).digest
@@ -135,14 +156,19 @@ class DirectoryTarget:
             yield
 
     def _copy(self, adapter: ServedAdapter) -> None:
-        """Copy the adapter below `versions`, whole or not at all; a damaged earlier copy is replaced."""
+        """Copy the adapter below `versions`, whole or not at all; a damaged earlier copy of ours is replaced."""
+        self._owned.take()
         final = self.versions / adapter.name
-        if final.exists():
+        if os.path.lexists(final):
             try:
                 verify_folder(final, adapter.digest)
+                self._owned.note(adapter.name)
                 return
             except DataError:
+                if not self._owned.is_made(adapter.name):
+                    raise DataError(f"{final} is there already, and tunesmith did not make it; move it away") from None
                 shutil.rmtree(final)
+        self._owned.note(adapter.name)
         staged = self.versions / f".{adapter.name}.{os.getpid()}"
         shutil.rmtree(staged, ignore_errors=True)
         try:
@@ -162,13 +188,21 @@ class DirectoryTarget:
         for path in (version, *version.rglob("*")):
             path.chmod(for_folders if path.is_dir() else for_files)
 
-    def _point(self, folder: Path) -> None:
+    def _refuse_workspace(self, root: Path) -> None:
+        """What tunesmith itself keeps in a workspace is no place for versions, but for `.tunesmith/live`."""
+        data = root / ".tunesmith"
+        is_inside = self.path.is_relative_to(data) and not self.path.is_relative_to(data / "live")
+        if is_inside or root.is_relative_to(self.path) or self.path == data / "live":
+            raise ConfigError(f"targets: path of a directory target: {self.path} holds the workspace; name another")
+
+    def _point(self, folder: Path, turn: contextlib.AbstractContextManager[None]) -> None:
         """Replace the link in one step: readers see the old version or the new one, never none."""
         link = self.path / f".current.{os.getpid()}"
         link.unlink(missing_ok=True)
         link.symlink_to(folder.relative_to(self.path))
         try:
-            os.replace(link, self.current)
-        except OSError:
+            with turn:
+                os.replace(link, self.current)
+        except (OSError, TargetError):
             link.unlink(missing_ok=True)
             raise

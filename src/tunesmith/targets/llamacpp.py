@@ -19,6 +19,7 @@ from tunesmith.files import sha256_file
 from tunesmith.targets import llama_processes as processes
 from tunesmith.targets.alias import adapter_of
 from tunesmith.targets.base import Door, ServedAdapter, Target, TargetError
+from tunesmith.targets.in_order import Order
 from tunesmith.targets.llama_files import PLAIN, Converted, LlamacppOptions
 from tunesmith.targets.llama_processes import HeldAdapter, LlamaProcess
 from tunesmith.targets.llama_readings import read_llama
@@ -40,6 +41,7 @@ class LlamacppTarget:
     def __init__(self, options: LlamacppOptions, root: Path, profile: str) -> None:
         self._made = Converted(options, root, profile)
         self._options, self._file, self._profile = options, self._made.file, profile
+        self._order = Order.beside(self._file.path)
 
     def refusal(self, adapter: ServedAdapter) -> str | None:
         return self._made.refusal(adapter)
@@ -69,6 +71,10 @@ class LlamacppTarget:
                 about = {"name": adapter.name, "path": str(adapter.path), "digest": adapter.digest}
             state["processes"] = [each.to_json() for each in self._processes()]
             self._file.write({**state, "v": 1, "current": process.id, "live": about})
+
+    def flip_in_order(self, adapter: ServedAdapter | None, order: int) -> None:
+        with self._order.entering(order):
+            self.flip(adapter)
 
     def drain(self, name: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

@@ -13,6 +13,7 @@ from tunesmith.files import sha256_file
 from tunesmith.targets.alias import Alias, verified
 from tunesmith.targets.base import Door, ServedAdapter, TargetError
 from tunesmith.targets.http import Http
+from tunesmith.targets.in_order import Order
 from tunesmith.targets.llama_files import PLAIN, Converted, LlamacppOptions
 from tunesmith.targets.llama_readings import read_llama
 
@@ -26,7 +27,7 @@ class LlamacppServerOfOthers:
         self._made = Converted(options, root, profile)
         self._http = Http(options.url or "", options.timeout_s, options.key_env)
         self._profile = profile
-        self._alias = Alias(self._made.file)
+        self._alias, self._order = Alias(self._made.file), Order.beside(self._made.file.path)
 
     def refusal(self, adapter: ServedAdapter) -> str | None:
         known = self._made.refusal(adapter)
@@ -51,6 +52,10 @@ class LlamacppServerOfOthers:
         if adapter is not None:
             self._needed(adapter.name)
         self._alias.set(adapter)
+
+    def flip_in_order(self, adapter: ServedAdapter | None, order: int) -> None:
+        with self._order.entering(order):
+            self.flip(adapter)
 
     def drain(self, name: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

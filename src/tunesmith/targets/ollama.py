@@ -22,6 +22,7 @@ from tunesmith.targets.alias import Alias, StateFile, verified
 from tunesmith.targets.base import Door, ServedAdapter, TargetError
 from tunesmith.targets.gguf_adapter import base_of, convert
 from tunesmith.targets.http import Http, Reply
+from tunesmith.targets.in_order import Order
 from tunesmith.targets.options import TargetOptions, Text, Url, Variable, read_options
 
 _FILE = "adapter.gguf"
@@ -46,7 +47,7 @@ class OllamaTarget:
         self._http = Http(self._options.url, self._options.timeout_s, self._options.key_env)
         self._profile = profile
         file = StateFile.at(root, profile, "ollama", f"{self._http.url} {self._options.model}")
-        self._alias, self._notes = Alias(file), file.path.with_suffix("")
+        self._alias, self._notes, self._order = Alias(file), file.path.with_suffix(""), Order.beside(file.path)
 
     def refusal(self, adapter: ServedAdapter) -> str | None:
         known = folder_refusal(adapter, "ollama", {})
@@ -61,9 +62,10 @@ class OllamaTarget:
                 f"{self._options.model} holds its weights in {held}, so answers differ from those that were judged; "
                 f"if that is meant, say so: options.quantization: {held}"
             )
-        if self._adapter_of(adapter.name) is not None:
-            return None
         try:
+            found = self._adapter_of(adapter.name)
+            if found is not None:
+                return None if found == self._hash(adapter) else self._another(adapter.name)
             reply = self._create(adapter)
         except DataError as error:
             return str(error)
@@ -78,8 +80,9 @@ class OllamaTarget:
             found = self._adapter_of(adapter.name)
             if found is not None:
                 if found != self._hash(adapter):
-                    raise TargetError(f"{self._http.url} has another {_theirs(adapter.name)}; remove it there")
+                    raise TargetError(self._another(adapter.name))
                 return
+            self._hash(adapter)  # noted first: what is noted and not there does no harm
             reply = self._create(adapter)
         except DataError as error:
             raise TargetError(f"{adapter.name}: {error}") from error
@@ -96,12 +99,16 @@ class OllamaTarget:
             raise TargetError(f"{self._http.url} has no {_theirs(adapter.name)}; load it first")
         self._alias.set(adapter)
 
+    def flip_in_order(self, adapter: ServedAdapter | None, order: int) -> None:
+        with self._order.entering(order):
+            self.flip(adapter)
+
     def drain(self, name: str, timeout_s: float) -> None:
         """Ollama does not tell who is being answered; a model that is removed answers to the end what it has begun."""
 
     def unload(self, name: str) -> None:
         self._alias.refuse_if_served(name)
-        if self._show(_theirs(name)) is not None:
+        if name in self.loaded() and self._adapter_of(name) == self._noted(name):
             self._http.ask("POST", "/api/generate", {"model": _theirs(name), "keep_alive": 0, "stream": False})
             self._delete(name)
 
@@ -111,7 +118,8 @@ class OllamaTarget:
         if not isinstance(models, list):
             raise TargetError(f"{self._http.url}/api/tags is not what Ollama answers")
         names = (str(model.get("name")).partition(":") for model in models if isinstance(model, dict))
-        return frozenset(f"{profile}@{tag}" for profile, _, tag in names if profile == self._profile)
+        versions = [f"{profile}@{tag}" for profile, _, tag in names if profile == self._profile]
+        return frozenset(name for name in versions if self._noted(name) is not None)  # the others were made by others
 
     def observe(self) -> str | None:
         live = self._alias.get()
@@ -169,6 +177,14 @@ class OllamaTarget:
                 said = {"digest": adapter.digest, "sha256": sha256_file(self._convert(adapter, folder))}
             note.write(said)
         return str(said["sha256"])
+
+    def _noted(self, name: str) -> str | None:
+        """The hash of the adapter of a version that we made; None: we did not make it."""
+        said = StateFile(self._notes / f"{name}.json").read().get("sha256")
+        return None if said is None else str(said)
+
+    def _another(self, name: str) -> str:
+        return f"{self._http.url} has another {_theirs(name)}, which was not made here; remove or rename it there"
 
     def _create(self, adapter: ServedAdapter) -> Reply:
         with tempfile.TemporaryDirectory(prefix="tunesmith-") as folder:

@@ -19,6 +19,7 @@ from tunesmith.targets.adapter_files import folder_refusal
 from tunesmith.targets.alias import Alias, StateFile, verified
 from tunesmith.targets.base import Door, ServedAdapter, TargetError
 from tunesmith.targets.http import Http, Reply
+from tunesmith.targets.in_order import Order
 from tunesmith.targets.options import TargetOptions, Text, Url, Variable, read_options
 from tunesmith.targets.readings import chat_reading
 
@@ -60,7 +61,10 @@ class VllmTarget:
         urls = self._options.urls or (self._options.url or "",)
         self._replicas = [Http(url, self._options.timeout_s, self._options.key_env) for url in urls]
         self._profile = profile
-        self._alias = Alias(StateFile.at(root, profile, "vllm", " ".join(sorted(urls))))
+        file = StateFile.at(root, profile, "vllm", " ".join(sorted(urls)))
+        self._alias, self._order = Alias(file), Order.beside(file.path)
+        self._ours = root.resolve() / ".tunesmith" / "adapters"
+        self._made = StateFile(file.path.with_suffix(".loaded.json"))
 
     def refusal(self, adapter: ServedAdapter) -> str | None:
         known = folder_refusal(adapter, "vllm", self._raw)
@@ -80,6 +84,7 @@ class VllmTarget:
         for replica in self._replicas:
             if self._is_held(replica, adapter):
                 continue
+            self._note(adapter)
             reply = self._ask_to_load(replica, adapter)
             if not reply.is_ok and not self._is_held(replica, adapter):  # another worker may have been faster
                 raise TargetError(f"{replica.url} cannot load {adapter.name}: {reply.complaint}")
@@ -99,6 +104,10 @@ class VllmTarget:
                 raise TargetError(f"{replica.url} does not hold {adapter.name}; load it first")
         self._alias.set(adapter)
 
+    def flip_in_order(self, adapter: ServedAdapter | None, order: int) -> None:
+        with self._order.entering(order):
+            self.flip(adapter)
+
     def drain(self, name: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         for replica in self._replicas:
@@ -110,12 +119,25 @@ class VllmTarget:
     def unload(self, name: str) -> None:
         self._alias.refuse_if_served(name)
         for replica in self._replicas:
-            self._forget(replica, name)
+            if name in self._held_of_ours(replica):
+                self._forget(replica, name)
 
     def loaded(self) -> frozenset[str]:
-        """What any replica holds: a leftover on one of them counts."""
-        names = {name for replica in self._replicas for name in _adapters(_models(replica))}
-        return frozenset(name for name in names if name.startswith(f"{self._profile}@"))
+        """What any replica holds of ours: a leftover on one of them counts."""
+        return frozenset(name for replica in self._replicas for name in self._held_of_ours(replica))
+
+    def _held_of_ours(self, replica: Http) -> list[str]:
+        """Versions that were loaded from here; a profile of another workspace may have the same name."""
+        noted, below = self._made.read(), self._theirs(self._ours)
+        return [
+            name
+            for name, root in _adapters(_models(replica)).items()
+            if name.startswith(f"{self._profile}@") and (noted.get(name) == root or root.startswith(f"{below}/"))
+        ]
+
+    def _note(self, adapter: ServedAdapter) -> None:
+        with self._made.locked():
+            self._made.write({**self._made.read(), adapter.name: self._theirs(adapter.path)})
 
     def observe(self) -> str | None:
         live = self._alias.get()
