@@ -34,6 +34,11 @@ def secret_id(prefix: str) -> str:
     return f"{prefix}-{_letters(time.time_ns() // 1_000_000 % (1 << 50), 10)}{_letters(secrets.randbits(80), 16)}"
 
 
+def new_request_id() -> str:
+    """A fresh id for the log line and the answer of one request."""
+    return f"req-{_letters(secrets.randbits(80), 16)}"
+
+
 def _letters(bits: int, num: int) -> str:
     return "".join([_ALPHABET[bits >> shift & 31] for shift in range(5 * num - 5, -5, -5)])
 

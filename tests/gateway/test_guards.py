@@ -169,6 +169,33 @@ def test_an_allowed_page_is_told_so_and_no_other(keyed: ServerProcess) -> None:
         assert "access-control-allow-origin" not in http.get("/v1/models").headers
 
 
+def test_an_allowed_page_may_send_what_the_stock_javascript_client_sends(keyed: ServerProcess) -> None:
+    sent = "authorization,content-type,idempotency-key,openai-organization,openai-project,user-agent,x-stainless-arch"
+    wished = f"{sent},x-stainless-helper-method,x-stainless-retry-count,x-stainless-timeout,x-evil,x-stainless-\u00e9"
+    with keyed.http(headers={"Origin": "https://page.test"}) as http:
+        asked = http.options(
+            "/v1/chat/completions",
+            headers={"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": wished.encode()},
+        )
+        allowed = {name.strip() for name in asked.headers["access-control-allow-headers"].split(",")}
+        exposed = http.get("/v1/models", headers=bearer(FULL)).headers["access-control-expose-headers"]
+    assert {*sent.split(","), "x-stainless-retry-count", "x-stainless-helper-method"} <= allowed
+    assert all(name.isascii() and name != "x-evil" for name in allowed)
+    assert "x-request-id" in exposed
+
+
+@pytest.mark.parametrize(("num_bytes", "status"), [(60_000, 200), (66_000, 431), (70_000, 431)])
+def test_headers_beyond_64_kib_are_refused_also_where_they_come_at_once(
+    server: ServerProcess, num_bytes: int, status: int
+) -> None:
+    where = urlsplit(server.url)
+    lines = [f"GET /healthz HTTP/1.1\r\nHost: {where.netloc}\r\nX-Pad: {'x' * num_bytes}\r\n\r\n"]
+    with socket.create_connection((where.hostname or "", where.port or 0), timeout=10) as wire:
+        wire.sendall("".join(lines).encode())
+        first = wire.recv(200)
+    assert int(first.split()[1]) in {status, 400 if status == 431 else status}, first
+
+
 def test_a_route_without_a_scope_keeps_the_server_from_starting() -> None:
     async def open_door(request: Request) -> Response:
         return Response()

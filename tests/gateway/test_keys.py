@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from starlette.responses import Response
 
 from builders import a_profile, wait_for
 from gateway_builders import CHAT, PROFILE, ServerProcess, a_served_workspace, a_server
 from tunesmith.client import Client
 from tunesmith.gateway.limits import Pace
 from tunesmith.gateway.refusals import ApiError
+from tunesmith.gateway.repeats import Repeats
 from tunesmith.gateway.scopes import derived_label
 from tunesmith.openai import learn_from
 from tunesmith.store import candidates
 
-SHOP, DESK, NEW_SHOP, BACKEND, NAMELESS = (
-    f"sk-{name}-0123456789abcdef" for name in ("shop", "desk", "new", "all", "x")
+SHOP, DESK, NEW_SHOP, BACKEND, NAMELESS, TESTER = (
+    f"sk-{name}-0123456789abcdef" for name in ("shop", "desk", "new", "all", "x", "test")
 )
 KEYS = f"""
 {SHOP} label=shop
@@ -28,6 +30,7 @@ KEYS = f"""
 {NEW_SHOP} label=shop
 {BACKEND} read,feedback,any_answer label=backend
 {NAMELESS}
+{TESTER} chat,any_version label=tester
 """
 RIGHT = "Hello, how can I help?"
 
@@ -37,8 +40,12 @@ class Keyed:
     server: ServerProcess
     client: Client
 
+    apis: dict[str, Any] = field(default_factory=dict)
+
     def api(self, key: str) -> Any:
-        return learn_from(self.server.openai(api_key=key))
+        if key not in self.apis:
+            self.apis[key] = learn_from(self.server.openai(api_key=key))
+        return self.apis[key]
 
     def ask(self, key: str, **wishes: Any) -> Any:
         return self.api(key).chat.completions.create(**{**CHAT, **wishes})
@@ -64,7 +71,10 @@ def keyed(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keye
     path.write_text(KEYS)
     path.chmod(0o600)
     with a_server(client.workspace.root) as process:
-        yield Keyed(process, client)
+        keyed = Keyed(process, client)
+        yield keyed
+        for api in keyed.apis.values():
+            api.close()
     client.close()
 
 
@@ -171,7 +181,7 @@ def test_a_correction_of_a_cut_answer_is_kept_and_learnt_after_a_restart(base: P
     a_profile(client.workspace.root, PROFILE, recipe={"max_length": 256})  # finished_only, as it is by default
     with a_server(client.workspace.root) as server:
         wait_for(lambda: server.health()["serving"])
-        api: Any = learn_from(server.openai())
+        api: Any = learn_from(server.api)
         at_limit = api.chat.completions.create(**{**CHAT, "max_tokens": 3})
         left = api.chat.completions.create(**{**CHAT, "max_tokens": 60, "stream": True})
         chunk = next(iter(left))
@@ -181,7 +191,7 @@ def test_a_correction_of_a_cut_answer_is_kept_and_learnt_after_a_restart(base: P
         assert rated["class"] == "ambiguous"  # a cut answer is no example, whoever likes it
         server.end()
     with a_server(client.workspace.root) as server:
-        api = learn_from(server.openai())
+        api = learn_from(server.api)
         for answer in (at_limit, chunk):
             assert api.feedback(answer, correction=RIGHT)["is_new"]
     keyed = Keyed(server, client)
@@ -196,7 +206,7 @@ def test_a_correction_brings_an_answer_to_the_store_that_the_share_left_out(base
     a_profile(client.workspace.root, PROFILE, recipe={"max_length": 256}, experience={"capture": capture})
     with a_server(client.workspace.root) as server:
         wait_for(lambda: server.health()["serving"])
-        api: Any = learn_from(server.openai())
+        api: Any = learn_from(server.api)
         answer, refused = (api.chat.completions.create(**CHAT, store=store) for store in (None, False))
         with pytest.raises(openai.NotFoundError, match="keeps only a share"):
             api.feedback(answer, "up")
@@ -205,3 +215,108 @@ def test_a_correction_brings_an_answer_to_the_store_that_the_share_left_out(base
             api.feedback(refused, correction=RIGHT)
     assert [each.key for each in client.experiences.list(profile=PROFILE)] == [answer.id]
     client.close()
+
+
+def test_a_version_that_never_went_live_needs_a_scope_of_its_own(keyed: Keyed) -> None:
+    """And whoever lacks it is not told which versions there are."""
+    told = set()
+    for name in ("support@v2", "support@v99"):
+        with pytest.raises(openai.NotFoundError) as refused:
+            keyed.ask(SHOP, model=name)
+        with pytest.raises(openai.NotFoundError):
+            keyed.api(SHOP).models.retrieve(name)
+        told.add(str(refused.value).replace(name, "NAME"))
+    assert len(told) == 1
+    assert keyed.ask(SHOP, model="support@v1").model == "support@v1"
+    assert keyed.ask(SHOP, model="support@base").model == "support@base"
+    assert keyed.ask(TESTER, model="support@v2").model == "support@v2"
+
+
+@pytest.mark.parametrize("session", ["s" * 501, "a\x1b[31mb", "caf\u00e9".encode(), b"\xff"])
+def test_a_session_that_could_not_be_kept_as_it_is_is_refused(keyed: Keyed, session: str | bytes) -> None:
+    with keyed.server.http(headers={"Authorization": f"Bearer {SHOP}"}) as http:
+        answer = http.post("/v1/chat/completions", json=CHAT, headers={"X-Tunesmith-Session": session})  # type: ignore[dict-item]
+    assert answer.status_code == 400, answer.text
+
+
+@pytest.mark.parametrize(
+    "body", [{"user": "u\u202eu"}, {"metadata": {"session": "s" * 501}}, {"metadata": {"template": "\x07"}}]
+)
+def test_names_in_a_body_that_could_not_be_kept_are_refused(keyed: Keyed, body: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError, match="characters"):
+        keyed.ask(SHOP, **body)
+
+
+@pytest.mark.parametrize("name", ["X-Tunesmith-Consent", "X-Tunesmith-Session", "Idempotency-Key"])
+def test_a_header_that_is_read_once_is_not_taken_twice(keyed: Keyed, name: str) -> None:
+    headers = [("Authorization", f"Bearer {SHOP}"), (name, "yes"), (name, "no")]
+    with keyed.server.http() as http:
+        answer = http.post("/v1/chat/completions", json=CHAT, headers=headers)
+    assert (answer.status_code, "several" in answer.text) == (400, True)
+
+
+def test_every_response_has_a_request_id_and_the_log_names_the_key(keyed: Keyed) -> None:
+    with keyed.server.http(headers={"Authorization": f"Bearer {SHOP}"}) as http:
+        own = http.post("/v1/chat/completions", json=CHAT, headers={"X-Request-Id": "order-17:a.b"})
+        assert own.headers.get_list("x-request-id") == ["order-17:a.b"]
+        for bad in ("x" * 129, "a b", "a\x1b[31m", "\u00e9".encode()):
+            made = http.get("/healthz", headers={"X-Request-Id": bad}).headers["x-request-id"]
+            assert made.startswith("req-")
+        for path in ("/v1/models", "/nothing"):
+            assert http.get(path).headers["x-request-id"] != made
+    with keyed.server.http() as http:
+        assert http.get("/healthz").headers["x-request-id"].startswith("req-")
+        assert http.post("/v1/chat/completions", content=b"{").headers["x-request-id"]
+    assert keyed.ask(DESK)._request_id.startswith("req-")
+    log = wait_for(lambda: (text := keyed.server.log.read_text()) and "order-17:a.b" in text and text)
+    line = next(line for line in log.splitlines() if "order-17:a.b" in line)
+    assert 'key="shop"' in line
+    assert "status=200" in line
+    assert not any(key in log for key in (SHOP, DESK, NAMELESS))
+
+
+def test_a_key_taken_out_of_the_file_stops_working_and_a_bad_file_closes_the_server(base: Path, tmp_path: Path) -> None:
+    client = a_served_workspace(tmp_path / "ws", base, serve={"key_file": "keys"}, num_versions=0)
+    path = client.workspace.root / "keys"
+
+    def write(text: str, mode: int = 0o600) -> None:
+        fresh = path.with_name("fresh")
+        fresh.write_text(text)
+        fresh.chmod(mode)
+        fresh.replace(path)
+
+    write(f"{SHOP} label=shop\n{DESK} label=desk\n")
+    with a_server(client.workspace.root) as server, server.http() as http:
+
+        def status(key: str) -> int:
+            return http.get("/healthz", headers={"Authorization": f"Bearer {key}"}).status_code
+
+        assert (status(SHOP), status(DESK)) == (200, 200)
+        write(f"{SHOP} label=shop\n")
+        wait_for(lambda: status(DESK) == 401, 5.0)
+        assert status(SHOP) == 200
+        for text, mode in (("short\n", 0o600), (f"{SHOP}\n", 0o644), ("", 0o600)):
+            write(text, mode)
+            wait_for(lambda: status(SHOP) == 503, 5.0)
+            assert status(server.token) == 200
+            write(f"{SHOP} label=shop\n{DESK} read label=desk\n")
+            wait_for(lambda: (status(SHOP), status(DESK)) == (200, 200), 5.0)
+        path.unlink()
+        wait_for(lambda: status(DESK) == 503, 5.0)
+        log = server.log.read_text()
+    assert 'removed=["desk"]' in log
+    assert "keys_unusable" in log
+    assert not any(key in log for key in (SHOP, DESK))
+    client.close()
+
+
+def test_answers_held_for_repeats_are_bounded_in_bytes() -> None:
+    repeats = Repeats()
+    for number in range(100):
+        with repeats.watching({"idempotency-key": str(number)}, "/", {}) as seen:
+            seen.note(Response(b"x" * (1 << 20)))
+        assert repeats.num_bytes <= 64 << 20
+    with repeats.watching({"idempotency-key": "99"}, "/", {}) as seen:
+        assert seen.answer is not None
+    with repeats.watching({"idempotency-key": "0"}, "/", {}) as seen:
+        assert seen.answer is None

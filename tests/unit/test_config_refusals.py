@@ -125,6 +125,34 @@ def test_profile_identity_wrong_refused(tmp_path: Path, head: str, reason: str) 
     assert reason in message
 
 
+@pytest.mark.parametrize(
+    "content", ["SECRET and nothing else\n", "SECRET: 1\n", "- SECRET\n", "a: *SECRET\n", "'SECRET\n"]
+)
+def test_no_word_of_a_file_that_a_link_leads_to_is_repeated(tmp_path: Path, content: str) -> None:
+    workspace = a_workspace(tmp_path / "ws")
+    foreign = tmp_path / "foreign"
+    foreign.write_text(content)
+    profile = workspace.profiles_dir / "dates.yaml"
+    profile.unlink()
+    profile.symlink_to(foreign)
+    for look in (lambda: resolve("dates", workspace=workspace, environ={}), lambda: list_profiles(workspace, {})):
+        try:
+            said = str(look())
+        except ConfigError as error:
+            said = error.message
+        assert "SECRET" not in said
+        assert "outside the workspace" in said
+    workspace.project_file.unlink()
+    workspace.project_file.symlink_to(foreign)
+    with pytest.raises(ConfigError, match="outside the workspace") as caught:
+        resolve_settings(workspace, {})
+    assert "SECRET" not in caught.value.message
+
+
+def test_a_single_value_in_place_of_a_profile_is_not_repeated(tmp_path: Path) -> None:
+    assert "SECRET" not in refusal(tmp_path, b"SECRET and nothing else")
+
+
 def test_empty_profile_lists_every_required_key(tmp_path: Path) -> None:
     lines = refusal(tmp_path, b"").splitlines()
     assert [line.split(": ")[1] for line in lines] == ["name", "role", "base.path", "base.family"]

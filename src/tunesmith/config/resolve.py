@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import getitem
@@ -82,6 +83,18 @@ def resolve(
     environ: Mapping[str, str] | None = None,
 ) -> Resolved:
     """The profile and settings that hold now; one ConfigError with every problem, one line each."""
+    files = (workspace.profiles_dir / f"{profile_name}.yaml", workspace.project_file)
+    with _repeating_nothing_of_foreign(files, workspace):
+        return _resolve(profile_name, workspace, campaign_overrides, overrides, environ)
+
+
+def _resolve(
+    profile_name: str,
+    workspace: Workspace,
+    campaign_overrides: Mapping[str, Any] | None,
+    overrides: Sequence[str] | Mapping[str, Any],
+    environ: Mapping[str, str] | None,
+) -> Resolved:
     document = _read_profile(workspace, profile_name)
     problems = Problems()
     entries = lay_over(default_layer(), document_layer(Layer.PROFILE, document, problems))
@@ -111,9 +124,25 @@ def resolve_settings(
 ) -> Settings:
     """The workspace's settings, without any profile."""
     problems = Problems()
-    entries = _lay_workspace_over(default_layer(), workspace, environ, overrides, problems)
-    problems.raise_any()
-    return _build(Settings, entries, workspace.project_file.name)
+    with _repeating_nothing_of_foreign((workspace.project_file,), workspace):
+        entries = _lay_workspace_over(default_layer(), workspace, environ, overrides, problems)
+        problems.raise_any()
+        return _build(Settings, entries, workspace.project_file.name)
+
+
+@contextmanager
+def _repeating_nothing_of_foreign(files: Sequence[Path], workspace: Workspace) -> Iterator[None]:
+    """An error quotes a file's words. A link may lead to a file that whoever sees the error must not read."""
+    try:
+        yield
+    except ConfigError:
+        for path in files:
+            if path.is_symlink() and not path.resolve().is_relative_to(workspace.root.resolve()):
+                raise ConfigError(
+                    f"{path.relative_to(workspace.root)}: cannot be used. It is a link to a file outside the "
+                    "workspace, so no word of it is repeated here; copy the file into the workspace to see why"
+                ) from None
+        raise
 
 
 def check_overrides(overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:

@@ -225,4 +225,5 @@ def _line(event: Any) -> int:
 
 
 def _kind(value: Any) -> str:
-    return "a list" if isinstance(value, list) else f"the single value {show(str(value))}"
+    """Never the value itself: a file that is no mapping may be anybody's, reached through a link."""
+    return "a list" if isinstance(value, list) else "a single value"

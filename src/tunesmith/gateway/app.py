@@ -13,9 +13,9 @@ from starlette.responses import Response
 from tunesmith.errors import TunesmithError, show
 from tunesmith.gateway import chat, control, feedback, models
 from tunesmith.gateway.gateway import Gateway
-from tunesmith.gateway.guard import Guard, error_response
+from tunesmith.gateway.guard import CallerFinder, Guard, error_response
 from tunesmith.gateway.refusals import ApiError
-from tunesmith.gateway.scopes import Keys, Scope
+from tunesmith.gateway.scopes import Scope
 from tunesmith.settings import ServeSettings
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -44,7 +44,7 @@ ENDPOINTS = (
 )
 
 
-def make_app(gateway: Gateway, keys: Keys) -> Guard:
+def make_app(gateway: Gateway, keys: CallerFinder) -> Guard:
     """The application behind its guard."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.gateway = gateway
@@ -70,6 +70,6 @@ async def _nothing_here(request: Request, error: Exception) -> Response:
     return await error_response(request, ApiError(error.status_code, message, code=code))
 
 
-def guarded(app: FastAPI, keys: Keys, hosts: tuple[str, ...] = (), origins: tuple[str, ...] = ()) -> Guard:
+def guarded(app: FastAPI, keys: CallerFinder, hosts: tuple[str, ...] = (), origins: tuple[str, ...] = ()) -> Guard:
     scopes = {endpoint.path: endpoint.scope for endpoint in ENDPOINTS}
     return Guard(app, app.routes, scopes, keys=keys, hosts=hosts, origins=origins)

@@ -15,7 +15,7 @@ from tunesmith.clock import utc_now
 from tunesmith.domain.experience_policy import CapturePolicy
 from tunesmith.errors import NotFound
 from tunesmith.gateway.parameters import Asked
-from tunesmith.gateway.refusals import ApiError
+from tunesmith.gateway.refusals import ApiError, wrong
 from tunesmith.gateway.scopes import Caller
 from tunesmith.stages.capture import Capture
 from tunesmith.store import experiences
@@ -25,6 +25,8 @@ _MOST_REMEMBERED = 10_000
 _MOST_CHARS_HELD = 16 << 20
 """Of conversations in memory: those of the last answers, which a correction may still need."""
 _MAX_PENDING = 10_000
+_MAX_NAME = 500
+"""Of a session, a task type, a template: no experience has a longer one."""
 _LINGER_S = 0.5
 Consent = Literal["yes", "no"]
 
@@ -41,15 +43,22 @@ class About:
 
     @classmethod
     def of(cls, headers: Mapping[str, str], asked: Asked, caller: Caller) -> About:
-        """Headers first, then the body; raises where a consent cannot be understood."""
+        """Headers first, then the body; raises 400 for what could not be kept as it was said."""
         said = headers.get("x-tunesmith-consent", "").strip().lower()
         if said not in ("", "yes", "no"):
             raise ApiError(400, "X-Tunesmith-Consent is yes or no", code="invalid_value", param="X-Tunesmith-Consent")
         consent: Consent | None = "no" if said == "no" or asked.store is False else "yes" if said == "yes" else None
-        metadata = asked.metadata
-        session = headers.get("x-tunesmith-session") or metadata.get("session") or asked.user
-        task_type, template = metadata.get("task_type") or None, metadata.get("template") or None
-        return cls(caller, consent, session or None, task_type, template)
+        named = {f"metadata.{name}": asked.metadata.get(name) for name in ("session", "task_type", "template")}
+        said_in_header = headers.get("x-tunesmith-session")
+        for name, text in {"X-Tunesmith-Session": said_in_header, "user": asked.user, **named}.items():
+            if text and (len(text) > _MAX_NAME or not text.isprintable()):
+                message = f"has more than {_MAX_NAME} characters, or one that cannot be seen; send another"
+                raise wrong(name, message)
+        if said_in_header and not said_in_header.isascii():
+            raise wrong("X-Tunesmith-Session", "is not ASCII, as a header must be; send metadata.session instead")
+        session = said_in_header or named["metadata.session"] or asked.user
+        task_type, template = named["metadata.task_type"], named["metadata.template"]
+        return cls(caller, consent, session or None, task_type or None, template or None)
 
 
 @dataclass(frozen=True)

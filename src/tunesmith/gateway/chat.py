@@ -57,7 +57,7 @@ async def _answer(request: Request, read: Callable[[dict[str, Any]], Asked]) -> 
 
 async def _answer_to(gateway: Gateway, request: Request, body: dict[str, Any], asked: Asked) -> Response:
     about = About.of(request.headers, asked, caller_of(request))
-    route = await gateway.switchboard.resolve(asked.model)
+    route = await gateway.route_for(asked.model, about.caller)
     if not route.place.is_embedded:
         return await answer_from_upstream(gateway, request, body, asked, about, route)
     refuse_extra(asked)
@@ -175,6 +175,7 @@ class _Job:
             id=self._header.id,
             model=route.version.name,
             seconds=round(seconds, 3),
+            key=self._about.caller.label,
         )
         for row in self._rows:
             end = row.choice.end

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
 from tunesmith.client.session import Session
+from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.generation import Ended, Generation, Piece
+from tunesmith.errors import show
 from tunesmith.files import canonical_json
 from tunesmith.gateway.captures import Captures
 from tunesmith.gateway.engine import EngineError
@@ -19,6 +21,7 @@ from tunesmith.gateway.limits import Pace
 from tunesmith.gateway.places import Place
 from tunesmith.gateway.refusals import ApiError
 from tunesmith.gateway.repeats import Repeats
+from tunesmith.gateway.scopes import Caller, Scope
 from tunesmith.gateway.switchboard import Route, Switchboard
 from tunesmith.settings import ServeSettings
 
@@ -28,6 +31,8 @@ _GIVEN_AWAY = frozenset({"aside", "engine_stopped"})
 _PASSING = frozenset({*_GIVEN_AWAY, "busy", "engine_died", "engine_hung", "engines_in_use", "in_use", "no_room"})
 """What goes by itself, so it says nothing about the version that was asked."""
 _AGAIN_S = 0.05
+_PROVED = frozenset({AdapterState.LIVE, AdapterState.SUPERSEDED})
+"""Versions that any key with the scope `chat` may ask for by name."""
 
 
 @dataclass
@@ -55,6 +60,21 @@ class Gateway:
     def refuse_while_ending(self) -> None:
         if self.is_ending:
             raise ApiError(503, "the server is stopping; ask another one, or later", code="stopping", retry_after_s=5.0)
+
+    async def route_for(self, model: str, caller: Caller) -> Route:
+        """Where a caller's request goes; raises 404, which is the same for a version that is not there and one that
+        never went live or was taken back, where the caller may not ask for such."""
+        if caller.may(Scope.ANY_VERSION) or "@v" not in model:
+            return await self.switchboard.resolve(model)
+        with suppress(ApiError):
+            route = await self.switchboard.resolve(model)
+            if route.version.state in _PROVED:
+                return route
+        message = (
+            f"no model {show(model)} that this API key may ask for; a version that never went live, or was taken back, "
+            "needs a key with the scope any_version. GET /v1/models lists what is live"
+        )
+        raise ApiError(404, message, code="model_not_found", param="model")
 
     def upstream_of(self, place: Place) -> Upstream:
         """Who answers for a profile that the embedded engine does not serve; made when first asked."""

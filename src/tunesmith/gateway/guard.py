@@ -7,9 +7,10 @@ whoever may not ask.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from starlette.requests import Request
@@ -19,7 +20,9 @@ from starlette.routing import BaseRoute, Match, Route
 from tunesmith.errors import TunesmithError, show
 from tunesmith.gateway.bodies import ClientGone
 from tunesmith.gateway.refusals import BAD_HTTP, ApiError, error_body, headers_of, status_of
-from tunesmith.gateway.scopes import Caller, Keys, Scope
+from tunesmith.gateway.scopes import Caller, Scope
+from tunesmith.gateway.wires import MAX_HEADER_BYTES, SeldomLog
+from tunesmith.ids import new_request_id
 from tunesmith.logs import logger
 
 log = logger("gateway")
@@ -33,7 +36,34 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.I
 _GONE = 499
 _CALLER = "tunesmith.caller"
 _METHODS = b"GET, HEAD, POST, OPTIONS"
-_HEADERS = b"authorization, content-type, x-tunesmith-session, x-tunesmith-consent"
+_HEADERS = (
+    *(b"authorization", b"content-type", b"accept", b"user-agent", b"idempotency-key", b"x-request-id"),
+    *(b"openai-organization", b"openai-project", b"openai-beta", b"x-tunesmith-session", b"x-tunesmith-consent"),
+)
+"""What a web page may send."""
+_STAINLESS = re.compile(rb"x-stainless-[a-z0-9-]{1,60}")
+"""What the stock JavaScript client says about itself; its names change with its versions."""
+_EXPOSED = b"x-request-id, retry-after, idempotent-replayed"
+_SAID_ONCE = frozenset(
+    (
+        b"x-tunesmith-session",
+        b"x-tunesmith-consent",
+        b"idempotency-key",
+        b"content-type",
+        b"content-encoding",
+        b"origin",
+    )
+)
+"""Headers of which only one value would be read."""
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_BAD_REQUEST = 400
+
+
+class CallerFinder(Protocol):
+    """Whose key a request has."""
+
+    def caller_of(self, authorization: str | None) -> Caller:
+        """Raises 401 for a key that opens nothing."""
 
 
 class Guard:
@@ -45,7 +75,7 @@ class Guard:
         routes: Iterable[BaseRoute],
         scopes: dict[str, Scope],
         *,
-        keys: Keys,
+        keys: CallerFinder,
         hosts: Iterable[str],
         origins: Iterable[str],
     ) -> None:
@@ -54,41 +84,67 @@ class Guard:
         self._keys = keys
         self._hosts = LOOPBACK | {name.lower() for name in hosts}
         self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
+        self._strangers = SeldomLog("requests_refused", "they had no key, or came from a page or a name not allowed")
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun = False
+        status, begun_s = 0, time.monotonic()
+        request_id = _request_id(scope)
         cors: list[tuple[bytes, bytes]] = []
 
         async def send_on(message: Message) -> None:
-            nonlocal begun
+            nonlocal status
             if message["type"] == "http.response.start":
-                begun = True
-                message = {**message, "headers": [*message.get("headers", []), *cors]}
+                status = message["status"]
+                ours = [*cors, (b"x-request-id", request_id)]
+                message = {**message, "headers": [*message.get("headers", []), *ours]}
             await send(message)
 
         try:
-            self._check_host(scope)
-            _check_length(scope)
-            cors = self._check_origin(scope)
-            if scope["method"] == "OPTIONS":
-                await Response(status_code=204, headers={"allow": _METHODS.decode()})(scope, receive, send_on)
-                return
-            self._check_key(scope)
-            _check_query(scope)
-            if scope["method"] == "HEAD":  # the same without its body, which the server leaves out by itself
-                scope = {**scope, "method": "GET"}
-            await self._app(scope, receive, send_on)
+            await self._answer(scope, receive, send_on, cors)
         except ClientGone:
-            return
+            status = status or _GONE
         except Exception as error:
-            if not begun:
+            if not status:
                 with suppress(OSError):
                     await _response(scope, error)(scope, receive, send_on)
             elif not isinstance(error, OSError):
-                log.exception("answer_broken", path=scope["path"])
+                log.exception("answer_broken", path=scope["path"], request=request_id.decode())
+        finally:
+            self._tell(scope, status, time.monotonic() - begun_s, request_id.decode())
+
+    def _tell(self, scope: Message, status: int, seconds: float, request_id: str) -> None:
+        """One log line for a request of somebody we know; strangers must not fill the disk. Looks are no news."""
+        caller: Caller | None = scope.get(_CALLER)
+        if caller is None and status >= _BAD_REQUEST:
+            self._strangers.count()
+        elif caller is not None and (scope["method"] == "POST" or status >= _BAD_REQUEST):
+            log.info(
+                "request",
+                method=scope["method"],
+                path=scope["path"][:200],
+                status=status,
+                seconds=round(seconds, 3),
+                key=caller.label,
+                request=request_id,
+            )
+
+    async def _answer(self, scope: Message, receive: Receive, send: Send, cors: list[tuple[bytes, bytes]]) -> None:
+        """Check the request, then pass it to its route; `cors` gets the headers for an allowed page."""
+        _check_header_bytes(scope)
+        self._check_host(scope)
+        _check_length(scope)
+        cors += self._check_origin(scope)
+        if scope["method"] == "OPTIONS":
+            await Response(status_code=204, headers={"allow": _METHODS.decode()})(scope, receive, send)
+            return
+        self._check_key(scope)
+        _check_said_once(scope)
+        _check_query(scope)
+        inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        await self._app(inner, receive, send)  # the server leaves out the body of an answer to HEAD by itself
 
     def _check_host(self, scope: Message) -> None:
         names = [value for name, value in scope["headers"] if name == b"host"]
@@ -108,10 +164,14 @@ class Guard:
         if origin.decode("latin-1").rstrip("/").lower() not in self._origins:
             message = f"web pages of {show(origin.decode('latin-1'))} may not ask; see serve.allowed_origins"
             raise ApiError(403, message, code="origin_not_allowed")
-        allowed = [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
+        vary = b"Origin, Access-Control-Request-Headers"
+        allowed = [(b"access-control-allow-origin", origin), (b"vary", vary)]
         if scope["method"] == "OPTIONS":
-            allowed += [(b"access-control-allow-methods", _METHODS), (b"access-control-allow-headers", _HEADERS)]
-        return allowed
+            wished = said.get(b"access-control-request-headers", b"").lower().replace(b" ", b"").split(b",")
+            names = b", ".join((*_HEADERS, *filter(_STAINLESS.fullmatch, wished)))
+            allowed += [(b"access-control-allow-methods", _METHODS), (b"access-control-allow-headers", names)]
+            return [*allowed, (b"access-control-max-age", b"600")]
+        return [*allowed, (b"access-control-expose-headers", _EXPOSED)]
 
     def _check_key(self, scope: Message) -> None:
         values = [value for name, value in scope["headers"] if name == b"authorization"]
@@ -144,6 +204,30 @@ def host_name(host: str) -> str | None:
     """The name in a Host header, without its port; None where there is anything else in it."""
     found = _HOST.fullmatch(host)
     return None if found is None else (found[1] or found[2].rstrip(".")).lower()
+
+
+def _request_id(scope: Message) -> bytes:
+    """The caller's own id of the request where it sends one that is safe to log and to send back; else a new one."""
+    given = [value for name, value in scope["headers"] if name == b"x-request-id"]
+    is_sane = len(given) == 1 and _REQUEST_ID.fullmatch(given[0])
+    return given[0] if is_sane else new_request_id().encode()
+
+
+def _check_header_bytes(scope: Message) -> None:
+    """The parser limits headers that arrive in pieces; these have arrived at once."""
+    num_bytes = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    num_bytes += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    if num_bytes > MAX_HEADER_BYTES:
+        message = f"the request has more than {MAX_HEADER_BYTES >> 10} KiB of headers; send fewer"
+        raise ApiError(431, message, code=BAD_HTTP)
+
+
+def _check_said_once(scope: Message) -> None:
+    """Of two values one would be ignored, and a proxy may have read the other one."""
+    names = [name for name, _ in scope["headers"] if name in _SAID_ONCE]
+    for name in {name for name in names if names.count(name) > 1}:
+        shown = name.decode()
+        raise ApiError(400, f"there are several {shown} headers; send one", code="invalid_value", param=shown)
 
 
 def _check_length(scope: Message) -> None:

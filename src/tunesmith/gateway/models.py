@@ -9,8 +9,10 @@ from starlette.responses import Response
 
 from tunesmith.domain.serving import BASE
 from tunesmith.gateway.gateway import Gateway
+from tunesmith.gateway.guard import caller_of
 from tunesmith.gateway.refusals import ApiError
 from tunesmith.gateway.responses import JsonAnswer
+from tunesmith.gateway.scopes import Scope
 from tunesmith.gateway.switchboard import Version
 
 _OWNER = "tunesmith"
@@ -32,14 +34,19 @@ async def get_model(request: Request) -> Response:
     gateway: Gateway = request.app.state.gateway
     refuse_query(request)
     name = request.path_params["model"]
-    route = await gateway.switchboard.resolve(name)
+    route = await gateway.route_for(name, caller_of(request))
     return JsonAnswer(_model(name, route.version))
 
 
 async def health(request: Request) -> Response:
     gateway: Gateway = request.app.state.gateway
     refuse_query(request)
-    return JsonAnswer(state_of(gateway))
+    state = state_of(gateway)
+    if not caller_of(request).may(Scope.CONTROL):  # what is wrong with a profile's file quotes the file
+        files = gateway.switchboard.file_problems
+        told = "its file cannot be used; run `tunesmith profile check` where it is served"
+        state["problems"] = {name: told if name in files else why for name, why in state["problems"].items()}
+    return JsonAnswer(state)
 
 
 def state_of(gateway: Gateway) -> dict[str, Any]:

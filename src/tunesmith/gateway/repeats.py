@@ -22,6 +22,8 @@ HEADER = "idempotency-key"
 _MAX_KEY = 255
 _MOST = 1000
 _MOST_BYTES = 1 << 20
+_MOST_BYTES_HELD = 64 << 20
+"""Of all answers together; the oldest go first."""
 _FOR_S = 600.0
 
 
@@ -33,6 +35,10 @@ class Seen:
         self.at_s = at_s
         self.is_under_way = True
         self.content: bytes | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.content or b"")
 
     @property
     def answer(self) -> Response | None:
@@ -53,6 +59,7 @@ class Repeats:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seen: OrderedDict[str, Seen] = OrderedDict()
+        self.num_bytes = 0
 
     @contextmanager
     def watching(self, headers: Mapping[str, str], path: str, body: Mapping[str, Any]) -> Iterator[Seen]:
@@ -67,18 +74,30 @@ class Repeats:
         # of whoever asks: another caller's key is another key
         name = hashlib.sha256("\0".join((headers.get("authorization", ""), path, key)).encode()).hexdigest()
         seen = self._enter(name, sha256_text(canonical_json(body)))
+        if not seen.is_under_way:
+            yield seen
+            return
         try:
             yield seen
         except BaseException:
-            if seen.content is None:
-                self._seen.pop(name, None)
+            if self._seen.get(name) is seen:
+                del self._seen[name]
             raise
         seen.is_under_way = False
+        if self._seen.get(name) is seen:  # else it was let go meanwhile
+            self.num_bytes += seen.num_bytes
+            while self.num_bytes > _MOST_BYTES_HELD:
+                self._let_oldest_go()
+
+    def _let_oldest_go(self) -> None:
+        _, seen = self._seen.popitem(last=False)
+        if not seen.is_under_way:
+            self.num_bytes -= seen.num_bytes
 
     def _enter(self, name: str, body_hash: str) -> Seen:
         now = self._clock()
         while self._seen and (len(self._seen) >= _MOST or next(iter(self._seen.values())).at_s < now - _FOR_S):
-            self._seen.popitem(last=False)
+            self._let_oldest_go()
         known = self._seen.get(name)
         if known is None:
             known = self._seen[name] = Seen(body_hash, now)

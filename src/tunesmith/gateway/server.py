@@ -30,10 +30,10 @@ from tunesmith.gateway.gateway import Gateway
 from tunesmith.gateway.guard import LOOPBACK
 from tunesmith.gateway.hand_over import DeviceHandOver, Following
 from tunesmith.gateway.hooks import Upstream
+from tunesmith.gateway.key_ring import KeyRing
 from tunesmith.gateway.places import Place
 from tunesmith.gateway.presence import Presence
 from tunesmith.gateway.proxying import whole_from_upstream
-from tunesmith.gateway.scopes import Keys
 from tunesmith.gateway.shadow import Mirror
 from tunesmith.gateway.switchboard import Route, Switchboard
 from tunesmith.gateway.upstream import upstream_of
@@ -97,7 +97,7 @@ class Server:
         listening = _listen(self._settings.host, self._settings.port)
         url = _url(self._settings.host, listening.getsockname()[1])
         server_id, token = new_id("srv"), new_token()
-        keys = Keys.of(token, self._key_file)
+        keys = KeyRing(token, self._key_file)
         gateway = self._gateway(server_id)
         http = HttpServer(make_app(gateway, keys), self._settings.grace_s)
         self._on_signals(gateway, http, presence)
@@ -117,6 +117,7 @@ class Server:
         helpers = [
             asyncio.create_task(work)
             for work in (
+                keys.follow(),
                 gateway.switchboard.follow(self._settings.follow_s),
                 self._beat(gateway, row),
                 gateway.hand_over.run(),

@@ -308,6 +308,11 @@ class Switchboard:
         return live | frozenset(self._previous.values()) | self._coming
 
     @property
+    def file_problems(self) -> dict[str, str]:
+        """By profile, what is wrong with its file."""
+        return self._places.problems
+
+    @property
     def problems(self) -> dict[str, str]:
         failed = {profile: self._failed.get(version.name) for profile, version in self.meaning().items()}
         return {

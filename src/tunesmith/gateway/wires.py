@@ -18,6 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tunesmith.gateway.crowd import Crowd, origin_of
 from tunesmith.gateway.refusals import BAD_HTTP, ApiError, error_body, headers_of, status_of
+from tunesmith.ids import new_request_id
 from tunesmith.logs import logger
 
 log = logger("gateway")
@@ -91,6 +92,7 @@ class Protocol(H11Protocol):
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
+            (b"x-request-id", new_request_id().encode()),
             *headers_of(error),
         ]
         if (b"connection", b"close") not in headers:
@@ -116,7 +118,7 @@ def hang_up(wire: Protocol | None) -> None:
         wire.transport.abort()
 
 
-class _SeldomLog:
+class SeldomLog:
     """One line a minute about what may happen a thousand times a second."""
 
     def __init__(self, action: str, advice: str) -> None:
@@ -153,7 +155,7 @@ class _Door(socket.socket):
         kind = (listening.family, listening.type, listening.proto)
         super().__init__(*kind, fileno=listening.detach())
         self._places, self._crowd = places, crowd
-        self._refused = _SeldomLog("connections_refused", "too many are open; raise `ulimit -n` if they are all yours")
+        self._refused = SeldomLog("connections_refused", "too many are open; raise `ulimit -n` if they are all yours")
 
     def listen(self, backlog: int = _BACKLOG, /) -> None:
         """What asyncio says here is how many it accepts in one go; the kernel may keep more."""
@@ -170,18 +172,16 @@ class _Door(socket.socket):
             self._refused.count()
             with wire, contextlib.suppress(OSError):
                 wire.setblocking(False)
-                wire.send(_FULL)
+                wire.send(_full())
 
 
 def _full() -> bytes:
     error = ApiError(503, "too many connections are open; ask again", code="too_many_connections", retry_after_s=5.0)
     body = orjson.dumps(error_body(error))
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers.append((b"x-request-id", new_request_id().encode()))
     lines = [b": ".join(header) for header in (*headers, (b"connection", b"close"), *headers_of(error))]
     return b"\r\n".join([b"HTTP/1.1 503 Service Unavailable", *lines, b"", body])
-
-
-_FULL = _full()
 
 
 class HttpServer(uvicorn.Server):
@@ -205,7 +205,7 @@ class HttpServer(uvicorn.Server):
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         )
         super().__init__(config)
-        self._deaf = _SeldomLog("accept_failed", "no files are left for connections; raise `ulimit -n`")
+        self._deaf = SeldomLog("accept_failed", "no files are left for connections; raise `ulimit -n`")
         for name in ("uvicorn", "asyncio"):  # in our form; what it warns of is what strangers send
             theirs = logging.getLogger(name)
             theirs.handlers, theirs.propagate = logging.getLogger("tunesmith").handlers, False
