@@ -21,7 +21,7 @@ class CapturePolicy(Section):
     max_chars: int = Field(default=200_000, ge=100, le=10_000_000)
     """Longest interaction in characters, all messages together; longer ones are refused."""
     finished_only: bool = True
-    """Whether `tunesmith serve` keeps only answers that ended by themselves, not at a limit or a stop text."""
+    """Whether an answer that was cut (limit, stop text, client gone) is kept only for its correction, never as gold."""
     consent: Literal["assumed", "required"] = "assumed"
     """assumed: `tunesmith serve` keeps an answer unless the request says no; required: only if it says yes."""
     implicit_feedback: bool = True
