@@ -82,8 +82,10 @@ class Fleet:
 
     def submit(self, *overrides: str, lines: int = 60, first: int = 0, **wishes: Any) -> str:
         """Queue a run on `lines` lines; the same numbers are the same dataset."""
-        data = a_jsonl(self.root / f"data-{first}-{lines}.jsonl", lines, first=first)
-        return self.client.runs.submit(wishes.pop("profile", PROFILE), data, overrides=overrides, **wishes).id
+        file = a_jsonl(self.root / f"data-{first}-{lines}.jsonl", lines, first=first)
+        profile = wishes.pop("profile", PROFILE)
+        data = self.client.datasets.prepare(profile, [file])[0].id if wishes.get("dry_run") else file
+        return self.client.runs.submit(profile, data, overrides=overrides, **wishes).id
 
     def state(self, run_id: str) -> str:
         return str(self.client.runs.get(run_id).state)

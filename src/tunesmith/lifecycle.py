@@ -271,15 +271,16 @@ def finish(tx: Tx, run: Run, state: RunState, *, actor: str, reason: str) -> Non
     effect = effect_of_end(state)
     adapter = adapters.of_run(tx, run.id)
     datasets.lock(tx, run.dataset_id)
-    experiences.settle(
-        tx,
-        run.dataset_id,
-        effect.data,
-        actor=actor,
-        run_id=run.id,
-        adapter_id=None if adapter is None else adapter.id,
-        last=runs.unfinished_on_dataset(tx, run.dataset_id) == 0,
-    )
+    if not run.spec.dry_run:  # a dry run has reserved nothing
+        experiences.settle(
+            tx,
+            run.dataset_id,
+            effect.data,
+            actor=actor,
+            run_id=run.id,
+            adapter_id=None if adapter is None else adapter.id,
+            last=runs.unfinished_on_dataset(tx, run.dataset_id) == 0,
+        )
     if run.campaign_id is not None:
         campaigns.count_end(tx, run.campaign_id, effect.counters)
 

@@ -63,8 +63,9 @@ def test_files_of_several_formats_and_patterns_become_one_dataset(client: Client
 
 def test_foreign_file_is_trained_on_as_it_is(client: Client, tell: Tell) -> None:
     source = a_source(client, "shared.json", json.dumps([*map(a_sharegpt, range(200, 260))]).encode())
-    run_id = tell("run", "submit", "support", source, "--dry-run").last_line
+    run_id = tell("run", "submit", "support", source).last_line
     assert client.runs.get(run_id).dataset_id.startswith("ds-")
+    client.runs.skip(run_id)
 
 
 def test_prepare_filters_counts_and_stops(client: Client, tell: Tell) -> None:

@@ -202,8 +202,8 @@ def test_dry_run_is_validated_and_leaves_everything_as_it_was(make_fleet: MakeFl
     assert fleet.state(live) == "deployed"
     assert _digests(fleet.client.workspace.data_dir / dataset.path) == digests
     assert fleet.client.datasets.verify(dataset.id) == dataset
-    released = fleet.experience(experience_id)
-    assert (released.state, released.num_rejections) == ("collected", 0)
+    untouched = fleet.experience(experience_id)
+    assert (untouched.state, untouched.num_rejections) == ("reserved", 0)
     [attempt] = fleet.attempts(run_id)
     assert not (fleet.folder(run_id, attempt) / "artifact").exists()
 

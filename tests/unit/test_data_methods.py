@@ -29,8 +29,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 def submitted(client: Client, kind: str, method: str) -> str:
     source: Path = client.workspace.root / f"{kind}.jsonl"
-    run = client.runs.submit(PROFILE, source, overrides=[f"recipe.method={method}"], dry_run=True)
-    return str(client.runs.show(run.id).spec["method"])
+    return client.profiles.dry_run(PROFILE, source, overrides=[f"recipe.method={method}"]).method
 
 
 @pytest.mark.parametrize(

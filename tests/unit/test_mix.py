@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from tunesmith.domain.example import Split
 from tunesmith.domain.experience import ExperienceClass
 from tunesmith.domain.learning import MemberRole
-from tunesmith.domain.mix import FULL, WAITS, Candidate, Mix, MixKind, Selection, role_of, select
+from tunesmith.domain.mix import FULL, LEARNT, WAITS, Candidate, Mix, MixKind, Selection, role_of, select
 
 GOLD, CORRECTED, REPLAY = MemberRole.GOLD, MemberRole.CORRECTED, MemberRole.REPLAY
 NUM_HELDOUT = 1000
@@ -63,7 +63,8 @@ def test_shares_and_shortage_rules(
     assert selection.num_new == taken[0] + taken[1]
     if shortages is not None:
         assert selection.shortages == shortages
-    assert selection.left_out.get(WAITS, 0) == sum(there) - sum(taken)
+    assert selection.left_out.get(WAITS, 0) == sum(there[:2]) - sum(taken[:2])
+    assert selection.left_out.get(LEARNT, 0) == there[2] - taken[2]  # and never "no place left": it is learnt
 
 
 def test_preference_takes_only_what_has_a_correction() -> None:

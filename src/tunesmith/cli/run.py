@@ -26,6 +26,7 @@ from tunesmith.cli.progress import preparing, watch
 if TYPE_CHECKING:
     from tunesmith.client import Client
     from tunesmith.client.views import AnswerView, SubmittedView
+    from tunesmith.stages.dry_run import DryRun
 
 verbs = a_noun("Make an adapter version: queue, train, judge, deploy.")
 Id = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or its beginning.", show_default=False)]
@@ -58,7 +59,9 @@ def submit(  # noqa: PLR0913 - the options of one command
     overrides: Set = None,
     priority: Annotated[Priority, typer.Option(help="Which place in the queue.")] = Priority.NORMAL,
     start: Annotated[Start, typer.Option(help="From the live adapter, or from the bare base.")] = Start.LIVE,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything; train nothing, use no data.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything now; queue, make and reserve nothing.")
+    ] = False,
     key: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Idempotency key: the same again returns the same run.")
     ] = None,
@@ -71,6 +74,13 @@ def submit(  # noqa: PLR0913 - the options of one command
     """
     source = None if not data else data[0] if len(data) == 1 else [Path(file) for file in data]
     with open_client(ctx) as client:
+        if dry_run:
+            with preparing() as on_progress:
+                found = client.profiles.dry_run(
+                    profile, source, overrides=overrides or (), start=start.value, on_progress=on_progress
+                )
+            _found_nothing_wrong(found)
+            return 0
         with preparing() as on_progress:
             made = client.runs.submit(
                 profile,
@@ -78,7 +88,6 @@ def submit(  # noqa: PLR0913 - the options of one command
                 overrides=overrides or (),
                 priority=priority.value,
                 start=start.value,
-                dry_run=dry_run,
                 idempotency_key=key,
                 on_progress=on_progress,
             )
@@ -219,10 +228,28 @@ def retry(
         return _submitted(client, client.runs.retry(run_id), follow=follow)
 
 
+def _found_nothing_wrong(found: DryRun) -> None:
+    counts = found.counts
+    data = f"dataset {found.dataset_id}" if found.dataset_id else "a dataset that would be made"
+    say(
+        f"nothing wrong: {found.trainer} would train {counts['train']} examples of {data} by {found.method}, "
+        f"validate on {counts['validation']} and be judged on {counts['heldout']}, and on earlier ones"
+    )
+    say(f"{_guess(found.estimate.seconds)} of training ({found.estimate.basis})")
+    if found.memory:
+        say(f"memory: {found.memory}")
+    for warning in found.warnings:
+        say(f"warning: {warning}")
+    say("Nothing was queued, made or reserved.")
+
+
+def _guess(seconds: float) -> str:
+    return "under a second" if seconds < 1 else f"about {duration(seconds)}"
+
+
 def _submitted(client: Client, made: SubmittedView, *, follow: bool) -> int:
     if made.is_new:
-        guess = "under a second" if made.estimate_s < 1 else f"about {duration(made.estimate_s)}"
-        say(f"queued on dataset {made.dataset_id}; {guess} of training ({made.estimate_basis})")
+        say(f"queued on dataset {made.dataset_id}; {_guess(made.estimate_s)} of training ({made.estimate_basis})")
         if made.memory:
             say(f"memory: {made.memory}")
         if made.warning:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tunesmith.client.session import Session, data_source
 from tunesmith.config.checks import CheckedProfile
@@ -18,6 +18,9 @@ from tunesmith.stages.plan import RunPlan, plan_run
 from tunesmith.stages.prepare import Progress
 from tunesmith.stages.submit import check
 from tunesmith.store import campaigns, profiles
+
+if TYPE_CHECKING:
+    from tunesmith.stages.dry_run import DryRun
 
 
 class Profiles:
@@ -71,6 +74,33 @@ class Profiles:
             name,
             source,
             overrides=overrides,
+            environ=session.environ,
+            on_progress=on_progress,
+        )
+
+    def dry_run(
+        self,
+        name: str,
+        data: str | Path | Sequence[Path] | None = None,
+        *,
+        overrides: Sequence[str] | Mapping[str, Any] = (),
+        start: Literal["live", "base"] = "live",
+        on_progress: Progress | None = None,
+    ) -> DryRun:
+        """Everything that a run on this data would be refused or fail for before its first step; raises it.
+
+        Queues, records and reserves nothing, and needs no worker. `data` is what `runs.submit` takes.
+        """
+        from tunesmith.stages.dry_run import dry_run
+        from tunesmith.stages.submit import Submission
+
+        source = None if data is None else data_source(data)
+        session, submission = self._session, Submission(name, source, overrides, start=start)
+        return dry_run(
+            session.database,
+            session.workspace,
+            submission,
+            actor=session.actor,
             environ=session.environ,
             on_progress=on_progress,
         )

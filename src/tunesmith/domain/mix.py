@@ -31,7 +31,8 @@ from tunesmith.domain.section import Section, Share
 
 MixKind = Literal["sft", "preference"]
 """sft: answers to learn. preference: pairs of a correction and the answer it corrects."""
-WAITS = "no place left in this round"
+WAITS = "new, and no place left in this round"
+LEARNT = "learnt already, and not drawn to be repeated"
 FULL = {"template": "a template that has its share already", "source": "a source that has its share already"}
 
 
@@ -239,8 +240,8 @@ class _Places:
         replayed = self._take(MemberRole.REPLAY, places, "learnt before, and repeated so that it is not forgotten")
         if len(replayed) < places:
             self._short("replay", places - len(replayed), "their places stay empty")
-        for queue in self._queues.values():
-            self.left_out[WAITS] += len(queue)
+        for role, queue in self._queues.items():
+            self.left_out[LEARNT if role is MemberRole.REPLAY else WAITS] += len(queue)
         return picked + replayed
 
     def _short(self, what: str, num: int, then: str) -> None:

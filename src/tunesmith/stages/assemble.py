@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,7 +21,7 @@ from tunesmith.domain.dataset import DatasetReport, PreparedDataset, PrepareOpti
 from tunesmith.domain.example import Example, Split
 from tunesmith.domain.experience import ExperienceState
 from tunesmith.domain.learning import MemberRole
-from tunesmith.domain.mix import WAITS, Candidate, Mix, MixKind, MixReport, Pick, Selection, select
+from tunesmith.domain.mix import LEARNT, WAITS, Candidate, Mix, MixKind, MixReport, Pick, Selection, select
 from tunesmith.domain.profile import Method
 from tunesmith.domain.screen import Screen
 from tunesmith.errors import Refused
@@ -72,6 +73,19 @@ def assemble(
     raise AssertionError("unreachable")
 
 
+@contextmanager
+def rehearsed(
+    database: Database, workspace: Workspace, checked: CheckedProfile, *, kind: WantedKind = "auto"
+) -> Iterator[tuple[Path, DatasetReport]]:
+    """What `assemble` would publish, in a folder that is gone afterwards; records and reserves nothing."""
+    from tunesmith.data.staging import staging_for
+
+    assembly = _Assembly(database, workspace, checked, kind, "")
+    with staging_for(workspace.datasets_dir / assembly.dataset_id) as staged:
+        prepared, report, _, _ = assembly.chosen(staged)
+        yield prepared.path, report
+
+
 def preview(
     database: Database, workspace: Workspace, checked: CheckedProfile, *, kind: WantedKind = "auto"
 ) -> MixReport:
@@ -120,27 +134,31 @@ class _Assembly:
     def make(self) -> Assembled:
         from tunesmith.data.staging import staging_for
 
-        self.kept = kept_splits(self.database, self.workspace, self.checked)
-        splitter = Splitter(self.options, self.kind, _ever_held_out(self.database, self.profile), self.kept)
-        found, left_out = _read_candidates(self.database, self.profile, splitter)
         final = self.workspace.datasets_dir / self.dataset_id
         with staging_for(final) as staged:
-            selection, prepared, stored = self._prepared(found, left_out, staged)
-            kept = {pick.id: (pick, example) for pick, example in self._kept(selection, prepared)}
-            left_out.update(self.refused.values())
-            report = _report(self.policy, self.kind, selection, {i: pick for i, (pick, _) in kept.items()}, left_out)
-            num_held_out = _num_held_out([pick for pick, _ in kept.values()])
-            problem = _refusal(self.profile, self.policy, report.num_new, num_held_out, report.left_out)
-            if problem is not None:
-                raise Refused(problem)
-            made = [self._member(stored[i], pick, example) for i, (pick, example) in kept.items()]
+            prepared, whole, made, stored = self.chosen(staged)
             with (prepared.path / MEMBERS_FILE).open("wb") as sink:
                 sink.writelines(provenance(stored[member.experience_id], _told(member)) for member in made)
-            whole = prepared.report.model_copy(update={"mix": report})
             with unrecorded(self.database, final):
                 publish_folder(prepared.path, final, whole.model_dump(mode="json"))
                 dataset = self._record(final, whole, made, stored)
         return Assembled(dataset, whole)
+
+    def chosen(self, staged: Path) -> tuple[PreparedDataset, DatasetReport, list[Member], dict[str, StoredCandidate]]:
+        """Choose and prepare in a folder; what the dataset would be, its members and what they are made of."""
+        self.kept = kept_splits(self.database, self.workspace, self.checked)
+        splitter = Splitter(self.options, self.kind, _ever_held_out(self.database, self.profile), self.kept)
+        found, left_out = _read_candidates(self.database, self.profile, splitter)
+        selection, prepared, stored = self._prepared(found, left_out, staged)
+        kept = {pick.id: (pick, example) for pick, example in self._kept(selection, prepared)}
+        left_out.update(self.refused.values())
+        report = _report(self.policy, self.kind, selection, {i: pick for i, (pick, _) in kept.items()}, left_out)
+        num_held_out = _num_held_out([pick for pick, _ in kept.values()])
+        problem = _refusal(self.profile, self.policy, report.num_new, num_held_out, report.left_out)
+        if problem is not None:
+            raise Refused(problem)
+        made = [self._member(stored[i], pick, example) for i, (pick, example) in kept.items()]
+        return prepared, prepared.report.model_copy(update={"mix": report}), made, stored
 
     def _prepared(
         self, found: list[Candidate], left_out: Counter[str], staged: Path
@@ -168,7 +186,7 @@ class _Assembly:
             kept = {pick.id for pick, _ in self._kept(selection, prepared)}
             lost = _why_refused(selection, prepared, kept)
             self.refused.update(lost)
-            if not lost or WAITS not in selection.left_out:
+            if not lost or selection.left_out.keys().isdisjoint((WAITS, LEARNT)):
                 break
         return selection, prepared, stored
 

@@ -1,4 +1,4 @@
-"""Outlook: how a run will use the memory of its device, before there is a device to be asked."""
+"""Outlook: how long a run will train, and how it will use the memory of its device, before a device can be asked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tunesmith.domain.dataset import DatasetReport
-from tunesmith.domain.estimate import num_tokens_of
+from tunesmith.domain.estimate import Estimate, Pace, estimate_training, num_tokens_of
 from tunesmith.domain.memory_forecast import FIGURES, GB, TIER_GB, correction_of, shape_key, size_text, terms_for
 from tunesmith.domain.memory_plan import MemoryPlan, plan
 from tunesmith.domain.profile import HardwareTier, Method, Recipe
@@ -75,6 +75,20 @@ def corrections(database: Database) -> dict[str, float]:
     """By shape key, what earlier runs took as a multiple of their forecast."""
     with database.read() as tx:
         return {key: correction_of(ratios) for key, ratios in queue.memory_ratios(tx).items()}
+
+
+def training_estimate(database: Database, spec: RunSpec, report: DatasetReport) -> Estimate:
+    """How long a run will train, by earlier ones of its profile where there are some."""
+    with database.read() as tx:
+        earlier = queue.paces(tx, spec.profile)
+    return estimate_training(
+        num_examples=spec.dataset.num_train,
+        num_characters=num_characters(report),
+        recipe=spec.recipe,
+        lock=spec.base.lock,
+        tier=HardwareTier(spec.hardware_tier),
+        earlier=[Pace(num_examples, train_s) for num_examples, train_s in earlier],
+    )
 
 
 def memory_of_spec(database: Database, spec: RunSpec, report: DatasetReport) -> Outlook:

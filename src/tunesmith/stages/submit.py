@@ -11,27 +11,27 @@ from tunesmith.config.checks import CheckedProfile, check_profile
 from tunesmith.config.resolve import Resolved, resolve
 from tunesmith.config.workspace import Workspace
 from tunesmith.domain.dataset import DatasetReport, Kind, PrepareOptions
-from tunesmith.domain.estimate import Estimate, Pace, estimate_training
+from tunesmith.domain.estimate import Estimate
 from tunesmith.domain.held_out import few_cases
-from tunesmith.domain.profile import HardwareTier, Method
+from tunesmith.domain.profile import Method
 from tunesmith.domain.run import Priority
 from tunesmith.domain.spec import AdapterRef, BaseModelRef, DatasetRef, Fingerprints, RunSpec
 from tunesmith.domain.task import TaskKind
-from tunesmith.errors import ConfigError, Conflict, DataError, Refused
+from tunesmith.errors import ConfigError, Conflict, DataError, Refused, UsageError
 from tunesmith.files import canonical_json, read_manifest, sha256_text, verify_folder
 from tunesmith.ids import new_id
 from tunesmith.modeling.base_files import is_whole_model
 from tunesmith.programs.fingerprint import code_fingerprint
-from tunesmith.stages.outlook import PLANNED, memory_of_spec, num_characters
+from tunesmith.stages.outlook import PLANNED, memory_of_spec, training_estimate
 from tunesmith.stages.prepare import Progress, prepare_dataset
 from tunesmith.stages.target_places import place_problems
-from tunesmith.store import adapters, campaigns, datasets, erasures, members, profiles, queue, runs, tasks
+from tunesmith.store import adapters, campaigns, datasets, erasures, members, profiles, runs, tasks
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.datasets import Dataset
 from tunesmith.targets.registry import make_target, target_kinds
 from tunesmith.trainers.base import TrainerInfo
 from tunesmith.trainers.command import sealed
-from tunesmith.trainers.registry import find_trainer
+from tunesmith.trainers.registry import DRY_RUN_OF, find_trainer
 
 DRY_RUN = "dry-run"
 _ASSEMBLED = "assembled from experiences"
@@ -50,6 +50,7 @@ class Submission:
     priority: Priority = Priority.NORMAL
     start: Literal["live", "base"] = "live"
     dry_run: bool = False
+    """Let a worker check a dataset that is there, on its machine; `stages.dry_run` does the same at once."""
     idempotency_key: str | None = None
     parent_id: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -126,6 +127,11 @@ def submit(
         dry_run=submission.dry_run,
         environ=environ,
     )
+    if submission.dry_run and not isinstance(submission.data, str):
+        raise UsageError(
+            "a worker's dry run needs a dataset that is there; without one, ask for what can be known at once: "
+            "client.profiles.dry_run, or `tunesmith run submit --dry-run`"
+        )
     if submission.data is None:
         return _submit_assembled(database, workspace, submission, (checked, trainer, campaign_id), actor)
     dataset = _dataset(database, workspace, checked, submission.data, actor, on_progress)
@@ -163,10 +169,10 @@ def _submit_on(
     database: Database, workspace: Workspace, submission: Submission, wanted: Wanted, dataset: Dataset, actor: str
 ) -> Submitted:
     checked, trainer, campaign_id = wanted
-    spec = _spec(database, workspace, submission, checked, trainer, dataset, base_of(checked))
+    spec = spec_of(database, workspace, submission, checked, trainer, dataset, base_of(checked))
     spec = spec.model_copy(update={"campaign_id": campaign_id})
-    memory = memory_of_spec(database, spec, _report(workspace, dataset)) if trainer.name == PLANNED else None
-    run_id, is_new = _queue(database, spec, submission, _report(workspace, dataset).options, actor)
+    memory = memory_of_spec(database, spec, report_of(workspace, dataset)) if trainer.name == PLANNED else None
+    run_id, is_new = _queue(database, spec, submission, report_of(workspace, dataset).options, actor)
     guess = Estimate(0.0, "a dry run trains nothing") if spec.dry_run else estimate(database, workspace, spec)
     said = None if memory is None else memory.in_one_line()
     return Submitted(run_id, dataset.id, guess, is_new, _few_cases(database, spec, checked), said)
@@ -205,10 +211,14 @@ def _dataset(
     actor: str,
     on_progress: Progress | None,
 ) -> Dataset:
-    profile = checked.profile.name
-    if not isinstance(data, str):
-        prepared, _ = prepare_dataset(database, workspace, checked, data, actor=actor, on_progress=on_progress)
-        return prepared
+    if isinstance(data, str):
+        return existing_dataset(database, workspace, checked.profile.name, data)
+    prepared, _ = prepare_dataset(database, workspace, checked, data, actor=actor, on_progress=on_progress)
+    return prepared
+
+
+def existing_dataset(database: Database, workspace: Workspace, profile: str, data: str) -> Dataset:
+    """A dataset of the profile that can be trained on, whole on disk."""
     with database.read() as tx:
         dataset = datasets.find(tx, data)
     if dataset.profile != profile:
@@ -225,7 +235,7 @@ def _dataset(
     return dataset
 
 
-def _spec(
+def spec_of(
     database: Database,
     workspace: Workspace,
     submission: Submission,
@@ -246,7 +256,9 @@ def _spec(
         run_id=new_id("run"),
         profile=profile.name,
         trainer=trainer.name,
-        trainer_options=sealed(trainer, profile.trainer.options, workspace.root),
+        trainer_options={DRY_RUN_OF: profile.trainer.kind}
+        if submission.dry_run
+        else sealed(trainer, profile.trainer.options, workspace.root),
         method=method,
         hardware_tier=checked.tier.value,
         num_processes=profile.hardware.processes,
@@ -324,7 +336,7 @@ def _queue(
     for last_try in (False, True):
         try:
             with database.write() as tx:
-                return _queue_once(tx, spec, submission, body_hash, prepared, actor)
+                return queue_once(tx, spec, submission, body_hash, prepared, actor)
         except Conflict:
             # on PostgreSQL two may look for the key at once; the loser finds the winner's run on its second look
             if submission.idempotency_key is None or last_try:
@@ -332,7 +344,7 @@ def _queue(
     raise AssertionError("unreachable")
 
 
-def _queue_once(
+def queue_once(
     tx: Tx, spec: RunSpec, submission: Submission, body_hash: str, prepared: PrepareOptions, actor: str
 ) -> tuple[str, bool]:
     if submission.idempotency_key is not None:
@@ -341,9 +353,11 @@ def _queue_once(
             return known.id, False
     erasures.refuse_while_pending(tx, spec.dataset.id, spec.dataset.fingerprint)
     shares = (prepared.heldout_share, prepared.validation_share)
-    if not spec.dry_run:
+    if spec.dry_run:
+        members.check_for_run(tx, spec.dataset.id)
+    else:
         profiles.decide_split(tx, spec.profile, spec.dataset.id, shares, prepared.split_number, actor=actor)
-    members.hold_for_run(tx, spec.dataset.id, actor=actor)
+        members.hold_for_run(tx, spec.dataset.id, actor=actor)
     runs.add(
         tx,
         spec,
@@ -376,17 +390,9 @@ def _body_hash(submission: Submission, config: str, data: str) -> str:
 def estimate(database: Database, workspace: Workspace, spec: RunSpec) -> Estimate:
     """How long the run will train."""
     with database.read() as tx:
-        earlier = queue.paces(tx, spec.profile)
         dataset = datasets.get(tx, spec.dataset.id)
-    return estimate_training(
-        num_examples=spec.dataset.num_train,
-        num_characters=num_characters(_report(workspace, dataset)),
-        recipe=spec.recipe,
-        lock=spec.base.lock,
-        tier=HardwareTier(spec.hardware_tier),
-        earlier=[Pace(num_examples, train_s) for num_examples, train_s in earlier],
-    )
+    return training_estimate(database, spec, report_of(workspace, dataset))
 
 
-def _report(workspace: Workspace, dataset: Dataset) -> DatasetReport:
+def report_of(workspace: Workspace, dataset: Dataset) -> DatasetReport:
     return DatasetReport.model_validate(read_manifest(workspace.data_dir / dataset.path).meta)

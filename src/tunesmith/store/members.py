@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -87,8 +88,15 @@ def hold_for_run(tx: Tx, dataset_id: str, *, actor: str) -> None:
     An earlier run may have released them. What another dataset has by then, or what waits for a person, would be
     trained twice or against a suspicion, so the run is refused.
     """
-    datasets.lock(tx, dataset_id)
+    free = check_for_run(tx, dataset_id)
     tx.run(datasets_table.update().where(datasets_table.c.id == dataset_id).values(reserved_until=None))
+    with _told_of(dataset_id):
+        experiences.reserve(tx, free, dataset_id, actor=actor)
+
+
+def check_for_run(tx: Tx, dataset_id: str) -> list[str]:
+    """Raises where a run on the dataset must be refused; which of its experiences are free. Reserves nothing."""
+    datasets.lock(tx, dataset_id)
     table = experiences_table
     mine = sa.select(members.c.experience_id).where(
         members.c.dataset_id == dataset_id, members.c.role != MemberRole.REPLAY
@@ -100,12 +108,18 @@ def hold_for_run(tx: Tx, dataset_id: str, *, actor: str) -> None:
             f"{len(elsewhere)} of the experiences of dataset {dataset_id} are in {elsewhere[0]['dataset_id']} by now; "
             "run on that one, or assemble a new dataset: tunesmith dataset assemble"
         )
-    free = [row["id"] for row in rows if row["state"] == ExperienceState.COLLECTED]
     everyone = sa.select(members.c.experience_id).where(members.c.dataset_id == dataset_id)
-    try:
+    with _told_of(dataset_id):
         # also what an earlier run has consumed, or is replayed: a person may have rejected it since
         experiences.refuse_suspects(tx, list(tx.conn.execute(everyone).scalars()))
-        experiences.reserve(tx, free, dataset_id, actor=actor)
+    return [row["id"] for row in rows if row["state"] == ExperienceState.COLLECTED]
+
+
+@contextmanager
+def _told_of(dataset_id: str) -> Iterator[None]:
+    """What is refused of an experience is told of the dataset, with what to do."""
+    try:
+        yield
     except Refused as error:
         raise Refused(
             f"dataset {dataset_id}: {error.message}; assemble a new one: tunesmith dataset assemble"

@@ -14,6 +14,8 @@ _OURS = ("python", "-m", "tunesmith.trainers.main")
 _ALL_METHODS = frozenset({Method.SFT, Method.DPO, Method.ORPO, Method.KTO})
 _GPUS = ALL_TIERS - {HardwareTier.CPU}
 
+DRY_RUN_OF = "of"
+"""The option of a worker's dry run that names the trainer whose training it stands for."""
 TRAINERS: dict[str, TrainerInfo] = {
     "native": TrainerInfo(
         name="native",

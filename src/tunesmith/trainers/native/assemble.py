@@ -56,6 +56,15 @@ def leading_voice(program: Program) -> Voice:
     return Voice(program.log, program.progress, lambda: program.terminating, partial(check_base, program))
 
 
+def listening_voice(log: Callable[[str, str], None], progress: Callable[[int, int, str], None]) -> Voice:
+    """For those that only read the data, and never load the base."""
+
+    def look(base: Any, chat: ChatFormat, examples: Sequence[Tokenized]) -> Preflight:
+        raise AssertionError("nothing is computed here")
+
+    return Voice(log, progress, lambda: False, look)
+
+
 def silent_voice(run: RunSpec) -> Voice:
     def look(base: Any, chat: ChatFormat, examples: Sequence[Tokenized]) -> Preflight:
         return examine(run, base, chat, examples, lambda _done, _total: None)
