@@ -598,3 +598,17 @@ def test_run_on_a_dataset_of_which_everything_to_train_on_was_forgotten_is_refus
         with pytest.raises(Refused, match="nothing left to train on"):
             client.runs.submit(PROFILE, dataset.id)
         assert client.runs.list() == []
+
+
+def test_forgotten_one_has_no_class_and_no_rating_in_any_listing(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        known = _full(client, database)
+        client.experiences.forget([known], reason="asked")
+        (shown,) = client.experiences.list(profile=PROFILE)
+        assert (shown.class_name, shown.state, shown.feedback.num) == ("forgotten", "forgotten", 0)
+        assert client.experiences.list(profile=PROFILE, class_name="quarantined") == []
+        (stats,) = client.experiences.stats(PROFILE)
+        assert (stats.num, stats.classes, stats.states, stats.num_rated) == (0, {}, {"forgotten": 1}, 0)
+        assert client.experiences.show(known).experience.class_name == "forgotten"

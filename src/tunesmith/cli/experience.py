@@ -147,10 +147,17 @@ def stats(ctx: typer.Context, profile: OfProfile = None, json: Json = False) -> 
         return
     names = ("gold", "needs_improvement", "ambiguous", "quarantined")
     rows = [
-        (s.profile, s.num, *(s.classes.get(name, 0) for name in names), s.states.get("collected", 0), s.num_rated)
+        (
+            s.profile,
+            s.num,
+            *(s.classes.get(name, 0) for name in names),
+            s.states.get("collected", 0),
+            s.num_rated,
+            s.states.get("forgotten", 0),
+        )
         for s in found
     ]
-    heads = ("ALL", "GOLD", "POOR", "AMBIGUOUS", "QUARANTINED", "UNUSED", "RATED")
+    heads = ("ALL", "GOLD", "POOR", "AMBIGUOUS", "QUARANTINED", "UNUSED", "RATED", "FORGOTTEN")
     columns = [Column("PROFILE", "fold"), *(Column(name, align="right") for name in heads)]
     show_table(columns, rows, empty="No experience yet: tunesmith experience add PROFILE --prompt … --answer …")
 

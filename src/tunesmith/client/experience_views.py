@@ -8,7 +8,7 @@ from typing import Any
 
 from tunesmith.client.views import EventView
 from tunesmith.domain.classification import Assessment, Feedback
-from tunesmith.domain.experience import Interaction
+from tunesmith.domain.experience import ExperienceState, Interaction
 from tunesmith.domain.verifiers import Finding
 from tunesmith.store.corrections import StoredCorrection
 from tunesmith.store.experiences import Experience
@@ -115,14 +115,15 @@ class ImportView:
 
 def view_of(experience: Experience, assessment: Assessment) -> ExperienceView:
     interaction = Interaction(experience.messages)
+    is_forgotten = experience.state is ExperienceState.FORGOTTEN
     return ExperienceView(
         id=experience.id,
         profile=experience.profile,
         key=experience.natural_key,
         state=experience.state,
-        class_name=assessment.class_name,
+        class_name=experience.state.value if is_forgotten else assessment.class_name,
         reasons=assessment.reasons,
-        feedback=assessment.feedback,
+        feedback=Feedback() if is_forgotten else assessment.feedback,
         question=interaction.question,
         answer=interaction.answer,
         source=experience.source,

@@ -86,10 +86,17 @@ class BlockParser:
         if block.num_skipped:
             tally.add(block.source, block.first_line, self._too_long(block.num_skipped))
             return ParsedBlock(block.end, 1, 0, {}, tally, {}, to_batch(rows, block.source), Screened())
+        if not block.text or block.text.isspace():  # a small packed file may hold millions of blank lines
+            num_blank = block.text.count(b"\n") + 1
+            return ParsedBlock(block.end, 0, num_blank, {}, tally, {}, to_batch(rows, block.source), Screened())
         lines = block.text.split(b"\n")
         open_index = len(lines) - 1 if block.ends_open else -1
         read, judge = importer.read, self._judge.judge
+        num_blank = 0
         for index, line in enumerate(lines):
+            if not line or line.isspace():
+                num_blank += 1
+                continue
             try:
                 found = read(line, ends_open=index == open_index)
                 if self._control is not None:
@@ -102,7 +109,7 @@ class BlockParser:
                 continue
             for row in found:
                 rows.append(judge(row, block.first_line + index))
-        num_blank, passed_over = importer.num_blank, dict(importer.passed_over)
+        passed_over = dict(importer.passed_over)
         ignored = dict(importer.ignored_fields)
         num_rows, batch = len(lines) - num_blank, to_batch(rows, block.source)
         screened = self._screener.screen(rows)

@@ -8,6 +8,7 @@ from typing import Any
 from tunesmith.data.bad_row import BadRow, named
 from tunesmith.data.tool_calls import packed_calls, packed_result
 from tunesmith.domain.example import Reason
+from tunesmith.domain.visible import says_nothing
 from tunesmith.errors import show
 
 _AFTER: dict[str, dict[str, str]] = {  # who may speak next, with the letter it gets, after whom ("" begins)
@@ -60,7 +61,7 @@ class MessageChecker:
             except (KeyError, TypeError):
                 code = _code_of_bare_call(message, last, f"{field}[{len(contents) - start}]")
                 content = ""
-            if (type(content) is not str or not content or content.isspace()) and not _is_call(message):
+            if (type(content) is not str or says_nothing(content)) and not _is_call(message):
                 raise _bad_message(message, last, f"{field}[{len(contents) - start}]")
             if code == "a" and not trained:
                 code = "c"
@@ -163,7 +164,14 @@ def _bad_content(message: dict[str, Any], field: str) -> BadRow:
     if type(content) is not str:
         fix = "join its text parts into one string" if type(content) is list else "write a string"
         return BadRow(Reason.WRONG_TYPE, field, f"is {named(content)}, not a string", fix)
-    return BadRow(Reason.EMPTY_CONTENT, field, "is empty or only white space", "write something, or remove the line")
+    return empty_text(content, field)
+
+
+def empty_text(text: str, field: str) -> BadRow:
+    """What is wrong with a text of which nothing can be seen."""
+    blank = not text or text.isspace()
+    problem = "is empty or only white space" if blank else "holds only characters that cannot be seen"
+    return BadRow(Reason.EMPTY_CONTENT, field, problem, "write something, or remove the line")
 
 
 def _rename(message: dict[str, Any], wanted: str) -> str:

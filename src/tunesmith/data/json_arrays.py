@@ -48,6 +48,8 @@ class ArrayItems:
     """What came after the last complete item."""
     _scanned: int = 0
     _depth: int = 1
+    _last: bytes = b""
+    """The last byte after the end of the array that is no white space."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The items that this chunk completes, each as one line."""
@@ -87,11 +89,31 @@ class ArrayItems:
         return items
 
     def _after(self, text: bytes, num_items: int) -> None:
+        self._last = text.rstrip()[-1:] or self._last
         if text.strip() and not self.is_wrapped:
             raise DataError(
                 f"{self.name}: text follows the array after item {num_items}; "
                 "write one array, or one JSON object per line"
             )
+
+    def refuse_cut_off(self) -> None:
+        """At the end of the file: raises where the array, or the object around it, has no end."""
+        if self.is_closed:
+            if self.is_wrapped and self._last != b"}":
+                raise DataError(f"{self.name} is cut off after its array: the object has no end; copy it again")
+            return
+        is_whole = _is_whole(self.left)
+        if is_whole or not self.left.strip():
+            num = self.num_items + is_whole
+            raise DataError(f"{self.name} is cut off after item {num}: its array has no end; copy it again")
+
+
+def _is_whole(item: bytes) -> bool:
+    try:
+        orjson.loads(item)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def _as_line(item: bytes) -> bytes:
@@ -105,8 +127,6 @@ def item_groups(items: ArrayItems, chunks: Iterator[bytes]) -> Iterator[tuple[in
         first = items.num_items + 1
         if found := items.feed(chunk):
             yield first, found, False
-    if items.is_closed:
-        return
-    if not items.left.strip():
-        raise DataError(f"{items.name} is cut off after item {items.num_items}: its array has no end; copy it again")
-    yield items.num_items + 1, [_as_line(items.left)], True
+    items.refuse_cut_off()
+    if not items.is_closed:
+        yield items.num_items + 1, [_as_line(items.left)], True

@@ -73,6 +73,11 @@ class ParquetReader:
             raise DataError(
                 f"{self.name} has no column that tunesmith reads, only {known}; rename its columns, e.g. to messages"
             )
+        for name in names:
+            if _holds_bytes(table.schema_arrow.field(name).type):
+                raise DataError(
+                    f"{self.name}: column {name} holds bytes, not text; write it as a column of strings (UTF-8)"
+                )
         self.ignored = {name: total for name in table.schema_arrow.names if name not in self._wanted}
         for batch in table.iter_batches(_BATCH_ROWS, columns=names):
             first = self.num_lines + 1
@@ -98,7 +103,7 @@ class ParquetReader:
 
     def _line(self, row: dict[str, Any], number: int) -> bytes:
         try:
-            return orjson.dumps(_without_nulls(row), default=str)
+            return orjson.dumps(_without_nulls(row), default=_as_text)
         except (TypeError, orjson.JSONEncodeError):
             raise DataError(
                 f"{self.name} row {number} holds what JSON cannot; write texts and lists of texts"
@@ -110,6 +115,24 @@ class ParquetReader:
             found.update(chunk)
         self._handle.seek(0)
         return found.hexdigest()
+
+
+def _holds_bytes(kind: Any) -> bool:
+    """Whether a column, or something inside it, is binary."""
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        return True
+    if pa.types.is_binary_view(kind):
+        return True
+    if pa.types.is_dictionary(kind):
+        return _holds_bytes(kind.value_type)
+    return any(_holds_bytes(kind.field(place).type) for place in range(kind.num_fields))
+
+
+def _as_text(value: Any) -> str:
+    """A number or an instant that JSON does not know, as a text; bytes are none."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError
+    return str(value)
 
 
 def _without_nulls(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 from tunesmith.data.bad_row import BadRow
 from tunesmith.data.conversations import MessageChecker
 from tunesmith.data.rows import Row
+from tunesmith.domain.visible import plainly_seen
 
 _MAX_SHAPES = 4096
 _ROLE, _CONTENT = itemgetter("role"), itemgetter("content")
@@ -31,7 +32,7 @@ class QuickLines:
             roles = tuple(map(_ROLE, messages))
             shape = self._shapes[roles] if roles in self._shapes else self._learnt(roles)
             contents = list(map(_CONTENT, messages))
-            are_texts = all(map(str.strip, contents))  # of what is no text, it raises
+            are_texts = all(map(plainly_seen, contents))  # of what is no text, it raises
         except (KeyError, TypeError):
             return None
         # Two quotes for each key and text we know of: then there is nothing else in the line, no key twice either.

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from tunesmith.data.foreign_files import refuse_foreign
 from tunesmith.data.json_arrays import ArrayItems, array_start, item_groups
 from tunesmith.data.unpacking import codec_of, unpacked
 from tunesmith.errors import DataError, show
@@ -21,18 +22,6 @@ if TYPE_CHECKING:
 
 _BLOCK = 1 << 20
 _UTF8_BOM = b"\xef\xbb\xbf"
-_FOREIGN = (  # how files that are not JSONL in UTF-8 begin; the longer beginnings first
-    (b"\xff\xfe\x00\x00", "is UTF-32 (little endian)", "convert it: iconv -f UTF-32 -t UTF-8"),
-    (b"\x00\x00\xfe\xff", "is UTF-32 (big endian)", "convert it: iconv -f UTF-32 -t UTF-8"),
-    (b"\xff\xfe", "is UTF-16 (little endian)", "convert it: iconv -f UTF-16 -t UTF-8"),
-    (b"\xfe\xff", "is UTF-16 (big endian)", "convert it: iconv -f UTF-16 -t UTF-8"),
-    (b"{\x00", "is UTF-16 (little endian, without a mark)", "convert it: iconv -f UTF-16LE -t UTF-8"),
-    (b"\x00{", "is UTF-16 (big endian, without a mark)", "convert it: iconv -f UTF-16BE -t UTF-8"),
-    (b"\x1f\x8b", "is compressed (gzip) twice", "unpack it once: gunzip"),
-    (b"\x28\xb5\x2f\xfd", "is compressed (zstd) twice", "unpack it once: zstd -d"),
-    (b"PK\x03\x04", "is a zip archive", "unpack it first: unzip"),
-    (b"PAR1", "is a Parquet file in an archive", "unpack it first"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +135,7 @@ class LineReader:
         for chunk in chunks:
             self._text_done += len(chunk)
             if is_first:
-                _refuse_foreign(self.name, chunk)
+                refuse_foreign(self.name, chunk)
             yield chunk.removeprefix(_UTF8_BOM) if is_first else chunk
             is_first = not chunk
         if is_first:
@@ -189,9 +178,3 @@ def _open_regular(path: Path) -> tuple[int, os.stat_result]:
     kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
     what = kinds.get(stat.S_IFMT(found.st_mode), "not a regular file")
     raise DataError(f"{show(str(path), 200)} is {what}; give the path of a JSONL file")
-
-
-def _refuse_foreign(name: str, beginning: bytes) -> None:
-    for mark, what, fix in _FOREIGN:
-        if beginning.startswith(mark):
-            raise DataError(f"{name} {what}, not JSONL in UTF-8; {fix}")

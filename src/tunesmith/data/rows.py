@@ -12,16 +12,18 @@ import json
 import re
 from collections import Counter
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import orjson
 
 from tunesmith.data.bad_row import BadRow, named
-from tunesmith.data.conversations import MessageChecker, count_ignored
+from tunesmith.data.conversations import MessageChecker, count_ignored, empty_text
 from tunesmith.data.formats import FIELDS
 from tunesmith.data.syntax import explain
 from tunesmith.data.tool_calls import packed_definitions, refuse_duplicate_keys
 from tunesmith.domain.example import Reason
+from tunesmith.domain.visible import looks, says_nothing
 from tunesmith.errors import show
 
 _FORMS = "messages, or prompt and completion (and label), or prompt, chosen and rejected"
@@ -34,6 +36,7 @@ _MESSAGES_FORM: tuple[str, ...] = ("messages",)
 _PLAIN_FORM: tuple[str, ...] = ("prompt", "completion")
 _LABELLED_FORM: tuple[str, ...] = ("prompt", "completion", "label")
 _PAIR_FORM: tuple[str, ...] = ("prompt", "chosen", "rejected")
+_MOST_COMPARED = 50  # names that a fix is looked for among: comparing is slow, and a line may have a million
 _OTHER_NAMES = {  # what other tools call our fields
     "conversations": "messages",
     "conversation": "messages",
@@ -196,9 +199,11 @@ class RowParser:
             return prompt + (answers[0] + "|" if _label(fields["label"]) else "|" + answers[0])
         chosen, rejected = answers
         middle = len(prompt) + len(chosen)
-        if chosen == rejected and contents[len(prompt) : middle] == contents[middle:]:
+        if chosen == rejected and _look_alike(contents[len(prompt) : middle], contents[middle:]):
             fix = "give two different answers, or use the prompt and completion form"
-            raise BadRow(Reason.SAME_ANSWERS, "rejected", "is the same as chosen", fix)
+            is_same = contents[len(prompt) : middle] == contents[middle:]
+            problem = "is the same as chosen" + ("" if is_same else ", but for white space or what cannot be seen")
+            raise BadRow(Reason.SAME_ANSWERS, "rejected", problem, fix)
         return f"{prompt}{chosen}|{rejected}"
 
     def _part(self, value: Any, field: str, codes: str, contents: list[str]) -> str:
@@ -208,11 +213,17 @@ class RowParser:
                 problem = f"is {named(value)}, neither a string nor a list"
                 raise BadRow(Reason.WRONG_TYPE, field, problem, "write a string or a list of messages")
             return self._checker.check(value, field, codes, contents, trained=field != "prompt")
-        if not value or value.isspace():
-            problem = "is empty or only white space"
-            raise BadRow(Reason.EMPTY_CONTENT, field, problem, "write something, or remove the line")
+        if says_nothing(value):
+            raise empty_text(value, field)
         contents.append(value)
         return codes + ("u" if field == "prompt" else "a")
+
+
+def _look_alike(some: list[str], others: list[str]) -> bool:
+    """Whether a reader could not tell these answers from the others."""
+    if some == others:
+        return True
+    return list(map(looks, some)) == list(map(looks, others))
 
 
 def _form_of(fields: dict[str, Any]) -> tuple[str, ...]:
@@ -225,9 +236,7 @@ def _form_of(fields: dict[str, Any]) -> tuple[str, ...]:
     if not missing:
         return form
     wanted = missing if len(missing) < len(form) else _KNOWN
-    for name in fields:
-        if name in _KNOWN:
-            continue
+    for name in islice((name for name in fields if name not in _KNOWN), _MOST_COMPARED):
         close = difflib.get_close_matches(name[:60], wanted, n=1, cutoff=0.75)
         meant = close[0] if close else _OTHER_NAMES.get(name.lower(), "")
         if meant in wanted:

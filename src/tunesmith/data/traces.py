@@ -10,6 +10,7 @@ import orjson
 from tunesmith.data.bad_row import BadRow
 from tunesmith.data.formats import Raw, Translated
 from tunesmith.domain.example import Reason
+from tunesmith.domain.visible import says_nothing
 
 _SPEAKERS = {"developer": "system", "human": "user", "ai": "assistant", "model": "assistant", "function": "tool"}
 _MODEL_SPANS = ("CHAT_MODEL", "LLM")
@@ -114,7 +115,7 @@ def _messages_sent(sent: Any, place: str) -> tuple[list[Any] | None, str]:
     """The messages that were sent, and where they stand."""
     if type(sent) is dict and "messages" in sent:
         sent, place = _decoded(sent["messages"]), f"{place}.messages"
-    if type(sent) is str and sent.strip():
+    if type(sent) is str and not says_nothing(sent):
         return [{"role": "user", "content": sent}], place
     while type(sent) is list and len(sent) == 1 and type(sent[0]) is list:
         sent, place = sent[0], f"{place}[0]"
@@ -126,7 +127,7 @@ def _message_back(answer: Any) -> Any:
     """The message that came back, in any of the wrappings that servers and libraries put around it."""
     for _ in range(_MAX_DEPTH):
         if type(answer) is str:
-            return {"content": answer} if answer.strip() else None
+            return {"content": answer} if not says_nothing(answer) else None
         if type(answer) is list:
             if not answer:
                 return None

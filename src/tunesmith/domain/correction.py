@@ -15,6 +15,7 @@ from tunesmith.domain.classification import complaint_in
 from tunesmith.domain.curriculum import decides
 from tunesmith.domain.experience import Interaction
 from tunesmith.domain.verifiers import Finding
+from tunesmith.domain.visible import says_nothing
 
 _MAX_CHARS = 200_000  # as a correction by a person
 
@@ -52,7 +53,7 @@ def unusable(reply: Reply, student: Interaction) -> str | None:
         return "it was cut off at curriculum.teacher.max_tokens"
     if reply.finish not in ("stop", None):
         return f"it did not end as an answer does: {reply.finish[:40]!r}"
-    if not reply.text.strip():
+    if says_nothing(reply.text):
         return "it is empty"
     if len(reply.text) > _MAX_CHARS:
         return f"it has more than {_MAX_CHARS} characters"

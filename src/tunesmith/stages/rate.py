@@ -13,6 +13,7 @@ from tunesmith.domain.classification import (
     rater_key,
 )
 from tunesmith.domain.experience import ExperienceState
+from tunesmith.domain.visible import says_nothing
 from tunesmith.errors import DataError, Refused, UsageError, show
 from tunesmith.store import assessments, experiences, feedback
 from tunesmith.store.database import Tx
@@ -31,8 +32,10 @@ def check(judgement: Judgement) -> Judgement:
             continue
         if not isinstance(text, str):
             raise UsageError(f"{name} is no text but {show(type(text).__name__)}; give a str, or leave it out")
-        if not text.strip() or len(text) > limit:
-            raise UsageError(f"{name} is empty or longer than {limit} characters; shorten it, or leave it out")
+        if says_nothing(text) or len(text) > limit:
+            raise UsageError(
+                f"{name} is empty, shows nothing, or is longer than {limit} characters; mend it, or leave it out"
+            )
         check_storable(text, name)
     heard = None if judgement.correction is None else complaint_in(judgement.correction)
     if heard is not None:

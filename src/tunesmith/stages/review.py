@@ -12,6 +12,7 @@ from tunesmith.domain.excerpts import escaped, excerpt, masked
 from tunesmith.domain.experience import ExperienceState, Interaction
 from tunesmith.domain.learning import ReviewDecision
 from tunesmith.domain.screen import Screen
+from tunesmith.domain.visible import says_nothing
 from tunesmith.errors import Refused, UsageError, nearest, show
 from tunesmith.stages.rate import check_storable
 from tunesmith.store import assessments, experiences, reviews
@@ -95,7 +96,7 @@ def listing(database: Database, profile: str | None, limit: int) -> list[Suspect
 
 def check_reason(reason: str) -> str:
     """The reason again, trimmed; a decision without one is no decision that anybody could follow later."""
-    if not reason.strip() or len(reason) > _MAX_REASON:
+    if says_nothing(reason) or len(reason) > _MAX_REASON:
         raise UsageError(f"say why with a reason of 1 to {_MAX_REASON} characters; it is kept in the history")
     check_storable(reason, "the reason")
     return reason.strip()

@@ -14,6 +14,7 @@ from tunesmith.domain.classification import Judgement, screens_of, standing_corr
 from tunesmith.domain.experience import ExperienceClass, ExperienceState
 from tunesmith.domain.learning import CorrectionState, ReviewDecision
 from tunesmith.domain.standing import Standing
+from tunesmith.domain.visible import says_nothing
 from tunesmith.store import profiles
 from tunesmith.store.database import Tx
 from tunesmith.store.learning_tables import corrections
@@ -145,7 +146,7 @@ def _corrections(tx: Tx, *here: Any) -> dict[str, tuple[str, str]]:
     found = {
         experience_id: (answer, f"teacher {name}")
         for experience_id, answer, name in tx.conn.execute(taught)
-        if answer.strip()
+        if not says_nothing(answer)
     }
     for experience_id, said in _said(tx, *here).items():
         for standing in standing_corrections(said)[-1:]:

@@ -362,6 +362,8 @@ def listing(tx: Tx, wanted: Mapping[str, str], limit: int) -> list[tuple[Experie
     judged = assessments_table
     query = sa.select(experiences, judged).join(judged, judged.c.experience_id == experiences.c.id)
     by_class = "class_name" in wanted
+    if by_class:
+        query = query.where(experiences.c.state != ExperienceState.FORGOTTEN)  # a tombstone has no class
     for name, value in wanted.items():
         owner = judged if name == "class_name" or (name == "profile" and by_class) else experiences
         query = query.where(owner.c[name] == value)
