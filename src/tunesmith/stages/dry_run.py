@@ -7,6 +7,7 @@ a folder that is gone afterwards.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from tunesmith.config.workspace import Workspace
 from tunesmith.domain.dataset import DatasetReport, Split
 from tunesmith.domain.estimate import Estimate
 from tunesmith.domain.spec import RunSpec
+from tunesmith.environment import visible
 from tunesmith.errors import ConfigError, DataError, TunesmithError
 from tunesmith.ids import new_id
 from tunesmith.stages.assemble import rehearsed
@@ -148,6 +150,7 @@ def _looked_at(spec: RunSpec) -> tuple[str, ...]:
         [sys.executable, "-P", "-m", "tunesmith.trainers.dry_run"],
         input=looked.model_dump_json().encode(),
         capture_output=True,
+        env=visible(os.environ),
         check=False,
     )
     try:
