@@ -296,6 +296,35 @@ def test_silent_server_is_504_after_the_time_given() -> None:
     assert time.monotonic() - begun < 5.0
 
 
+def test_stream_that_stops_in_the_middle_is_504_long_before_the_time_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STALL_S", 0.3)
+    is_over = threading.Event()
+
+    def play(call: BaseHTTPRequestHandler, body: Any) -> Any:
+        begin(call)
+        call.wfile.write(chunk("a"))
+        call.wfile.flush()
+        is_over.wait(10.0)
+        return ...
+
+    async def story() -> list[str]:
+        upstream = UpstreamServer(Doors(hanging, other), 10.0)  # type: ignore[arg-type]
+        try:
+            with pytest.raises(EngineError, match="stopped in the middle of the answer") as caught:
+                _ = [said async for said in upstream.ask(CHAT, {**ASKED, "stream": True}, ADAPTER)]
+            assert caught.value.http_status == 504
+            (said,) = [said async for said in upstream.ask(CHAT, ASKED, ADAPTER)]
+            return [said["choices"][0]["message"]["content"]]
+        finally:
+            await upstream.close()
+
+    with Player(play) as hanging, Player(lambda call, body: whole("fine")) as other:
+        begun = time.monotonic()
+        assert asyncio.run(story()) == ["fine"], "the next one is asked of the other replica"
+        is_over.set()
+    assert time.monotonic() - begun < 5.0
+
+
 def test_dead_replica_is_passed_over_and_left_alone_for_a_while() -> None:
     async def several(target: Doors) -> list[str]:
         upstream = UpstreamServer(target, 10.0)  # type: ignore[arg-type]

@@ -33,6 +33,8 @@ MAX_ANSWER = 32 << 20
 """Longest answer in bytes, streamed or not."""
 MAX_EVENT = 4 << 20
 UNHEALTHY_S = 5.0
+STALL_S = 30.0
+"""Longest time between two chunks of a stream that has begun: a server that is silent for longer hangs."""
 _CONNECT_S = 5.0
 _MAX_SHOWN = 500
 _MAX_WAIT_S = 300.0
@@ -46,6 +48,10 @@ class _Lost(Exception):
 
 class _NotReached(Exception):
     """Nobody took the request, so another replica may be asked."""
+
+
+class _Stalled(Exception):
+    """The server began to answer and says no more."""
 
 
 class UpstreamServer:
@@ -154,12 +160,17 @@ class UpstreamServer:
                     raise await self._refusal(response, door)
                 has_begun = True
                 async with aclosing(_events(response) if body.get("stream") else _whole(response)) as parts:
-                    async for said in parts:
+                    stall_s: float | None = None
+                    while (said := await _next(parts, stall_s)) is not None:
+                        stall_s = STALL_S
                         yield _checked(said, door)
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError):
             raise _NotReached from None
-        except httpx2.TimeoutException:
-            raise _failed("took too long", 504) from None
+        except (httpx2.TimeoutException, _Stalled) as error:
+            self._unhealthy[door.url] = time.monotonic() + UNHEALTHY_S  # other replicas first
+            log.warning("upstream_hangs", url=door.url, stalled=isinstance(error, _Stalled))
+            how = "stopped in the middle of the answer" if isinstance(error, _Stalled) else "took too long"
+            raise _failed(how, 504) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError):
             if not has_begun:
                 raise _NotReached from None
@@ -199,6 +210,15 @@ def upstream_of(place: Place, root: Path, timeout_s: float) -> UpstreamServer:
     """The server behind one profile, by its target."""
     target = make_target(place.target.kind, place.target.options, root=root, profile=place.profile)
     return UpstreamServer(cast(Proxied, target), timeout_s)
+
+
+async def _next(parts: AsyncGenerator[dict[str, Any], None], stall_s: float | None) -> dict[str, Any] | None:
+    """What comes next; None: that was all. Raises _Stalled where nothing comes in time."""
+    try:
+        async with asyncio.timeout(stall_s):
+            return await anext(parts, None)
+    except TimeoutError:
+        raise _Stalled from None
 
 
 async def _events(response: httpx2.Response) -> AsyncGenerator[dict[str, Any], None]:
