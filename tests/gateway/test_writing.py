@@ -153,3 +153,21 @@ def test_a_whole_answer_that_is_late_says_whether_it_was_begun() -> None:
 )
 def test_a_request_without_a_limit_gets_that_of_the_profile(asked: int | None, most: int, expected: int) -> None:
     assert limit_of(read_chat({**CHAT, "max_tokens": asked}), 256, most) == expected
+
+
+def test_whoever_reads_too_slowly_does_not_hold_a_place_beyond_the_deadline() -> None:
+    texts: list[str] = []
+
+    async def ask() -> None:
+        writing = Writing(writes(*"abcdef"), rows(), 0.2)
+        try:
+            while (item := await writing.next()) is not None:
+                texts.append(item[1].text if isinstance(item[1], Piece) else "")
+                await asyncio.sleep(0.08)
+        finally:
+            await writing.close()
+
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(ask())
+    assert status_of(caught.value) == 504
+    assert 1 <= len(texts) <= 4

@@ -80,7 +80,9 @@ class _Passing:
 
     async def _next(self) -> dict[str, Any] | None:
         try:
-            async with asyncio.timeout(self._deadline - time.monotonic()):
+            if (left_s := self._deadline - time.monotonic()) <= 0:  # a slow reader holds a place
+                raise TimeoutError
+            async with asyncio.timeout(left_s):
                 return await anext(self._chunks, None)
         except TimeoutError:
             message = f"the answer took longer than serve.timeout_s ({self._gateway.settings.timeout_s:g} s)"

@@ -103,6 +103,8 @@ class Writing:
         """What is written next, and of which row; None: all rows have ended. Raises what went wrong."""
         if not self._num_open:
             return None
+        if time.monotonic() > self._deadline:  # also where more is written already: a slow reader holds a place
+            raise self._too_late()
         try:
             async with asyncio.timeout(self._deadline - time.monotonic()):
                 number, part = await self._items.get()
