@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.campaign import CampaignState
-from tunesmith.domain.evaluation import Report
+from tunesmith.domain.evaluation import Comparison, Report
 from tunesmith.domain.experience import ExperienceState
 from tunesmith.domain.gate import BARE_BASE, Decision, Evidence, Judged, Verdict
 from tunesmith.domain.lock import ArchitectureLock, ProfileLock
@@ -213,13 +213,19 @@ def an_evaluation(
     return judged
 
 
+def a_comparison(**changes: Any) -> Comparison:
+    """No measurable difference."""
+    fields: dict[str, Any] = {"n": 60, "candidate": 1.0, "baseline": 1.0, "difference": 0.0, "low": -0.1, "high": 0.1}
+    return Comparison(metric="heldout_loss", **{**fields, **changes})
+
+
 def a_judgement(run: Run, digest: str, decision: Decision, baseline: str = BARE_BASE) -> Judged:
     evidence = Evidence(
         adapter=digest, base="b" * 64, cases="c" * 64, policy=policy_digest(run.spec), baseline=baseline
     )
     return Judged(
         evidence=evidence,
-        report=Report(num_cases=0, confidence=0.95, comparisons=()),
+        report=Report(num_cases=60, confidence=0.95, comparisons=(a_comparison(),)),
         verdict=Verdict(decision=decision, reasons=("as the test wants",)),
     )
 

@@ -50,15 +50,15 @@ from tunesmith.store.runs import Run
 # Written out from DESIGN.md, "States, in full", by hand: old state: what may follow.
 DESIGN = {
     "run": """
-        queued:      training cancelled skipped
+        queued:      training evaluating deploying cancelled skipped
         training:    queued paused evaluating validated failed cancelled
-        paused:      queued cancelled
+        paused:      queued evaluating cancelled
         evaluating:  deploying shadowing held rejected completed failed cancelled
         shadowing:   evaluating rejected cancelled
         held:        deploying evaluating rejected cancelled
-        deploying:   watching evaluating held cancelled
+        deploying:   watching evaluating held rejected rolled_back cancelled
         watching:    deployed rolled_back
-        deployed:
+        deployed:    rolled_back
         completed:
         validated:
         rejected:
@@ -90,10 +90,11 @@ DESIGN = {
         forgotten:
     """,
     "adapter": """
-        candidate:   live revoked
+        candidate:   live rejected revoked
         live:        superseded rolled_back revoked
         superseded:  live revoked
-        rolled_back: revoked
+        rolled_back: live revoked
+        rejected:    live revoked
         revoked:
     """,
     "campaign": """
@@ -129,7 +130,8 @@ def test_table_of_the_code_is_the_one_in_the_design(entity: str) -> None:
     table = design(entity)
     assert set(table) == {state.value for state in states}
     assert {old.value: {new.value for new in following} for old, following in machine.table.items()} == table
-    assert {state.value for state in machine.finished} == {old for old, following in table.items() if not following}
+    ended = {old for old, following in table.items() if not following} | ({"deployed"} if entity == "run" else set())
+    assert {state.value for state in machine.finished} == ended
     for old, new, allowed in pairs(entity):
         assert machine.allows(states(old), states(new)) is allowed, (old, new)
         if not allowed:
@@ -381,7 +383,9 @@ def test_rolled_back_after_deployment_gives_the_data_back_and_counts(database: D
         lifecycle.roll_back(tx, PROFILE, actor=ACTOR, reason="people complained")
         for experience in (experiences.get(tx, i) for i in ids):
             assert (experience.state, experience.num_rejections) == (ExperienceState.COLLECTED, 1)
-        assert runs.get(tx, run.id).state is RunState.DEPLOYED  # finished stays finished
+        ended = runs.get(tx, run.id)
+        assert (ended.state, ended.reason) == (RunState.ROLLED_BACK, "people complained")  # what is so now
+        assert ended.finished_at is not None
         assert adapters.get(tx, adapter.id).state is AdapterState.ROLLED_BACK
 
 

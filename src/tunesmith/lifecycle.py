@@ -16,15 +16,17 @@ from __future__ import annotations
 from typing import assert_never
 
 from tunesmith.disk import is_disk_trouble
+from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.gate import Decision
 from tunesmith.domain.request import RequestKind, strongest
-from tunesmith.domain.run import RunState, effect_of_end
+from tunesmith.domain.run import NO_EFFECT, RunState, effect_of_end
 from tunesmith.domain.task import AttemptState, ErrorClass, RetryDecision, TaskKind, TaskState, backoff_s
 from tunesmith.errors import StoreError
 from tunesmith.stages.context import (
     DeviceHeld,
     DryRunPassed,
     Flipped,
+    Forbidden,
     Looked,
     Measured,
     NotFlipped,
@@ -49,6 +51,7 @@ from tunesmith.store.database import Tx
 from tunesmith.store.runs import Run
 from tunesmith.store.tasks import Claim, Task
 
+PAUSED_ON_REQUEST = "paused on request"
 _WATCH_OPEN_RETRY_S = 5.0
 
 
@@ -67,10 +70,14 @@ def settle(tx: Tx, claim: Claim, end: StageEnd, *, actor: str) -> None:
     if claim.task.run_id is None:
         _after_cycle(tx, claim, end, actor)
         return
+    tasks.guard(tx, claim.lease)  # from here on no wish can come in: what was asked before counts, whatever the end
     run = runs.get(tx, claim.task.run_id)
     forgotten = None if _is_served(run, end) else forgotten_runs.why_ended(tx, run)
     if forgotten is not None:
         _cancel(tx, claim, run, actor, forgotten)
+        return
+    if (end.decided_by is RequestKind.CANCEL or requests.is_cancelled(tx, run.id)) and not is_too_late(tx, run):
+        _cancel(tx, claim, run, actor)
         return
     match claim.task.kind:
         case TaskKind.TRAIN:
@@ -96,16 +103,13 @@ def _is_served(run: Run, end: StageEnd) -> bool:
 
 
 def _after_train(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:
-    wishes = [request.kind for request in requests.unanswered(tx, run.id)]
-    wish = strongest(wishes if end.decided_by is None else [*wishes, end.decided_by])
+    wish = strongest([request.kind for request in requests.unanswered(tx, run.id)])
     resumable = end.outcome in (AttemptState.INTERRUPTED, AttemptState.LOST)
-    if end.decided_by is RequestKind.CANCEL or (resumable and wish is RequestKind.CANCEL):
-        _cancel(tx, claim, run, actor)
-        return
     if resumable and wish is RequestKind.PAUSE:
-        tasks.end_by(tx, claim.lease, end.outcome, TaskState.CANCELLED, actor=actor, reason="paused")
-        runs.move(tx, run.id, RunState.PAUSED, actor=actor, reason="paused on request")
-        requests.acknowledge_all(tx, run.id, actor=actor, answer="paused")
+        _pause(tx, claim, run, end, actor, PAUSED_ON_REQUEST)
+        return
+    if isinstance(end.fact, Forbidden):
+        _pause(tx, claim, run, end, actor, f"{end.fact.why}; mend that, then `run resume {run.id}`")
         return
     if isinstance(end.fact, DeviceHeld):
         tasks.step_back(tx, claim.lease, end.fact.again_s, actor=actor, reason=end.fact.reason)
@@ -130,6 +134,10 @@ def _after_train(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> N
                 actor=actor,
             )
             reason = "stopped early with the best so far" if made.stopped_early else "trained"
+            if wish is RequestKind.PAUSE:  # it came while the result was saved: nothing goes on before it is resumed
+                runs.move(tx, run.id, RunState.PAUSED, actor=actor, reason=PAUSED_ON_REQUEST)
+                requests.acknowledge_all(tx, run.id, actor=actor, answer="paused; training had ended")
+                return
             requests.acknowledge_all(tx, run.id, actor=actor, answer=reason)
             _go_on(tx, run, RunState.EVALUATING, TaskKind.EVALUATE, actor, reason)
         case DryRunPassed():
@@ -139,10 +147,6 @@ def _after_train(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> N
 
 
 def _after_evaluate(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:
-    is_held = isinstance(end.fact, DeviceHeld)
-    if end.decided_by is RequestKind.CANCEL or (is_held and _is_cancelled(tx, run)):
-        _cancel(tx, claim, run, actor)
-        return
     if isinstance(end.fact, DeviceHeld):
         tasks.step_back(tx, claim.lease, end.fact.again_s, actor=actor, reason=end.fact.reason)
         return
@@ -182,9 +186,6 @@ def _after_evaluate(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -
 
 
 def _after_deploy(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:
-    if end.decided_by is RequestKind.CANCEL:
-        _cancel(tx, claim, run, actor)
-        return
     if isinstance(end.fact, NotFlipped) and end.fact.kind == "later":
         tasks.again_later(tx, claim.lease, _WATCH_OPEN_RETRY_S, actor=actor, reason=end.fact.why)
         return
@@ -193,10 +194,13 @@ def _after_deploy(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> 
         return
     match end.fact:
         case Flipped():
-            requests.acknowledge_all(tx, run.id, actor=actor, answer="too late: it is live; use `adapter rollback`")
             _go_on(tx, run, RunState.WATCHING, TaskKind.WATCH, actor, "live, and watched")
         case NotFlipped(why=why, kind="stale"):
             _go_on(tx, run, RunState.EVALUATING, TaskKind.EVALUATE, actor, why)
+        case NotFlipped(why=why, kind="revoked"):
+            finish(tx, run, RunState.REJECTED, actor=actor, reason=why)
+        case NotFlipped(why=why, kind="moved_on"):
+            finish(tx, run, RunState.ROLLED_BACK, actor=actor, reason=why)
         case NotFlipped(why=why):
             _wait_for_a_person(tx, run, actor, why)
         case _:
@@ -205,9 +209,6 @@ def _after_deploy(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> 
 
 
 def _after_shadow(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:
-    if end.decided_by is RequestKind.CANCEL or _is_cancelled(tx, run):
-        _cancel(tx, claim, run, actor)
-        return
     if isinstance(end.fact, Looked) and end.fact.decision == "again":
         tasks.again_later(tx, claim.lease, run.spec.shadow.interval_s, actor=actor, reason=end.fact.reason)
         return
@@ -265,11 +266,13 @@ def _after_cycle(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
 
 
 def finish(tx: Tx, run: Run, state: RunState, *, actor: str, reason: str) -> None:
-    """A run has ended: its data and its campaign's counters follow `effect_of_end`."""
+    """A run has ended: its data and its campaign's counters follow `effect_of_end`, its version what became of it."""
     runs.move(tx, run.id, state, actor=actor, reason=reason)
     requests.acknowledge_all(tx, run.id, actor=actor, answer=f"the run is {state}")
-    effect = effect_of_end(state)
+    effect = effect_of_end(state) if run.spec.deploys is None else NO_EFFECT  # that run has learnt nothing
     adapter = adapters.of_run(tx, run.id)
+    if state is RunState.REJECTED and adapter is not None and adapter.state is AdapterState.CANDIDATE:
+        adapters.move(tx, adapter.id, AdapterState.REJECTED, actor=actor, reason=reason)
     datasets.lock(tx, run.dataset_id)
     if not run.spec.dry_run:  # a dry run has reserved nothing
         experiences.settle(
@@ -297,10 +300,19 @@ def roll_back(tx: Tx, profile: str, *, actor: str, reason: str, to: adapters.Ada
     now_live = deployments.roll_back(tx, profile, actor=actor, reason=reason, to=to)
     tasks.add(tx, TaskKind.ROLLBACK, actor=actor, profile=profile, priority=0)
     assert live is not None
-    members.give_back(tx, live.id, actor=actor, reason=f"{live.name} was rolled back")
-    if watched is not None and watched.id == live.run_id:
+    _undo_learning(tx, live, actor, reason)
+    about = None if watched is None else adapters.of_run(tx, watched.id)
+    if watched is not None and about is not None and about.id == live.id:
         _end_watch(tx, watched, looking, actor, reason)
     return now_live
+
+
+def _undo_learning(tx: Tx, adapter: adapters.Adapter, actor: str, reason: str) -> None:
+    """A version was rolled back: what it learnt from is free again, and its runs say what became of it."""
+    members.give_back(tx, adapter.id, actor=actor, reason=f"{adapter.name} was rolled back")
+    for run in [] if adapter.run_id is None else runs.about(tx, adapter.run_id, adapter.id):
+        if run.state is RunState.DEPLOYED:
+            runs.move(tx, run.id, RunState.ROLLED_BACK, actor=actor, reason=reason)
 
 
 def _end_watch(tx: Tx, run: Run, task: Task | None, actor: str, reason: str) -> None:
@@ -319,6 +331,7 @@ def _take_back(tx: Tx, run: Run, actor: str, reason: str = "it could not be depl
     live = adapters.live(tx, run.profile)
     if adapter is not None and live is not None and live.id == adapter.id:
         deployments.roll_back(tx, run.profile, actor=actor, reason=reason)
+        _undo_learning(tx, adapter, actor, reason)
         tasks.add(tx, TaskKind.ROLLBACK, actor=actor, profile=run.profile, priority=0)
 
 
@@ -344,8 +357,16 @@ def _wait_for_a_person(tx: Tx, run: Run, actor: str, reason: str) -> None:
     requests.acknowledge_all(tx, run.id, actor=actor, answer="the run is held")
 
 
-def _is_cancelled(tx: Tx, run: Run) -> bool:
-    return strongest([request.kind for request in requests.unanswered(tx, run.id)]) is RequestKind.CANCEL
+def _pause(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str, reason: str) -> None:
+    tasks.end_by(tx, claim.lease, end.outcome, TaskState.CANCELLED, actor=actor, reason="paused")
+    runs.move(tx, run.id, RunState.PAUSED, actor=actor, reason=reason)
+    requests.acknowledge_all(tx, run.id, actor=actor, answer="paused")
+
+
+def is_too_late(tx: Tx, run: Run) -> bool:
+    """Whether a run has made its version live: what is wanted now is a roll-back."""
+    adapter = adapters.of_run(tx, run.id) if run.state in (RunState.DEPLOYING, RunState.WATCHING) else None
+    return adapter is not None and adapter.state is AdapterState.LIVE
 
 
 def _cancel(tx: Tx, claim: Claim, run: Run, actor: str, reason: str = "cancelled on request") -> None:

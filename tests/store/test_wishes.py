@@ -12,6 +12,8 @@ from store_builders import (
     ACTOR,
     WORKER,
     a_claimed_run,
+    a_comparison,
+    a_judgement,
     a_run,
     an_adapter,
     an_evaluation,
@@ -22,13 +24,15 @@ from store_builders import (
 )
 from tunesmith import clock, control, lifecycle
 from tunesmith.domain.adapter import AdapterState
+from tunesmith.domain.evaluation import Report
+from tunesmith.domain.forced import Forced, forced_by
 from tunesmith.domain.gate import Decision
 from tunesmith.domain.request import RequestKind, strongest
 from tunesmith.domain.run import RUN, RunState
-from tunesmith.domain.task import AttemptState, TaskKind, TaskState
+from tunesmith.domain.task import AttemptState, ErrorClass, TaskKind, TaskState
 from tunesmith.errors import Refused
-from tunesmith.stages.context import Looked, StageEnd, Trained
-from tunesmith.store import adapters, deployments, queue, requests, runs, tables, tasks
+from tunesmith.stages.context import DeviceHeld, Looked, NotFlipped, StageEnd, Trained
+from tunesmith.store import adapters, deployments, evaluations, events, queue, requests, runs, tables, tasks
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.runs import Run
 
@@ -207,19 +211,140 @@ def test_stop_that_comes_while_a_pause_is_carried_out_still_wins(database: Datab
         assert requests.unanswered(tx, run.id) == []
 
 
-@pytest.mark.parametrize("kind", [RequestKind.PAUSE, RequestKind.STOP])
-def test_training_that_ended_before_the_wish_reached_it_goes_on(database: Database, kind: RequestKind) -> None:
+def test_training_that_ended_before_a_stop_reached_it_goes_on(database: Database) -> None:
     with database.write() as tx:
         run, claim = a_claimed_run(tx, RunState.TRAINING, TaskKind.TRAIN)
-        control.wish(tx, run.id, kind, actor=ACTOR)
+        control.wish(tx, run.id, RequestKind.STOP, actor=ACTOR)
         lifecycle.settle(tx, claim, StageEnd.succeeded(TRAINED), actor=WORKER)
         assert runs.get(tx, run.id).state is RunState.EVALUATING
         assert requests.unanswered(tx, run.id) == []
 
 
+def test_training_that_ended_before_a_pause_reached_it_is_paused_before_it_is_judged(database: Database) -> None:
+    with database.write() as tx:
+        run, claim = a_claimed_run(tx, RunState.TRAINING, TaskKind.TRAIN)
+        asked = control.wish(tx, run.id, RequestKind.PAUSE, actor=ACTOR)
+        lifecycle.settle(tx, claim, StageEnd.succeeded(TRAINED), actor=WORKER)
+        assert (runs.get(tx, run.id).state, tasks.open_of_run(tx, run.id)) == (RunState.PAUSED, None)
+        assert asked.request_id is not None
+        assert requests.get(tx, asked.request_id).answer == "paused; training had ended"
+        assert control.resume(tx, run.id, actor=ACTOR).state is RunState.EVALUATING
+        following = tasks.open_of_run(tx, run.id)
+        assert following is not None
+        assert following.kind is TaskKind.EVALUATE
+
+
+ENDS = {
+    "trained": (RunState.TRAINING, TaskKind.TRAIN, StageEnd.succeeded(TRAINED)),
+    "stopped with a result": (
+        RunState.TRAINING,
+        TaskKind.TRAIN,
+        StageEnd(AttemptState.SUCCEEDED, fact=TRAINED, decided_by=RequestKind.STOP),
+    ),
+    "paused": (RunState.TRAINING, TaskKind.TRAIN, StageEnd(AttemptState.INTERRUPTED, decided_by=RequestKind.PAUSE)),
+    "failed for good": (RunState.TRAINING, TaskKind.TRAIN, StageEnd.failed(ErrorClass.DATA, "bad rows")),
+    "failed for now": (RunState.TRAINING, TaskKind.TRAIN, StageEnd.failed(ErrorClass.CRASH, "killed")),
+    "lost": (RunState.TRAINING, TaskKind.TRAIN, StageEnd(AttemptState.LOST, error="the lease ran out")),
+    "device held": (RunState.TRAINING, TaskKind.TRAIN, StageEnd.held(DeviceHeld("serving computes", 5.0))),
+    "stopped by a live check": (RunState.TRAINING, TaskKind.TRAIN, StageEnd(AttemptState.STOPPED, error="NaN")),
+    "evaluation failed": (RunState.EVALUATING, TaskKind.EVALUATE, StageEnd.failed(ErrorClass.TRANSIENT, "disk")),
+    "evaluation lost": (RunState.EVALUATING, TaskKind.EVALUATE, StageEnd(AttemptState.LOST, error="gone")),
+    "target refused": (
+        RunState.DEPLOYING,
+        TaskKind.DEPLOY,
+        StageEnd.succeeded(NotFlipped("cannot load it", "refused")),
+    ),
+    "verdict stale": (RunState.DEPLOYING, TaskKind.DEPLOY, StageEnd.succeeded(NotFlipped("moved", "stale"))),
+    "flip later": (RunState.DEPLOYING, TaskKind.DEPLOY, StageEnd.succeeded(NotFlipped("a watch", "later"))),
+    "target down": (RunState.DEPLOYING, TaskKind.DEPLOY, StageEnd.failed(ErrorClass.TRANSIENT, "down")),
+    "shadowed well": (RunState.SHADOWING, TaskKind.WATCH, StageEnd.succeeded(Looked("passed", "good"))),
+    "shadows on": (RunState.SHADOWING, TaskKind.WATCH, StageEnd.succeeded(Looked("again", "more to come"))),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_whoever_was_told_that_a_run_is_asked_to_cancel_sees_it_cancelled(database: Database, end: str) -> None:
+    """However the attempt ended that was under way: the wish was accepted before the end was recorded."""
+    state, kind, ended = ENDS[end]
+    with database.write() as tx:
+        run, claim = a_claimed_run(tx, state, kind)
+        if state is not RunState.TRAINING:
+            an_adapter(tx, run_id=run.id)
+        answer = control.wish(tx, run.id, RequestKind.CANCEL, actor=ACTOR)
+        assert answer.message == "asked its worker to cancel"
+    with database.write() as tx:
+        lifecycle.settle(tx, claim, ended, actor=WORKER)
+    with database.read() as tx:
+        assert runs.get(tx, run.id).state is RunState.CANCELLED
+        assert (requests.unanswered(tx, run.id), tasks.open_of_run(tx, run.id)) == ([], None)
+        assert answer.request_id is not None
+        assert requests.get(tx, answer.request_id).answer == "the run is cancelled"
+        assert adapters.live(tx, run.profile) is None
+
+
+def test_cancel_of_what_has_just_gone_live_is_told_that_it_is_too_late(database: Database) -> None:
+    for leased in (True, False):
+        with database.write() as tx:
+            run = a_run(tx, RunState.DEPLOYING)
+            task_id = tasks.add(tx, TaskKind.DEPLOY, actor=ACTOR, run_id=run.id, profile=run.profile)
+            adapter = an_adapter(tx, AdapterState.LIVE, run_id=run.id)
+            if leased:
+                claim_of(tx, task_id)
+        before = dump(database)
+        with pytest.raises(Refused, match=r"too late.*is live.*`adapter rollback"), database.write() as tx:
+            control.wish(tx, run.id, RequestKind.CANCEL, actor=ACTOR)
+        assert dump(database) == before
+        with database.write() as tx:
+            force(tx, tables.adapters, adapter.id, state=AdapterState.SUPERSEDED)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("stop", "pause"), ("stop", "checkpoint"), ("cancel", "pause"), ("cancel", "stop"), ("cancel", "checkpoint")],
+)
+def test_wish_that_could_change_nothing_any_more_is_refused_not_lost(
+    database: Database, first: str, second: str
+) -> None:
+    with database.write() as tx:
+        run, _ = a_claimed_run(tx, RunState.TRAINING, TaskKind.TRAIN)
+        control.wish(tx, run.id, RequestKind(first), actor=ACTOR)
+    with pytest.raises(Refused, match=f"asked to {first} already, so it cannot {second}"), database.write() as tx:
+        control.wish(tx, run.id, RequestKind(second), actor=ACTOR)
+    with database.read() as tx:
+        assert [wish.kind for wish in requests.unanswered(tx, run.id)] == [first]
+
+
+@pytest.mark.parametrize(("first", "second"), [("pause", "stop"), ("pause", "cancel"), ("stop", "cancel")])
+def test_stronger_wish_says_that_it_takes_the_place_of_a_weaker_one(
+    database: Database, first: str, second: str
+) -> None:
+    with database.write() as tx:
+        run, _ = a_claimed_run(tx, RunState.TRAINING, TaskKind.TRAIN)
+        weaker = control.wish(tx, run.id, RequestKind(first), actor=ACTOR)
+        answer = control.wish(tx, run.id, RequestKind(second), actor="user:other")
+        assert answer.message == f"asked its worker to {second}, not to {first}"
+        assert weaker.request_id is not None
+        assert requests.get(tx, weaker.request_id).answer == f"replaced: user:other asked to {second}"
+        assert [wish.kind for wish in requests.unanswered(tx, run.id)] == [second]
+
+
+def test_resume_right_after_pause_takes_the_pause_back(database: Database) -> None:
+    with database.write() as tx:
+        run, claim = a_claimed_run(tx, RunState.TRAINING, TaskKind.TRAIN)
+        control.wish(tx, run.id, RequestKind.PAUSE, actor=ACTOR)
+        assert control.resume(tx, run.id, actor=ACTOR).state is RunState.TRAINING
+        assert requests.unanswered(tx, run.id) == []
+        # the program had been told, and ends with a checkpoint: the next attempt goes on from it
+        end = StageEnd(AttemptState.INTERRUPTED, decided_by=RequestKind.PAUSE)
+        lifecycle.settle(tx, claim, end, actor=WORKER)
+        assert runs.get(tx, run.id).state is RunState.QUEUED
+        assert tasks.get(tx, claim.task.id).counts.num_crashes == 0
+
+
 def test_pause_and_resume_burn_no_attempt_and_keep_the_queue_place_by_priority(database: Database) -> None:
     with database.write() as tx:
         run, claim = a_claimed_run(tx, RunState.TRAINING, TaskKind.TRAIN)
+        control.wish(tx, run.id, RequestKind.PAUSE, actor=ACTOR)
         end = StageEnd(AttemptState.INTERRUPTED, decided_by=RequestKind.PAUSE)
         lifecycle.settle(tx, claim, end, actor=WORKER)
         paused = runs.get(tx, run.id)
@@ -268,6 +393,66 @@ def test_approve_sends_fresh_evidence_to_deploy_and_stale_evidence_to_evaluate(
         evaluating = tasks.open_of_run(tx, stale.id)
         assert evaluating is not None
         assert (runs.get(tx, stale.id).state, evaluating.kind) == (RunState.EVALUATING, TaskKind.EVALUATE)
+
+
+@pytest.mark.parametrize(
+    ("report", "missing"),
+    [
+        (Report(num_cases=0, confidence=0.95, comparisons=()), "not measured: heldout_loss"),
+        (Report(num_cases=60, confidence=0.95, comparisons=(a_comparison(problem="an error"),)), "an error"),
+        (Report(num_cases=60, confidence=0.95, comparisons=(a_comparison(difference=None),)), "numbers are missing"),
+        (Report(num_cases=60, confidence=0.95, comparisons=(a_comparison(n=30),)), "a part of the cases"),
+        (Report(num_cases=60, confidence=0.5, comparisons=(a_comparison(),)), "50% confidence"),
+        (Report(num_cases=5, confidence=0.95, comparisons=(a_comparison(n=5, low=None),)), "numbers are missing"),
+    ],
+)
+def test_missing_evidence_is_approved_by_nobody_and_overridden_only_with_a_reason(
+    database: Database, report: Report, missing: str
+) -> None:
+    with database.write() as tx:
+        run, adapter = _held(tx)
+        judged = a_judgement(run, adapter.digest, Decision.HOLD).model_copy(update={"report": report})
+        evaluations.add(
+            tx, judged, run_id=run.id, adapter_id=adapter.id, baseline_adapter_id=None, scores_path="s", actor=ACTOR
+        )
+    before = dump(database)
+    told = rf"no evidence to approve it by: .*{missing}.*--force --reason"
+    with pytest.raises(Refused, match=told), database.write() as tx:
+        control.approve(tx, adapter, actor=ACTOR)
+    assert dump(database) == before
+    with database.write() as tx:
+        control.force(tx, adapter, actor=ACTOR, reason="the demo is today")
+        opened = tasks.open_of_run(tx, run.id)
+        assert opened is not None
+        assert (runs.get(tx, run.id).state, opened.kind) == (RunState.DEPLOYING, TaskKind.DEPLOY)
+        assert forced_by(opened.payload) == Forced(ACTOR, "the demo is today", "base")
+        [said] = [event for event in events.of_entity(tx, "adapter", adapter.id) if event.action == "forced"]
+        assert (said.actor, said.reason) == (ACTOR, "the demo is today")
+
+
+def test_too_few_cases_have_numbers_that_a_person_may_approve(database: Database) -> None:
+    with database.write() as tx:
+        run, adapter = _held(tx)
+        report = Report(num_cases=5, confidence=0.95, comparisons=(a_comparison(n=5),))
+        judged = a_judgement(run, adapter.digest, Decision.HOLD).model_copy(update={"report": report})
+        evaluations.add(
+            tx, judged, run_id=run.id, adapter_id=adapter.id, baseline_adapter_id=None, scores_path="s", actor=ACTOR
+        )
+        assert control.approve(tx, adapter, actor=ACTOR).state is RunState.DEPLOYING
+        with pytest.raises(Refused, match="is not held"):  # twice is once
+            control.approve(tx, adapter, actor=ACTOR)
+
+
+def test_version_that_was_refused_or_rolled_back_is_called_so(database: Database) -> None:
+    with database.write() as tx:
+        run, adapter = _held(tx)
+        control.reject(tx, adapter, actor=ACTOR, reason="it rambles")
+        assert adapters.get(tx, adapter.id).state is AdapterState.REJECTED
+        live_run = a_run(tx, RunState.DEPLOYED)
+        an_adapter(tx, AdapterState.LIVE, run_id=live_run.id)
+        lifecycle.roll_back(tx, run.profile, actor=ACTOR, reason="people complain")
+        told = runs.get(tx, live_run.id)
+        assert (told.state, told.reason) == (RunState.ROLLED_BACK, "people complain")
 
 
 def test_reject_and_evaluate_again_move_a_held_run_and_only_a_held_one(database: Database) -> None:

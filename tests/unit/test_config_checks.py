@@ -149,8 +149,21 @@ def test_full_tuning_is_refused_where_trainer_or_target_has_only_adapters(worksp
 
 
 def test_disabled_profile_is_refused_with_its_reason(workspace: Workspace) -> None:
+    path = workspace.profiles_dir / "dates.yaml"
+    path.write_text(f"{path.read_text()}\nenabled: false\ndisabled_reason: waits for the new base\n")
     with pytest.raises(ConfigError, match="is disabled: waits for the new base; set `enabled: true`"):
-        check(workspace, "enabled=false", "disabled_reason=waits for the new base")
+        check(workspace)
+
+
+@pytest.mark.parametrize("said", ["enabled=true", "enabled=false", "disabled_reason=mine"])
+def test_only_the_file_of_a_profile_says_whether_it_is_enabled(workspace: Workspace, said: str) -> None:
+    key, _, value = said.partition("=")
+    with pytest.raises(ConfigError, match=f"{key}: belongs in the profile's own file"):
+        check(workspace, said)
+    with pytest.raises(ConfigError, match=f"{key}: belongs in the profile's own file"):
+        resolve("dates", workspace=workspace, environ={f"TUNESMITH__{key.upper()}": value})
+    with pytest.raises(ConfigError, match=f"{key}: belongs in the profile's own file"):
+        resolve("dates", workspace=workspace, environ={}, campaign_overrides={key: value})
 
 
 @pytest.mark.parametrize(("methods", "passes"), [({Method.ORPO}, True), ({Method.SFT}, True), ({Method.DPO}, False)])

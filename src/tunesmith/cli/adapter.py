@@ -1,4 +1,4 @@
-"""`tunesmith adapter`: list, show, live, evaluate, approve, reject, rollback, revoke."""
+"""`tunesmith adapter`: list, show, live, evaluate, approve, deploy, reject, rollback, revoke."""
 
 from __future__ import annotations
 
@@ -110,6 +110,22 @@ def approve(ctx: typer.Context, adapter: Name) -> None:
     """
     with open_client(ctx) as client:
         _answer(client.adapters.approve(adapter))
+
+
+@verbs.command()
+def deploy(
+    ctx: typer.Context,
+    adapter: Name,
+    force: Annotated[bool, typer.Option("--force", help="Past the gate, without measuring; needs --reason.")] = False,
+    reason: Reason = "",
+) -> None:
+    """Put any version live: one of before, a rejected one, one that was never deployed.
+
+    It is measured against what is live first, and goes live if the gate promotes it.
+    Prints the run that carries it out.
+    """
+    with open_client(ctx) as client:
+        _answer(client.adapters.deploy(adapter, force=force, reason=reason))
 
 
 @verbs.command()

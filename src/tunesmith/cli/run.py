@@ -47,6 +47,12 @@ class Start(enum.StrEnum):
     BASE = "base"
 
 
+class StartAgain(enum.StrEnum):
+    SAME = "same"
+    LIVE = "live"
+    BASE = "base"
+
+
 @verbs.command()
 def submit(  # noqa: PLR0913 - the options of one command
     ctx: typer.Context,
@@ -218,14 +224,28 @@ def cancel(ctx: typer.Context, run_id: Id) -> None:
 def retry(
     ctx: typer.Context,
     run_id: Id,
+    overrides: Set = None,
+    priority: Annotated[
+        Priority | None, typer.Option(help="Which place in the queue; unset: as before.", show_default=False)
+    ] = None,
+    start: Annotated[
+        StartAgain, typer.Option(help="From what it started from, the live adapter, or the bare base.")
+    ] = StartAgain.SAME,
     follow: Annotated[bool, typer.Option("--watch", help="Wait for its end; exit 1 unless it went well.")] = False,
 ) -> int:
     """Open a new run like a finished one.
 
-    On the same dataset, with the same --set values, under the configuration that holds now.
+    On the same dataset and start, with everything the old one was told: --set, environment, campaign.
+    A --set given now comes on top. The profile's file is read again, so that what was mended there counts.
     """
     with open_client(ctx) as client:
-        return _submitted(client, client.runs.retry(run_id), follow=follow)
+        made = client.runs.retry(
+            run_id,
+            overrides=overrides or (),
+            priority=None if priority is None else priority.value,
+            start=start.value,
+        )
+        return _submitted(client, made, follow=follow)
 
 
 def _found_nothing_wrong(found: DryRun) -> None:

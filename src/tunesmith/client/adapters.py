@@ -9,7 +9,7 @@ from tunesmith import control, lifecycle
 from tunesmith.client.session import Session
 from tunesmith.client.views import AdapterView, AnswerView, DeploymentView, EventView, to_json
 from tunesmith.domain.adapter import AdapterState
-from tunesmith.errors import NotFound, Refused
+from tunesmith.errors import NotFound, Refused, UsageError
 from tunesmith.stages.same_base import base_trouble
 from tunesmith.store import adapters, deployments, events, profiles, runs
 from tunesmith.store.adapters import Adapter
@@ -63,6 +63,36 @@ class Adapters:
         with self._session.database.write() as tx:
             answer = control.approve(tx, adapters.find(tx, adapter), actor=self._session.actor)
         return AnswerView(answer.run_id, answer.state, answer.message)
+
+    def deploy(self, adapter: str, *, force: bool = False, reason: str = "") -> AnswerView:
+        """Ask for any version to go live, whatever its run was told: measured first, or, with `force`, past the gate.
+
+        Forcing needs a reason; both are kept in the history. The answer names the run that carries it out.
+        """
+        from tunesmith.stages.deploy_again import deploy_again
+
+        if force and not reason.strip():
+            raise UsageError("forcing a version past the gate needs a reason, which is kept: --reason TEXT")
+        session = self._session
+        with session.database.write() as tx:
+            found = adapters.find(tx, adapter)
+            if control.is_held(tx, found):
+                answer = (
+                    control.force(tx, found, actor=session.actor, reason=reason.strip())
+                    if force
+                    else control.approve(tx, found, actor=session.actor)
+                )
+                return AnswerView(answer.run_id, answer.state, answer.message)
+        made = deploy_again(
+            session.database,
+            session.workspace,
+            found.id,
+            actor=session.actor,
+            force=force,
+            reason=reason.strip(),
+            environ=session.environ,
+        )
+        return AnswerView(made.run_id, made.state, made.reason)
 
     def evaluate(self, adapter: str) -> AnswerView:
         """Measure a held adapter again."""

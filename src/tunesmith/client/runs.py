@@ -35,6 +35,7 @@ from tunesmith.store.runs import Run
 
 if TYPE_CHECKING:
     from tunesmith.stages.prepare import Progress
+    from tunesmith.stages.submit import Submission
 
 _MAX_LISTED = 10_000
 _TAIL = 64 << 10
@@ -62,7 +63,7 @@ class Runs:
 
         Returns once it is durable.
         """
-        from tunesmith.stages.submit import Submission, submit
+        from tunesmith.stages.submit import Submission
 
         submission = Submission(
             profile=profile,
@@ -75,6 +76,11 @@ class Runs:
             parent_id=parent_id,
             metadata=metadata or {},
         )
+        return self._submit(submission, on_progress)
+
+    def _submit(self, submission: Submission, on_progress: Progress | None = None) -> SubmittedView:
+        from tunesmith.stages.submit import submit
+
         session = self._session
         made = submit(
             session.database,
@@ -205,22 +211,36 @@ class Runs:
             answer = control.resume(tx, run_id, actor=self._session.actor)
         return AnswerView(answer.run_id, answer.state, answer.message)
 
-    def retry(self, run_id: str) -> SubmittedView:
-        """Open a new run like a finished one, under the configuration that holds now; the old one is its parent."""
+    def retry(
+        self,
+        run_id: str,
+        *,
+        overrides: Sequence[str] | Mapping[str, Any] = (),
+        priority: str | None = None,
+        start: Literal["same", "live", "base"] = "same",
+    ) -> SubmittedView:
+        """Open a new run like a finished one: its dataset, its start, its priority, and everything it was told.
+
+        `overrides` come on top. What the files of profile and workspace say is read again. The old run is its parent.
+        """
+        from tunesmith.stages.submit import Submission
+
         with self._session.database.read() as tx:
             old = runs.find(tx, run_id)
         if old.state not in RUN.finished:
             raise UsageError(f"run {old.id} is {old.state} and has not ended; nothing to try again")
-        return self.submit(
-            old.profile,
-            old.dataset_id,
-            overrides=_command_line_values(old),
-            priority=_priority_name(old.priority),
-            start="base" if old.spec.start is None else "live",
+        submission = Submission(
+            profile=old.profile,
+            data=old.dataset_id,
+            overrides=overrides,
+            priority=_priority(priority or _priority_name(old.priority)),
+            start=start,
             dry_run=old.spec.dry_run,
             parent_id=old.id,
+            repeats=old.spec,
             metadata=old.spec.metadata,
         )
+        return self._submit(submission)
 
     def _wish(self, run_id: str, kind: RequestKind) -> AnswerView:
         from tunesmith import control
@@ -278,21 +298,6 @@ def _state(text: str) -> RunState:
         return RunState(text)
     except ValueError:
         raise UsageError(f"no run state {show(text)}{nearest(text, list(RunState))}") from None
-
-
-def _command_line_values(run: Run) -> list[str]:
-    """The overrides a run was submitted with, to be given again."""
-    profile = {
-        **{f"recipe.{k}": v for k, v in run.spec.recipe.model_dump(mode="json").items()},
-        **{f"budgets.{k}": v for k, v in run.spec.budgets.model_dump(mode="json").items()},
-        **{f"trainer.options.{k}": v for k, v in run.spec.trainer_options.items()},
-        "hardware.memory_gb": run.spec.memory_gb,
-    }
-    return [
-        f"{key}={json.dumps(profile[key])}"
-        for key, origin in run.spec.origins.items()
-        if origin.startswith("--set") and profile.get(key) is not None
-    ]
 
 
 def _view(tx: Tx, run: Run, no_room: str | None) -> RunView:

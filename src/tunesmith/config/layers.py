@@ -49,17 +49,28 @@ class Entry:
 Entries = dict[Names, Entry]
 
 _OF_THE_PROFILE = frozenset({("name",), ("role",), ("base", "path"), ("base", "revision"), ("base", "family")})
+_ENABLED = frozenset({("enabled",), ("disabled_reason",)})
+_API = "override"
+_BY_CAMPAIGN = "campaign"
+_BY_ENVIRONMENT = "environment"
 
 
 def may_not_say(layer: Layer, path: Names) -> str | None:
     """Why this layer has no say about the key; None if it has."""
     if layer in (Layer.PROFILE, Layer.CAMPAIGN) and path[0] in Settings.model_fields:
         return "belongs in tunesmith.yaml: it holds for the whole workspace"
+    if layer is not Layer.PROFILE and path in _ENABLED:
+        return "belongs in the profile's own file: who disables a profile there stops every run of it"
     if layer is Layer.OVERRIDE and path == ("name",):
         return "cannot be overridden: it is the profile's identity"
     if layer is not Layer.PROFILE and path in _OF_THE_PROFILE:
         return "belongs in the profile's own file: it says what the profile is"
     return None
+
+
+def is_from_a_file(where: str) -> bool:
+    """Whether an origin, as a run's spec keeps it, is a file that can be read again."""
+    return where not in (SET_FLAG, _API, _BY_CAMPAIGN) and not where.startswith(f"{_BY_ENVIRONMENT} ")
 
 
 class Problems:
@@ -140,7 +151,7 @@ def environment_layer(environ: Mapping[str, str], problems: Problems) -> Entries
     for name in sorted(environ):
         if name.startswith(ENVIRONMENT_PREFIX):
             path = tuple(name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__"))
-            origin = Origin(Layer.ENVIRONMENT, f"environment {name if name.isprintable() else show(name)}")
+            origin = Origin(Layer.ENVIRONMENT, f"{_BY_ENVIRONMENT} {name if name.isprintable() else show(name)}")
             _put_text(entries, path, environ[name], origin, problems)
     return entries
 
@@ -148,7 +159,7 @@ def environment_layer(environ: Mapping[str, str], problems: Problems) -> Entries
 def override_layer(overrides: Sequence[str] | Mapping[str, Any], problems: Problems, layer: Layer) -> Entries:
     """What ``--set key=value`` says, or a mapping from the API; a later one wins."""
     if isinstance(overrides, Mapping):
-        return mapping_layer(layer, "campaign" if layer is Layer.CAMPAIGN else "override", overrides, problems)
+        return mapping_layer(layer, _BY_CAMPAIGN if layer is Layer.CAMPAIGN else _API, overrides, problems)
     entries: Entries = {}
     for text in overrides:
         key, equals, value = text.partition("=")

@@ -81,11 +81,15 @@ def resolve(
     campaign_overrides: Mapping[str, Any] | None = None,
     overrides: Sequence[str] | Mapping[str, Any] = (),
     environ: Mapping[str, str] | None = None,
+    kept: Entries | None = None,
 ) -> Resolved:
-    """The profile and settings that hold now; one ConfigError with every problem, one line each."""
+    """The profile and settings that hold now; one ConfigError with every problem, one line each.
+
+    `kept` is what an earlier run was told and is told again: stronger than all but the overrides.
+    """
     files = (workspace.profiles_dir / f"{profile_name}.yaml", workspace.project_file)
     with _repeating_nothing_of_foreign(files, workspace):
-        return _resolve(profile_name, workspace, campaign_overrides, overrides, environ)
+        return _resolve(profile_name, workspace, campaign_overrides, overrides, environ, kept)
 
 
 def _resolve(
@@ -94,6 +98,7 @@ def _resolve(
     campaign_overrides: Mapping[str, Any] | None,
     overrides: Sequence[str] | Mapping[str, Any],
     environ: Mapping[str, str] | None,
+    kept: Entries | None,
 ) -> Resolved:
     document = _read_profile(workspace, profile_name)
     problems = Problems()
@@ -103,7 +108,9 @@ def _resolve(
         reason = f"is {show(named)}, but the file is {profile_name}.yaml; make them equal"
         problems.add(document.where(("name",)), Problem(("name",), reason))
     entries = lay_over(entries, mapping_layer(Layer.CAMPAIGN, "campaign", campaign_overrides or {}, problems))
-    entries = _lay_workspace_over(entries, workspace, environ, overrides, problems)
+    entries = _lay_workspace_over(entries, workspace, environ, problems)
+    entries = lay_over(entries, kept or {})
+    entries = lay_over(entries, override_layer(overrides, problems, Layer.OVERRIDE))
     problems.raise_any()
     profile = _build(Profile, entries, document.shown)
     settings = _build(Settings, entries, workspace.project_file.name)
@@ -125,7 +132,8 @@ def resolve_settings(
     """The workspace's settings, without any profile."""
     problems = Problems()
     with _repeating_nothing_of_foreign((workspace.project_file,), workspace):
-        entries = _lay_workspace_over(default_layer(), workspace, environ, overrides, problems)
+        entries = _lay_workspace_over(default_layer(), workspace, environ, problems)
+        entries = lay_over(entries, override_layer(overrides, problems, Layer.OVERRIDE))
         problems.raise_any()
         return _build(Settings, entries, workspace.project_file.name)
 
@@ -171,18 +179,34 @@ def _entry(path: Path, workspace: Workspace, environ: Mapping[str, str] | None) 
         return ProfileEntry(name, None, error.message)
 
 
+def objection(workspace: Workspace, name: str) -> str | None:
+    """What a profile's own file says against training and deploying for it now; None: nothing.
+
+    No other layer has a say in this, so that who disables a profile has stopped what waits, too.
+    """
+    try:
+        with _repeating_nothing_of_foreign((workspace.profiles_dir / f"{name}.yaml",), workspace):
+            document = _read_profile(workspace, name)
+    except NotFound:
+        return f"profile {name} is gone: there is no {workspace.profiles_dir.name}/{name}.yaml"
+    except ConfigError as error:
+        return f"profile {name} cannot be read: {error.message}"
+    enabled = document.tree.get("enabled", True)
+    if enabled is True:
+        return None
+    return f"profile {name} is disabled: {document.tree.get('disabled_reason') or 'its file gives no reason'}"
+
+
 def _lay_workspace_over(
     entries: Entries,
     workspace: Workspace,
     environ: Mapping[str, str] | None,
-    overrides: Sequence[str] | Mapping[str, Any],
     problems: Problems,
 ) -> Entries:
-    """Project file, environment and overrides hold for every profile, and for the settings."""
+    """Project file and environment hold for every profile, and for the settings."""
     project = read_yaml(workspace.project_file, workspace.project_file.name)
     entries = lay_over(entries, document_layer(Layer.PROJECT, project, problems))
-    entries = lay_over(entries, environment_layer(os.environ if environ is None else environ, problems))
-    return lay_over(entries, override_layer(overrides, problems, Layer.OVERRIDE))
+    return lay_over(entries, environment_layer(os.environ if environ is None else environ, problems))
 
 
 def _read_profile(workspace: Workspace, name: str) -> Document:

@@ -8,10 +8,11 @@ from tunesmith.domain.transitions import Transitions
 
 
 class AdapterState(StrEnum):
-    CANDIDATE = "candidate"
+    CANDIDATE = "candidate"  # nobody has decided against it
     LIVE = "live"
     SUPERSEDED = "superseded"
     ROLLED_BACK = "rolled_back"
+    REJECTED = "rejected"  # by the gate, by its shadow, or by a person
     REVOKED = "revoked"  # everywhere; no target may load it
 
 
@@ -20,10 +21,11 @@ A = AdapterState
 ADAPTER = Transitions(
     "adapter",
     {
-        A.CANDIDATE: frozenset({A.LIVE, A.REVOKED}),
+        A.CANDIDATE: frozenset({A.LIVE, A.REJECTED, A.REVOKED}),
         A.LIVE: frozenset({A.SUPERSEDED, A.ROLLED_BACK, A.REVOKED}),
         A.SUPERSEDED: frozenset({A.LIVE, A.REVOKED}),
-        A.ROLLED_BACK: frozenset({A.REVOKED}),
+        A.ROLLED_BACK: frozenset({A.LIVE, A.REVOKED}),
+        A.REJECTED: frozenset({A.LIVE, A.REVOKED}),
         A.REVOKED: frozenset(),
     },
 )

@@ -63,6 +63,17 @@ def decide(report: Report, gate: Gate, metrics: tuple[str, ...]) -> Verdict:
     return Verdict(decision=Decision.PROMOTE, reasons=(f"better: {line}",))
 
 
+def missing_evidence(judged: Judged, gate: Gate, metrics: tuple[str, ...]) -> str | None:
+    """Why there are no numbers that a person could decide by; None where there are.
+
+    A tie, or too few cases, has numbers: a person may look at them and approve.
+    """
+    if judged.verdict.decision is not Decision.HOLD:
+        return None
+    unusable = _unusable(judged.report, gate.model_copy(update={"min_n": 0}), metrics)
+    return None if unusable is None else "; ".join(unusable.reasons)
+
+
 def _unusable(report: Report, gate: Gate, metrics: tuple[str, ...]) -> Verdict | None:
     """A verdict when the evidence does not allow a comparison at all."""
     missing = [metric for metric in (*metrics, gate.primary, *gate.floors) if report.of(metric) is None]

@@ -48,6 +48,19 @@ INSTEAD: dict[RunState, str] = {
 }
 
 
+def outranked(kind: RequestKind, open_requests: Sequence[RequestKind]) -> RequestKind | None:
+    """The open wish that a new one could not change any more; None: it may be asked for."""
+    stronger = strongest(open_requests)
+    if stronger is None or stronger is RequestKind.PAUSE:
+        return None
+    return stronger if _STRENGTH.get(kind, 0) < _STRENGTH[stronger] else None
+
+
+def replaced_by(kind: RequestKind, open_requests: Sequence[RequestKind]) -> frozenset[RequestKind]:
+    """The open wishes that a new one takes the place of."""
+    return frozenset(each for each in open_requests if _STRENGTH.get(each, 0) < _STRENGTH.get(kind, 0))
+
+
 def strongest(open_requests: Sequence[RequestKind]) -> RequestKind | None:
     """The one that decides how the attempt ends; a checkpoint wish decides nothing."""
     deciding = [kind for kind in open_requests if kind in _STRENGTH]

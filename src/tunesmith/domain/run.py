@@ -33,15 +33,15 @@ R = RunState
 RUN = Transitions(
     "run",
     {
-        R.QUEUED: frozenset({R.TRAINING, R.CANCELLED, R.SKIPPED}),
+        R.QUEUED: frozenset({R.TRAINING, R.EVALUATING, R.DEPLOYING, R.CANCELLED, R.SKIPPED}),
         R.TRAINING: frozenset({R.QUEUED, R.PAUSED, R.EVALUATING, R.VALIDATED, R.FAILED, R.CANCELLED}),
-        R.PAUSED: frozenset({R.QUEUED, R.CANCELLED}),
+        R.PAUSED: frozenset({R.QUEUED, R.EVALUATING, R.CANCELLED}),
         R.EVALUATING: frozenset({R.DEPLOYING, R.SHADOWING, R.HELD, R.REJECTED, R.COMPLETED, R.FAILED, R.CANCELLED}),
         R.SHADOWING: frozenset({R.EVALUATING, R.REJECTED, R.CANCELLED}),
         R.HELD: frozenset({R.DEPLOYING, R.EVALUATING, R.REJECTED, R.CANCELLED}),
-        R.DEPLOYING: frozenset({R.WATCHING, R.EVALUATING, R.HELD, R.CANCELLED}),
+        R.DEPLOYING: frozenset({R.WATCHING, R.EVALUATING, R.HELD, R.REJECTED, R.ROLLED_BACK, R.CANCELLED}),
         R.WATCHING: frozenset({R.DEPLOYED, R.ROLLED_BACK}),
-        R.DEPLOYED: frozenset(),
+        R.DEPLOYED: frozenset({R.ROLLED_BACK}),
         R.COMPLETED: frozenset(),
         R.VALIDATED: frozenset(),
         R.REJECTED: frozenset(),
@@ -50,6 +50,7 @@ RUN = Transitions(
         R.CANCELLED: frozenset(),
         R.SKIPPED: frozenset(),
     },
+    settled=frozenset({R.DEPLOYED}),
 )
 
 
@@ -87,6 +88,10 @@ class EndEffect:
     counters: CounterEffect
 
 
+NO_EFFECT = EndEffect(DataEffect.RELEASE, CounterEffect.NONE)
+"""Of a run that trained nothing."""
+
+
 def effect_of_end(state: RunState) -> EndEffect:
     """How a run ends → what becomes of its data and of the campaign's counters."""
     match state:
@@ -97,7 +102,7 @@ def effect_of_end(state: RunState) -> EndEffect:
         case R.FAILED:
             return EndEffect(DataEffect.RELEASE, CounterEffect.FAILURE)
         case R.VALIDATED | R.CANCELLED | R.SKIPPED:
-            return EndEffect(DataEffect.RELEASE, CounterEffect.NONE)
+            return NO_EFFECT
         case R.QUEUED | R.TRAINING | R.PAUSED | R.EVALUATING | R.SHADOWING | R.HELD | R.DEPLOYING | R.WATCHING:
             raise ValueError(f"a run that is {state} has not ended")
         case _:

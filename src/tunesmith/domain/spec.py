@@ -77,6 +77,8 @@ class RunSpec(Section):
     base: BaseModelRef
     start: AdapterRef | None
     """None starts from the base."""
+    deploys: AdapterRef | None = None
+    """A version that is there already: nothing is trained, it is judged and deployed. None: the run makes its own."""
     dataset: DatasetRef
     recipe: Recipe
     budgets: Budgets

@@ -12,12 +12,16 @@ S = TypeVar("S", bound=StrEnum)
 
 
 class Transitions(Generic[S]):
-    """The states of one entity and which may follow which. States without a successor are finished."""
+    """The states of one entity and which may follow which.
 
-    def __init__(self, entity: str, table: Mapping[S, frozenset[S]]) -> None:
+    States without a successor are finished; so are those of `settled`, whose work is done although a person may still
+    change what became of it.
+    """
+
+    def __init__(self, entity: str, table: Mapping[S, frozenset[S]], settled: frozenset[S] = frozenset()) -> None:
         self.entity = entity
         self.table = dict(table)
-        self.finished = frozenset(state for state, following in self.table.items() if not following)
+        self.finished = settled | {state for state, following in self.table.items() if not following}
         self.unfinished = frozenset(self.table) - self.finished
 
     def allows(self, old: S, new: S) -> bool:

@@ -135,6 +135,13 @@ class DeviceHeld:
 
 
 @dataclass(frozen=True)
+class Forbidden:
+    """Nothing was begun: the profile was disabled or removed since the run was submitted."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class Measured:
     judged: Judged
     adapter_id: str
@@ -149,10 +156,11 @@ class Flipped:
 
 @dataclass(frozen=True)
 class NotFlipped:
-    """Nothing changed; what is live moved on (`stale`), a target refused, or a watch is still open (`later`)."""
+    """Nothing changed: what is live moved on (`stale`), a target or the profile refused, a watch is still open
+    (`later`), the version was revoked, or it was live already and somebody took it back (`moved_on`)."""
 
     why: str
-    kind: str  # stale | refused | later
+    kind: str  # stale | refused | later | revoked | moved_on
 
 
 @dataclass(frozen=True)
@@ -169,7 +177,7 @@ class Reconciled:
     pass
 
 
-Fact = Trained | DryRunPassed | DeviceHeld | Measured | Flipped | NotFlipped | Looked | Reconciled
+Fact = Trained | DryRunPassed | DeviceHeld | Forbidden | Measured | Flipped | NotFlipped | Looked | Reconciled
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import contextlib
 
+from tunesmith.config.resolve import objection
 from tunesmith.disk import is_disk_trouble, says_disk_trouble
 from tunesmith.domain.adapter import AdapterState
+from tunesmith.domain.forced import forced_by
 from tunesmith.domain.gate import Decision
 from tunesmith.domain.parity import References
-from tunesmith.domain.request import RequestKind, strongest
 from tunesmith.domain.task import ErrorClass
 from tunesmith.errors import DataError, Refused
 from tunesmith.files import verify_folder
@@ -34,19 +35,19 @@ from tunesmith.store.database import Tx
 from tunesmith.store.runs import Run
 from tunesmith.targets.base import ServedAdapter, TargetError
 
+_WAS_LIVE = "was_live"
+
 
 def deploy(context: StageContext) -> StageEnd:
     """Make the run's adapter live, or find out why not."""
     with context.database.read() as tx:
         run = runs.get(tx, context.run_id)
         adapter = adapters.of_run(tx, run.id)
-        wishes = [request.kind for request in requests.unanswered(tx, run.id)]
+        is_cancelled = requests.is_cancelled(tx, run.id)
     assert adapter is not None, run.id
-    if adapter.state not in (AdapterState.CANDIDATE, AdapterState.LIVE):
-        return StageEnd.succeeded(NotFlipped(f"{adapter.name} is {adapter.state} and cannot go live", "refused"))
     probed: dict[str, Probed] = {}
-    if adapter.state is AdapterState.CANDIDATE:
-        if strongest(wishes) is RequestKind.CANCEL:
+    if adapter.state is not AdapterState.LIVE:
+        if is_cancelled:
             return StageEnd.cancelled()
         try:
             obstacle = _obstacle(context, run, adapter) or _try_everywhere(context, run, adapter, probed)
@@ -54,7 +55,11 @@ def deploy(context: StageContext) -> StageEnd:
             if is_disk_trouble(error):
                 return StageEnd.no_room(error.message)
             return StageEnd.failed(ErrorClass.TRANSIENT, error.message)
-        obstacle = obstacle or _flip(context, run, adapter, probed)
+        try:
+            obstacle = obstacle or _flip(context, run, adapter, probed)
+        except _Cancelled:
+            _withdraw_all(context, run, adapter)
+            return StageEnd.cancelled()
         if obstacle is not None:
             return StageEnd.succeeded(obstacle)
     context.pulse.progress()
@@ -75,7 +80,7 @@ def _try_everywhere(context: StageContext, run: Run, adapter: Adapter, probed: d
         return NotFlipped(f"the adapter is not what was evaluated: {error}", "refused")
     with context.database.read() as tx:
         every = followers(tx, run.spec.targets)
-        references = references_of(context.workspace, evaluations.latest(tx, run.id))
+        references = references_of(context.workspace, evaluations.latest_of_adapter(tx, adapter.id))
     busy = next((follower.name for follower in every if follower.is_busy), None)
     if busy is not None:
         return NotFlipped(f"{busy} has given its device away for a while; it is asked when it has it back", "later")
@@ -111,6 +116,12 @@ def _try(
     return None if found.refusal is None else f"does not answer as it was trained: {found.refusal}"
 
 
+def _withdraw_all(context: StageContext, run: Run, adapter: Adapter) -> None:
+    with context.database.read() as tx:
+        every = followers(tx, run.spec.targets)
+    _withdraw(context, run.profile, every, served_adapter(context.workspace, adapter))
+
+
 def _withdraw(context: StageContext, profile: str, tried: list[Follower], served: ServedAdapter) -> None:
     """A version that does not go live takes nobody's memory; where that fails now, the next deployment tidies up."""
     for follower in tried:
@@ -119,13 +130,22 @@ def _withdraw(context: StageContext, profile: str, tried: list[Follower], served
 
 
 def _obstacle(context: StageContext, run: Run, adapter: Adapter) -> NotFlipped | None:
-    """What the store and the base say against a flip, before any target is asked."""
+    """What profile, base and store say against a flip, before any target is asked."""
+    forbidden = objection(context.workspace, run.profile)
+    if forbidden is not None:
+        return NotFlipped(f"{forbidden}; mend that, then `adapter approve {adapter.name}`", "refused")
+    if adapter.state is AdapterState.REVOKED:
+        return NotFlipped(f"{adapter.name} is revoked and cannot go live", "revoked")
+    if context.claim.task.payload.get(_WAS_LIVE) or (
+        run.spec.deploys is None and adapter.state is not AdapterState.CANDIDATE
+    ):
+        return NotFlipped(f"{adapter.name} was live already and is {adapter.state} since", "moved_on")
     changed = base_trouble(context.workspace, run.spec)
     if changed is not None:
         return NotFlipped(f"{changed}, then approve it: tunesmith adapter approve {adapter.name}", "refused")
     with context.database.read() as tx:
         try:
-            deployments.check_flip(tx, run.profile, _baseline(tx, run, adapter))
+            deployments.check_flip(tx, run.profile, _baseline(tx, context, run, adapter))
         except (_Stale, deployments.LiveMoved) as error:
             return NotFlipped(str(error), "stale")
         except Refused as error:
@@ -136,16 +156,22 @@ def _obstacle(context: StageContext, run: Run, adapter: Adapter) -> NotFlipped |
 def _flip(context: StageContext, run: Run, adapter: Adapter, probed: dict[str, Probed]) -> NotFlipped | None:
     """The compare-and-swap. The verdict must be about this adapter, this policy and what is live now."""
     parity = "; ".join(f"{name} {each.told}" for name, each in probed.items())
+    forced = forced_by(context.claim.task.payload)
+    forbidden = objection(context.workspace, run.profile)  # targets may have taken long
+    if forbidden is not None:
+        return NotFlipped(forbidden, "refused")
     try:
         with context.database.write() as tx:
-            tasks.guard(tx, context.claim.lease)
+            tasks.note(tx, context.claim.lease, **{_WAS_LIVE: True})
+            if requests.is_cancelled(tx, run.id):  # whoever asks after this transaction is told that it is too late
+                raise _Cancelled
             deployments.flip(
                 tx,
                 adapter,
-                baseline=_baseline(tx, run, adapter),
+                baseline=_baseline(tx, context, run, adapter),
                 targets=[target.model_dump(mode="json") for target in run.spec.targets],
-                actor=context.worker_id,
-                reason=f"run {run.id}; parity: {parity}",
+                actor=context.worker_id if forced is None else forced.by,
+                reason=f"run {run.id}{forced or ''}; parity: {parity}",
             )
     except (_Stale, deployments.LiveMoved) as error:
         return NotFlipped(str(error), "stale")
@@ -154,14 +180,21 @@ def _flip(context: StageContext, run: Run, adapter: Adapter, probed: dict[str, P
     return None
 
 
+class _Cancelled(Exception):
+    """Somebody asked for that before the flip."""
+
+
 class _Stale(Refused):
     """The verdict is not about what would be flipped."""
 
     code = "stale"
 
 
-def _baseline(tx: Tx, run: Run, adapter: Adapter) -> str:
-    """What the verdict compared with; raises where there is no verdict that counts."""
+def _baseline(tx: Tx, context: StageContext, run: Run, adapter: Adapter) -> str:
+    """What the verdict compared with, or what was live when a person forced it; raises where neither counts."""
+    forced = forced_by(context.claim.task.payload)
+    if forced is not None:
+        return forced.baseline
     evaluation = evaluations.latest(tx, run.id)
     if evaluation is None:
         raise _Stale("there is no evaluation")

@@ -9,7 +9,6 @@ from tunesmith import logs
 from tunesmith.config.workspace import Workspace
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.gate import BARE_BASE
-from tunesmith.domain.run import RunState
 from tunesmith.domain.task import ErrorClass, TaskKind
 from tunesmith.errors import LeaseLost, StoreError, TunesmithError
 from tunesmith.stages.context import Reconciled, StageContext, StageEnd
@@ -257,7 +256,6 @@ def _wanted(tx: Tx, profile: str) -> _Wanted | None:
         return None
     live, previous = adapters.live(tx, profile), deployments.pinned(tx, profile)
     watched = runs.watching(tx, profile)
-    deploying = live is not None and live.run_id is not None and runs.get(tx, live.run_id).state is RunState.DEPLOYING
     return _Wanted(
         profile=profile,
         live=live,
@@ -265,6 +263,6 @@ def _wanted(tx: Tx, profile: str) -> _Wanted | None:
         kept=deployments.kept(tx, profile),
         revoked=adapters.names_in(tx, profile, AdapterState.REVOKED),
         followers=tuple(followers(tx, deployment.targets)),
-        is_under_way=watched is not None or deploying,
+        is_under_way=watched is not None or deployments.being_deployed(tx, live) is not None,
         order=deployment.order,
     )

@@ -21,7 +21,7 @@ def look_at_shadow(context: StageContext) -> StageEnd:
     assert adapter is not None, run.id
     if strongest(wishes) is RequestKind.CANCEL:
         return StageEnd.cancelled()
-    if adapter.state is not AdapterState.CANDIDATE:
+    if adapter.state in (AdapterState.LIVE, AdapterState.REVOKED):
         return StageEnd.succeeded(Looked("failed", f"{adapter.name} is {adapter.state}"))
     first_at = None if progress is None else progress.first_at
     seen = Shadowed(

@@ -24,6 +24,7 @@ from tunesmith.modeling.base_files import is_whole_model
 from tunesmith.programs.fingerprint import code_fingerprint
 from tunesmith.stages.outlook import PLANNED, memory_of_spec, training_estimate
 from tunesmith.stages.prepare import Progress, prepare_dataset
+from tunesmith.stages.repeat import said_at_submit, same_start
 from tunesmith.stages.target_places import place_problems
 from tunesmith.store import adapters, campaigns, datasets, erasures, members, profiles, runs, tasks
 from tunesmith.store.database import Database, Tx
@@ -48,11 +49,14 @@ class Submission:
     """A dataset id, or JSONL files to prepare first; None: assemble a dataset from the profile's experiences."""
     overrides: Sequence[str] | Mapping[str, Any] = ()
     priority: Priority = Priority.NORMAL
-    start: Literal["live", "base"] = "live"
+    start: Literal["live", "base", "same"] = "live"
+    """From what is live, from the bare base, or from what the repeated run started from."""
     dry_run: bool = False
     """Let a worker check a dataset that is there, on its machine; `stages.dry_run` does the same at once."""
     idempotency_key: str | None = None
     parent_id: str | None = None
+    repeats: RunSpec | None = None
+    """The run that is tried again: what it was told holds, unless an override says otherwise."""
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -78,6 +82,7 @@ def check(
     dry_run: bool = False,
     new_split: bool = False,
     environ: Mapping[str, str] | None = None,
+    repeats: RunSpec | None = None,
 ) -> tuple[CheckedProfile, TrainerInfo, str | None]:
     """Resolve a profile with its campaign and check all that can be known before queueing; the campaign's id too.
 
@@ -94,6 +99,7 @@ def check(
         campaign_overrides=None if campaign is None else campaign.overrides,
         overrides=overrides,
         environ=environ,
+        kept=None if repeats is None else said_at_submit(repeats),
     )
     trainer = find_trainer(DRY_RUN if dry_run else resolved.profile.trainer.kind)
     checked = check_profile(resolved, workspace, locked=locked, trainer=trainer, target_kinds=target_kinds())
@@ -126,6 +132,7 @@ def submit(
         overrides=submission.overrides,
         dry_run=submission.dry_run,
         environ=environ,
+        repeats=submission.repeats,
     )
     if submission.dry_run and not isinstance(submission.data, str):
         raise UsageError(
@@ -245,11 +252,11 @@ def spec_of(
     base: BaseModelRef,
 ) -> RunSpec:
     profile = checked.profile
-    start = None if submission.start == "base" else _live(database, workspace, profile.name)
+    start = _start(database, workspace, submission)
     if start is not None and is_whole_model(Path(start.path)) != (profile.recipe.tuning == "full"):
         raise ConfigError(
-            f"recipe.tuning is {profile.recipe.tuning}, but what is live, {start.id}, is of the other kind; "
-            "submit with `--start base`, or set recipe.tuning to what is live"
+            f"recipe.tuning is {profile.recipe.tuning}, but {start.id}, its start, is of the other kind; "
+            "submit with `--start base`, or set recipe.tuning to what that is"
         )
     method = _method(profile.recipe.method, trainer, dataset)
     return RunSpec(
@@ -319,9 +326,13 @@ def _method(wanted: Method, trainer: TrainerInfo, dataset: Dataset) -> Method:
             assert_never(kind)
 
 
-def _live(database: Database, workspace: Workspace, profile: str) -> AdapterRef | None:
+def _start(database: Database, workspace: Workspace, submission: Submission) -> AdapterRef | None:
+    if submission.start == "base":
+        return None
+    if submission.start == "same" and submission.repeats is not None:
+        return same_start(database, workspace, submission.repeats)
     with database.read() as tx:
-        live = adapters.live(tx, profile)
+        live = adapters.live(tx, submission.profile)
     if live is None:
         return None
     return AdapterRef(id=live.id, path=str(workspace.data_dir / live.path), digest=live.digest)

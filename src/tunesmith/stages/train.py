@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+from tunesmith.config.resolve import objection
 from tunesmith.domain.program import CheckpointEvent, Event, Result, ResultStatus
 from tunesmith.domain.request import RequestKind
 from tunesmith.domain.spec import ResumeSource, RunSpec, TrainSpec
@@ -16,12 +17,12 @@ from tunesmith.files import MANIFEST, publish_folder, verify_folder
 from tunesmith.programs.judge import Judgement, judge_train
 from tunesmith.programs.process_identity import ProcessIdentity, kill_stray
 from tunesmith.programs.protocol import CHECKPOINTS
-from tunesmith.stages.context import DryRunPassed, StageContext, StageEnd, Trained
+from tunesmith.stages.context import DryRunPassed, Forbidden, StageContext, StageEnd, Trained
 from tunesmith.stages.hand_over import take_device
 from tunesmith.stages.outlook import corrections
 from tunesmith.stages.same_base import base_trouble
 from tunesmith.stages.supervise import ProgramEnd, Supervisor
-from tunesmith.store import checkpoints, forgotten_runs, queue, runs
+from tunesmith.store import checkpoints, forgotten_runs, queue, requests, runs
 from tunesmith.store.tasks import Attempt
 from tunesmith.trainers.command import argv_of, changed_since_sealed, environment_of
 from tunesmith.trainers.native.cadence import to_remove
@@ -37,6 +38,9 @@ def train(context: StageContext) -> StageEnd:
     _end_strays(earlier, context.settings.worker.grace_s)
     if forgotten is not None:
         return StageEnd.cancelled()
+    forbidden = objection(context.workspace, run.profile)
+    if forbidden is not None:
+        return StageEnd(AttemptState.INTERRUPTED, fact=Forbidden(forbidden), error=forbidden)
     changed = base_trouble(context.workspace, run.spec)
     if changed is not None:
         return StageEnd.failed(ErrorClass.MISMATCH, f"{changed}, then: tunesmith run retry {run.id}")
@@ -84,6 +88,8 @@ def _conclude(context: StageContext, spec: TrainSpec, end: ProgramEnd) -> StageE
     if judgement.outcome is not AttemptState.SUCCEEDED:
         return _not_succeeded(context, judgement, end)
     assert judgement.result is not None
+    if context.read(lambda tx: requests.is_cancelled(tx, context.run_id)):  # it came while the result was saved
+        return StageEnd.cancelled()
     if spec.run.dry_run:
         return StageEnd.succeeded(DryRunPassed(), _brief(judgement.result))
     return StageEnd.succeeded(_publish(context, judgement.result), _brief(judgement.result))

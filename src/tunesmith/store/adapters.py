@@ -99,8 +99,13 @@ def find(tx: Tx, text: str) -> Adapter:
 
 
 def of_run(tx: Tx, run_id: str) -> Adapter | None:
+    """The version that a run made, or deploys again."""
     row = tx.first(sa.select(adapters).where(adapters.c.run_id == run_id))
-    return None if row is None else _adapter(row)
+    if row is not None:
+        return _adapter(row)
+    run = tx.first(sa.select(runs.c.spec).where(runs.c.id == run_id))
+    deploys = None if run is None else run["spec"].get("deploys")
+    return None if deploys is None else get(tx, deploys["id"])
 
 
 def live(tx: Tx, profile: str) -> Adapter | None:
@@ -125,11 +130,13 @@ def newest_superseded(tx: Tx, profile: str) -> str | None:
     return None if row is None else str(row["id"])
 
 
-def of_runs_in(tx: Tx, profile: str, states: Collection[RunState], state: AdapterState) -> list[Adapter]:
-    """The adapters in a state whose runs are in one of some states."""
-    joined = sa.select(adapters).join(runs, runs.c.id == adapters.c.run_id)
-    query = joined.where(adapters.c.profile == profile, adapters.c.state == state, runs.c.state.in_(sorted(states)))
-    return [_adapter(row) for row in tx.all(query.order_by(adapters.c.version))]
+def under_way(tx: Tx, states: Collection[RunState], profile: str | None = None) -> list[tuple[str, Adapter]]:
+    """Of the runs in some states, their ids and the versions they are about."""
+    query = sa.select(runs.c.id).where(runs.c.state.in_(sorted(states))).order_by(runs.c.seq)
+    if profile is not None:
+        query = query.where(runs.c.profile == profile)
+    found = [(str(row["id"]), of_run(tx, row["id"])) for row in tx.all(query)]
+    return [(run_id, adapter) for run_id, adapter in found if adapter is not None]
 
 
 def by_digest(tx: Tx, profile: str, digest: str) -> Adapter | None:

@@ -80,9 +80,18 @@ def check_flip(tx: Tx, profile: str, baseline: str) -> None:
     watched = runs.watching(tx, profile)
     if watched is not None:
         raise Refused(f"run {watched.id} is being watched; nothing is flipped until that is over")
-    if live is not None and live.run_id is not None and runs.get(tx, live.run_id).state is RunState.DEPLOYING:
+    deploying = being_deployed(tx, live)
+    if deploying is not None:
         # flipped a moment ago and not yet watched: were it replaced now, nobody would have looked at it
-        raise Refused(f"run {live.run_id} is still being deployed; nothing is flipped until it has been watched")
+        raise Refused(f"run {deploying} is still being deployed; nothing is flipped until it has been watched")
+
+
+def being_deployed(tx: Tx, live: adapters.Adapter | None) -> str | None:
+    """The run that has made this version live and still brings the targets along; None: there is none."""
+    if live is None:
+        return None
+    under_way = adapters.under_way(tx, (RunState.DEPLOYING,), live.profile)
+    return next((run_id for run_id, adapter in under_way if adapter.id == live.id), None)
 
 
 def pinned(tx: Tx, profile: str) -> adapters.Adapter | None:
@@ -93,10 +102,9 @@ def pinned(tx: Tx, profile: str) -> adapters.Adapter | None:
 
 def kept(tx: Tx, profile: str) -> frozenset[str]:
     """The versions that stay loaded: what is live, N−1, and candidates that are about to go live or shown traffic."""
-    under_way = (RunState.DEPLOYING, RunState.SHADOWING)
-    candidates = adapters.of_runs_in(tx, profile, under_way, AdapterState.CANDIDATE)
-    found = (adapters.live(tx, profile), pinned(tx, profile), *candidates)
-    return frozenset(adapter.name for adapter in found if adapter is not None)
+    coming = [adapter for _, adapter in adapters.under_way(tx, (RunState.DEPLOYING, RunState.SHADOWING), profile)]
+    found = (adapters.live(tx, profile), pinned(tx, profile), *coming)
+    return frozenset(each.name for each in found if each is not None and each.state is not AdapterState.REVOKED)
 
 
 def roll_back(tx: Tx, profile: str, *, actor: str, reason: str, to: adapters.Adapter | None = None) -> str | None:

@@ -54,8 +54,16 @@ def add(
 
 
 def latest(tx: Tx, run_id: str) -> Evaluation | None:
-    query = sa.select(evaluations).where(evaluations.c.run_id == run_id).order_by(evaluations.c.seq.desc()).limit(1)
-    row = tx.first(query)
+    return _newest(tx, evaluations.c.run_id == run_id)
+
+
+def latest_of_adapter(tx: Tx, adapter_id: str) -> Evaluation | None:
+    """Of whichever run: the one that made it, or one that deploys it again."""
+    return _newest(tx, evaluations.c.adapter_id == adapter_id)
+
+
+def _newest(tx: Tx, chosen: sa.ColumnElement[bool]) -> Evaluation | None:
+    row = tx.first(sa.select(evaluations).where(chosen).order_by(evaluations.c.seq.desc()).limit(1))
     if row is None:
         return None
     fields = {key: value for key, value in row.items() if key != "seq"}

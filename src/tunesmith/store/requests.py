@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tunesmith.domain.request import RequestKind
+from tunesmith.domain.request import RequestKind, strongest
 from tunesmith.ids import new_id
 from tunesmith.store import events
 from tunesmith.store.database import Tx
@@ -54,6 +54,11 @@ def add(tx: Tx, run_id: str, kind: RequestKind, *, actor: str) -> Request:
 def unanswered(tx: Tx, run_id: str) -> list[Request]:
     """Wishes on a run that still hold, oldest first."""
     return [request for request in _open(tx, run_id) if request.expires_at > tx.now]
+
+
+def is_cancelled(tx: Tx, run_id: str) -> bool:
+    """Whether somebody was told that the run is asked to cancel."""
+    return strongest([request.kind for request in unanswered(tx, run_id)]) is RequestKind.CANCEL
 
 
 def _open(tx: Tx, run_id: str) -> list[Request]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -103,7 +104,9 @@ def move(tx: Tx, run_id: str, new: RunState, *, actor: str, reason: str, lease: 
         allowed = holds(lease)
     else:
         allowed = nothing_open(run_id) if new in RUN.finished else nobody_holds(run_id)
-    finished_at = tx.now if new in RUN.finished else None
+    finished_at: Any = tx.now if new in RUN.finished else None
+    if old in RUN.finished:
+        finished_at = runs.c.finished_at  # it ended then; what became of it has changed since
     moved = tx.run(
         runs.update()
         .where(runs.c.id == run_id, runs.c.state == old, allowed)
@@ -163,6 +166,19 @@ def unfinished_on_dataset(tx: Tx, dataset_id: str) -> int:
     """How many unfinished runs still refer to a dataset, and so keep its reservation."""
     query = sa.select(sa.func.count()).where(runs.c.dataset_id == dataset_id, runs.c.finished_at.is_(None))
     return int(tx.conn.execute(query).scalar_one())
+
+
+def about(tx: Tx, made_by: str, adapter_id: str) -> list[Run]:
+    """The run that made an adapter version, and those that deployed it again, oldest first."""
+    query = sa.select(runs).where(sa.or_(runs.c.id == made_by, runs.c.parent_id == made_by)).order_by(runs.c.seq)
+    found = [_run(row) for row in tx.all(query)]
+    return [run for run in found if run.id == made_by or (run.spec.deploys and run.spec.deploys.id == adapter_id)]
+
+
+def retried(tx: Tx, ids: Collection[str]) -> frozenset[str]:
+    """Of some runs, those that were tried again."""
+    query = sa.select(runs.c.parent_id).where(runs.c.parent_id.in_(sorted(ids)))
+    return frozenset(str(row["parent_id"]) for row in tx.all(query)) if ids else frozenset()
 
 
 def watching(tx: Tx, profile: str) -> Run | None:

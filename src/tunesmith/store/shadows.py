@@ -8,15 +8,17 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from tunesmith.domain.adapter import AdapterState, version_name
+from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.erasure import tombstone_key
 from tunesmith.domain.run import RunState
 from tunesmith.domain.serving import ShadowOutcome
 from tunesmith.domain.shadow import Shadow
 from tunesmith.domain.shadowing import Observed
+from tunesmith.store.adapters import under_way
 from tunesmith.store.database import Tx
+from tunesmith.store.runs import get as get_run
 from tunesmith.store.serving_tables import shadow_answers
-from tunesmith.store.tables import adapters, events, experiences, runs
+from tunesmith.store.tables import events, experiences, runs
 
 
 @dataclass(frozen=True)
@@ -64,21 +66,16 @@ class Progress:
 
 def candidates(tx: Tx) -> list[Candidate]:
     """Which candidates are shadowing, of every profile."""
-    query = (
-        sa.select(runs.c.id, runs.c.profile, runs.c.spec, adapters.c.id.label("adapter_id"), adapters.c.version)
-        .join(adapters, adapters.c.run_id == runs.c.id)
-        .where(runs.c.state == RunState.SHADOWING, adapters.c.state == AdapterState.CANDIDATE)
-        .order_by(runs.c.seq)
-    )
     return [
         Candidate(
-            run_id=row["id"],
-            adapter_id=row["adapter_id"],
-            profile=row["profile"],
-            name=version_name(row["profile"], row["version"]),
-            policy=Shadow.model_validate(row["spec"].get("shadow", {})),
+            run_id=run_id,
+            adapter_id=adapter.id,
+            profile=adapter.profile,
+            name=adapter.name,
+            policy=get_run(tx, run_id).spec.shadow,
         )
-        for row in tx.all(query)
+        for run_id, adapter in under_way(tx, (RunState.SHADOWING,))
+        if adapter.state not in (AdapterState.LIVE, AdapterState.REVOKED)
     ]
 
 

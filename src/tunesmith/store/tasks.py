@@ -186,6 +186,13 @@ def is_held(tx: Tx, lease: Lease) -> bool:
     return tx.first(sa.select(sa.literal(1)).where(holds(lease))) is not None
 
 
+def note(tx: Tx, lease: Lease, **more: Any) -> None:
+    """Add to what our task carries, for the next attempt of it."""
+    guard(tx, lease)
+    payload = {**get(tx, lease.task_id).payload, **more}
+    tx.run(tasks.update().where(tasks.c.id == lease.task_id).values(payload=payload))
+
+
 def note_process(tx: Tx, lease: Lease, process: str) -> None:
     """Remember which process runs the attempt, so that whoever takes over can make sure it is gone."""
     guard(tx, lease)
