@@ -305,3 +305,23 @@ def test_version_that_still_answers_is_not_unloaded_and_spoils_nothing(
     strict.busy = set()
     deployed(fleet, targets)
     assert set(strict.held) == {f"{PROFILE}@v3", f"{PROFILE}@v4"}
+
+
+def test_roll_back_by_a_person_is_not_undone_by_the_next_worker(make_fleet: MakeFleet, site: Path) -> None:
+    """A version is deployed again and the worker dies between the flip of the store and that of the target."""
+    targets = [{"name": "one", "kind": "drill-directory", "options": {}}]
+    fleet = make_fleet(settings=QUICK, profile={"targets": targets})
+    fleet.submit()
+    fleet.work()
+    fleet.client.adapters.rollback(PROFILE)
+    fleet.work()
+    run_id = fleet.client.adapters.deploy(f"{PROFILE}@v1", force=True, reason="again").id
+    number = 3
+    while fleet.client.adapters.live(PROFILE) is None:
+        assert killed_at(fleet, site, number := number + 1) is not None
+        take_over(fleet)
+    assert fleet.state(run_id) == "deploying"
+    fleet.client.adapters.rollback(PROFILE, reason="enough")
+    fleet.work()
+    assert (fleet.state(run_id), fleet.served()) == ("rolled_back", None)
+    assert fleet.client.adapters.live(PROFILE) is None

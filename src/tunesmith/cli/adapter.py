@@ -40,8 +40,11 @@ def list_adapters(ctx: typer.Context, profile: OfProfile = None, json: Json = Fa
     if json:
         print_json(adapters)
         return
-    rows = [(a.name, coloured(a.state), a.id, a.run_id, age(a.created_at), _metrics(a.metrics)) for a in adapters]
-    columns = [Column("NAME", "fold"), Column("STATE"), Column("ID"), Column("RUN"), Column("AGE"),
+    rows = [
+        (a.name, coloured(a.state), a.id, a.run_id, coloured(a.run_state or ""), age(a.created_at), _metrics(a.metrics))
+        for a in adapters
+    ]
+    columns = [Column("NAME", "fold"), Column("STATE"), Column("ID"), Column("RUN"), Column("RUN IS"), Column("AGE"),
                Column("METRICS", "cut")]  # fmt: skip
     show_table(columns, rows, empty="No adapter yet: a run makes one.")
 
@@ -62,7 +65,7 @@ def show(ctx: typer.Context, adapter: Name, json: Json = False) -> None:
             ("id", found.id),
             ("state", coloured(found.state)),
             ("profile", found.profile),
-            ("made by", found.run_id),
+            ("made by", f"{found.run_id} ({found.run_state})"),
             ("made", age(found.created_at)),
             ("metrics", _metrics(found.metrics)),
             ("path", found.path),

@@ -13,7 +13,7 @@ EXAMPLE = "Example: tunesmith inbox --json"
 def inbox(ctx: typer.Context, json: Json = False) -> None:
     """What waits for a person, the oldest first, each with what settles it.
 
-    Held runs, parked tasks, targets in trouble, suspects, erasures, rows that were kept aside.
+    Held and failed runs, parked tasks, targets in trouble, suspects, erasures, rows that were kept aside.
     """
     with open_client(ctx) as client:
         items = client.system.inbox()
@@ -24,12 +24,11 @@ def inbox(ctx: typer.Context, json: Json = False) -> None:
         say("Nothing waits for you.")
     for item in items:
         say(f"{item.id}  {item.kind} of {item.profile}, {age(item.since)}")
-        last_words = first_line("\n".join(reversed(item.log.splitlines())))
         show_fields(
             [
                 ("why", first_line(item.reason)),
                 ("newest", ", ".join(item.newest)),
-                ("log", last_words),
+                ("error", first_line(item.error)),
                 ("do", item.what_to_do),
             ]
         )

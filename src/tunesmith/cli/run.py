@@ -25,7 +25,7 @@ from tunesmith.cli.progress import preparing, watch
 
 if TYPE_CHECKING:
     from tunesmith.client import Client
-    from tunesmith.client.views import AnswerView, SubmittedView
+    from tunesmith.client.views import AnswerView, RunView, SubmittedView
     from tunesmith.stages.dry_run import DryRun
 
 verbs = a_noun("Make an adapter version: queue, train, judge, deploy.")
@@ -115,7 +115,7 @@ def list_runs(
         print_json(runs)
         return
     rows = [
-        (r.id, r.profile, coloured(r.state), age(r.created_at), r.adapter, first_line(r.waits_for or r.reason))
+        (r.id, r.profile, coloured(r.state), age(r.created_at), _version(r), first_line(r.waits_for or r.reason))
         for r in runs
     ]
     columns = [Column("ID"), Column("PROFILE", "fold"), Column("STATE"), Column("AGE"), Column("ADAPTER", "fold"),
@@ -265,6 +265,14 @@ def _found_nothing_wrong(found: DryRun) -> None:
 
 def _guess(seconds: float) -> str:
     return "under a second" if seconds < 1 else f"about {duration(seconds)}"
+
+
+def _version(run: RunView) -> str:
+    """Its version, and what became of that, where the state of the run does not say it already."""
+    said = {"deployed": "live", "watching": "live", "rejected": "rejected", "rolled_back": "rolled_back"}
+    if run.adapter is None or run.adapter_state in (said.get(run.state), "candidate"):
+        return run.adapter or ""
+    return f"{run.adapter} ({run.adapter_state})"
 
 
 def _submitted(client: Client, made: SubmittedView, *, follow: bool) -> int:

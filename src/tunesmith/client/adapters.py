@@ -23,7 +23,7 @@ class Adapters:
     def list(self, profile: str | None = None) -> list[AdapterView]:
         profile = self._session.known_profile(profile)
         with self._session.database.read() as tx:
-            return [self._view(adapter) for adapter in adapters.listing(tx, profile)]
+            return [self._view(tx, adapter) for adapter in adapters.listing(tx, profile)]
 
     def show(self, adapter: str) -> AdapterView:
         with self._session.database.read() as tx:
@@ -31,7 +31,7 @@ class Adapters:
             served_by = [each for each in deployments.observed(tx, found.profile) if _is_about(found, each)]
             history = events.of_entity(tx, "adapter", found.id)
             return replace(
-                self._view(found),
+                self._view(tx, found),
                 targets=tuple(self._observation(tx, each) for each in served_by),
                 events=tuple(EventView(e.at, e.action, e.actor, e.old_state, e.new_state, e.reason) for e in history),
             )
@@ -41,7 +41,7 @@ class Adapters:
         self._session.known_profile(profile)
         with self._session.database.read() as tx:
             live = adapters.live(tx, profile)
-            return None if live is None else self._view(live)
+            return None if live is None else self._view(tx, live)
 
     def deployment(self, profile: str) -> DeploymentView:
         """What is wanted live and what each target was last seen serving."""
@@ -121,7 +121,7 @@ class Adapters:
         with self._session.database.write() as tx:
             found = adapters.find(tx, adapter)
             control.revoke(tx, found, actor=self._session.actor, reason=reason)
-            return self._view(adapters.get(tx, found.id))
+            return self._view(tx, adapters.get(tx, found.id))
 
     def _refuse_changed_base(self, adapter: str) -> None:
         """Neither a verdict nor an approval holds for a base that is another one by now."""
@@ -132,7 +132,7 @@ class Adapters:
         if trouble is not None:
             raise Refused(f"adapter {found.name}: {trouble}")
 
-    def _view(self, adapter: Adapter) -> AdapterView:
+    def _view(self, tx: Tx, adapter: Adapter) -> AdapterView:
         return AdapterView(
             id=adapter.id,
             name=adapter.name,
@@ -140,6 +140,7 @@ class Adapters:
             version=adapter.version,
             state=adapter.state,
             run_id=adapter.run_id,
+            run_state=None if adapter.run_id is None else runs.get(tx, adapter.run_id).state,
             digest=adapter.digest,
             path=self._session.workspace.data_dir / adapter.path,
             metrics=adapter.metrics,

@@ -5,23 +5,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from tunesmith.client.session import Session
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.classification import screens_of
+from tunesmith.domain.gate import missing_evidence
 from tunesmith.domain.run import RunState
+from tunesmith.domain.task import TaskState
+from tunesmith.lifecycle import PAUSED_ON_REQUEST
 from tunesmith.stages import forget, kept_aside
 from tunesmith.stages.review import REJECTED_RUNS
-from tunesmith.store import adapters, datasets, deployments, erasures, experiences, queue, reviews, runs
+from tunesmith.store import adapters, datasets, deployments, erasures, evaluations, experiences, queue, reviews, runs
 from tunesmith.store.adapters import Adapter
 from tunesmith.store.database import Tx
+from tunesmith.store.runs import Run
 
 _COUNTED = 10_000  # more are "10000 or more"
 _LOOKED_AT = 1_000  # of the newest suspects, to tell why they wait
 _NAMED = 3
 _DATASETS = 100
+_RUNS = 1000
+_FAILED_FOR = timedelta(days=7)
+_AROUND_A_STACK = (
+    " ", "\t", "Traceback (most", "Current thread", "Thread 0x", "Stack (most", "Extension modules:", "<truncated",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,9 @@ class InboxItem:
     reason: str
     what_to_do: str
     log: str = ""
-    """Parked tasks: how the last attempt ended, with the last words of its program."""
+    """Failed runs and parked tasks: how the last attempt ended, with the last words of its program."""
+    error: str = ""
+    """The one line of it that says what went wrong."""
     num: int = 1
     """How many things wait behind this one item, counted up to 10,000."""
     newest: tuple[str, ...] = ()
@@ -45,7 +56,16 @@ class InboxItem:
 def read_inbox(session: Session) -> list[InboxItem]:
     """Everything that waits, the oldest first."""
     with session.database.read() as tx:
-        items = [*_held(tx), *_parked(tx), *_troubled(tx), *_suspects(tx), *_rejected(tx), *_erasures(tx)]
+        items = [
+            *_held(tx),
+            *_paused(tx),
+            *_failed(tx),
+            *_parked(tx),
+            *_troubled(tx),
+            *_suspects(tx),
+            *_rejected(tx),
+            *_erasures(tx),
+        ]
         items += [*_kept_aside(tx, session.workspace.data_dir), *_no_room(tx, session.no_room)]
     return sorted(items, key=lambda item: item.since)
 
@@ -67,17 +87,33 @@ def _kept_aside(tx: Tx, data_dir: Path) -> Iterator[InboxItem]:
 
 
 def _held(tx: Tx) -> Iterator[InboxItem]:
-    for run in runs.listing(tx, states=frozenset({RunState.HELD}), limit=1000):
-        what_to_do = _what_to_do(adapters.of_run(tx, run.id))
+    for run in runs.listing(tx, states=frozenset({RunState.HELD}), limit=_RUNS):
+        what_to_do = _what_to_do(tx, run, adapters.of_run(tx, run.id))
         yield InboxItem("held run", run.id, run.profile, run.moved_at, run.reason, what_to_do)
 
 
-def _parked(tx: Tx) -> Iterator[InboxItem]:
-    for task in queue.parked(tx):
-        last = queue.last_attempt(tx, task.id)
+def _paused(tx: Tx) -> Iterator[InboxItem]:
+    """Runs that nobody asked to pause: their profile was disabled or removed."""
+    for run in runs.listing(tx, states=frozenset({RunState.PAUSED}), limit=_RUNS):
+        if run.reason != PAUSED_ON_REQUEST:
+            what_to_do = f"mend the profile, then `run resume {run.id}`; or `run cancel {run.id}`"
+            yield InboxItem("paused run", run.id, run.profile, run.moved_at, run.reason, what_to_do)
+
+
+def _failed(tx: Tx) -> Iterator[InboxItem]:
+    """Runs that failed for good, until they are tried again; after a week nobody waits for them any more."""
+    failed = runs.listing(tx, states=frozenset({RunState.FAILED}), limit=_RUNS)
+    retried = runs.retried(tx, [run.id for run in failed])
+    for run in failed:
+        if run.id in retried or tx.now - run.moved_at > _FAILED_FOR:
+            continue
+        attempts = queue.attempts_of_run(tx, run.id)
+        log = (attempts[-1].error or "") if attempts else ""
+        is_parked = any(task.state is TaskState.PARKED for task in queue.of_run(tx, run.id))
+        what_to_do = f"read `run logs {run.id}`, mend the cause, then `run retry {run.id}`"
         yield InboxItem(
-            f"parked {task.kind} task", task.run_id or task.id, task.profile or "", task.created_at, task.reason,
-            "read `run logs`, repair, then `run retry`", last.error or "",
+            "parked run" if is_parked else "failed run", run.id, run.profile, run.moved_at, run.reason, what_to_do,
+            log, telling_line(log),
         )  # fmt: skip
 
 
@@ -92,8 +128,25 @@ def _no_room(tx: Tx, why: str | None) -> Iterator[InboxItem]:
     for task, last in queue.waiting_for_room(tx):
         yield InboxItem(
             f"{task.kind} task without room", task.run_id or task.id, task.profile or "", last.ended_at or tx.now,
-            task.reason, "free some space where it says; it is tried again by itself", last.error or "",
+            task.reason, "free some space where it says; it is tried again by itself", last.error or "", telling_line(last.error or ""),
         )  # fmt: skip
+
+
+def _parked(tx: Tx) -> Iterator[InboxItem]:
+    """Tasks without a run that crashed too often; a run's are told with the run."""
+    for task in queue.parked(tx):
+        if task.run_id is None:
+            log = queue.last_attempt(tx, task.id).error or ""
+            yield InboxItem(
+                f"parked {task.kind} task", task.id, task.profile or "", task.created_at, task.reason,
+                "mend the cause; a worker opens a new one when it is due", log, telling_line(log),
+            )  # fmt: skip
+
+
+def telling_line(log: str) -> str:
+    """The last line of an error that is about the error: no frame of a stack, nothing that surrounds one."""
+    lines = [line for line in log.splitlines() if line.strip() and not line.startswith(_AROUND_A_STACK)]
+    return lines[-1].strip() if lines else ""
 
 
 def _troubled(tx: Tx) -> Iterator[InboxItem]:
@@ -176,9 +229,17 @@ def _counted(num: int) -> str:
     return f"{num} or more" if num >= _COUNTED else str(num)
 
 
-def _what_to_do(adapter: Adapter | None) -> str:
+def _what_to_do(tx: Tx, run: Run, adapter: Adapter | None) -> str:
     if adapter is None:
-        return "`run cancel`"
-    if adapter.state is AdapterState.CANDIDATE:
-        return f"`adapter approve {adapter.name}`, or `evaluate` or `reject` it"
-    return f"it is {adapter.state} and cannot go live again: `adapter reject {adapter.name}`, then `run retry`"
+        return f"`run cancel {run.id}`"
+    if adapter.state is not AdapterState.CANDIDATE and run.spec.deploys is None:
+        return (
+            f"it is {adapter.state}: `adapter reject {adapter.name}`, then `adapter deploy {adapter.name}` to try again"
+        )
+    evaluation = evaluations.latest(tx, run.id)
+    if evaluation is not None and missing_evidence(evaluation.judged, run.spec.gate, run.spec.evaluation.metrics):
+        return (
+            f"`adapter evaluate {adapter.name}` measures it again, or `reject` it; "
+            f"`adapter deploy {adapter.name} --force --reason …` puts it live without evidence"
+        )
+    return f"`adapter approve {adapter.name}`, or `evaluate` or `reject` it"

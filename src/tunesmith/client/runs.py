@@ -315,6 +315,7 @@ def _view(tx: Tx, run: Run, no_room: str | None) -> RunView:
         campaign_id=run.campaign_id,
         parent_id=run.parent_id,
         adapter=None if adapter is None else adapter.name,
+        adapter_state=None if adapter is None else adapter.state,
         created_at=run.created_at,
         created_by=run.created_by,
         finished_at=run.finished_at,

@@ -55,6 +55,8 @@ class RunView:
     campaign_id: str | None
     parent_id: str | None
     adapter: str | None
+    adapter_state: str | None
+    """What became of its version since."""
     created_at: datetime
     created_by: str
     finished_at: datetime | None
@@ -175,6 +177,8 @@ class AdapterView:
     version: int
     state: str
     run_id: str | None
+    run_state: str | None
+    """Of the run that made it."""
     digest: str
     path: Path
     metrics: dict[str, float]
