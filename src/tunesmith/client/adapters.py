@@ -74,6 +74,7 @@ class Adapters:
         if force and not reason.strip():
             raise UsageError("forcing a version past the gate needs a reason, which is kept: --reason TEXT")
         session = self._session
+        self._refuse_changed_base(adapter)
         with session.database.write() as tx:
             found = adapters.find(tx, adapter)
             if control.is_held(tx, found):

@@ -128,7 +128,8 @@ def _no_room(tx: Tx, why: str | None) -> Iterator[InboxItem]:
     for task, last in queue.waiting_for_room(tx):
         yield InboxItem(
             f"{task.kind} task without room", task.run_id or task.id, task.profile or "", last.ended_at or tx.now,
-            task.reason, "free some space where it says; it is tried again by itself", last.error or "", telling_line(last.error or ""),
+            task.reason, "free some space where it says; it is tried again by itself", last.error or "",
+            telling_line(last.error or ""),
         )  # fmt: skip
 
 
