@@ -67,7 +67,7 @@ def test_worse_adapter_is_rejected_and_the_live_one_stays(make_fleet: MakeFleet,
     run = fleet.client.runs.get(worse)
     assert (run.state, run.reason.split(":")[0]) == ("rejected", "worse")
     assert run.adapter == f"{PROFILE}@v2"
-    assert fleet.client.adapters.show(f"{PROFILE}@v2").state == "candidate"
+    assert fleet.client.adapters.show(f"{PROFILE}@v2").state == "rejected"
     assert fleet.served() == before
     assert link.lstat().st_ino == inode
     live = fleet.client.adapters.live(PROFILE)
