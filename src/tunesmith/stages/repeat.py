@@ -7,7 +7,7 @@ its campaign. What files say is read again, so that a mended profile counts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from tunesmith.config.layers import Entries, Entry, Layer, Origin, is_from_a_file
 from tunesmith.config.workspace import Workspace
@@ -45,15 +45,25 @@ def said_at_submit(spec: RunSpec) -> Entries:
     return found
 
 
-def same_start(database: Database, workspace: Workspace, spec: RunSpec) -> AdapterRef | None:
-    """What the old run started from; None for the bare base. A version that was revoked since is refused."""
-    if spec.start is None:
+def start_of(
+    database: Database,
+    workspace: Workspace,
+    profile: str,
+    wanted: Literal["live", "base", "same"],
+    repeats: RunSpec | None,
+) -> AdapterRef | None:
+    """The weights a run starts from: None for the bare base. `same` is what the repeated run started from."""
+    before = repeats if wanted == "same" else None
+    if wanted == "base" or (before is not None and before.start is None):
         return None
     with database.read() as tx:
-        adapter = adapters.get(tx, spec.start.id)
+        known = None if before is None or before.start is None else before.start.id
+        adapter = adapters.live(tx, profile) if known is None else adapters.get(tx, known)
+    if adapter is None:
+        return None
     if adapter.state is AdapterState.REVOKED:
         raise Refused(
-            f"run {spec.run_id} started from {adapter.name}, which is revoked since; "
+            f"the run started from {adapter.name}, which is revoked since; "
             "choose where to start: `run retry --start live` or `--start base`"
         )
     return AdapterRef(id=adapter.id, path=str(workspace.data_dir / adapter.path), digest=adapter.digest)

@@ -15,7 +15,7 @@ from tunesmith.domain.estimate import Estimate
 from tunesmith.domain.held_out import few_cases
 from tunesmith.domain.profile import Method
 from tunesmith.domain.run import Priority
-from tunesmith.domain.spec import AdapterRef, BaseModelRef, DatasetRef, Fingerprints, RunSpec
+from tunesmith.domain.spec import BaseModelRef, DatasetRef, Fingerprints, RunSpec
 from tunesmith.domain.task import TaskKind
 from tunesmith.errors import ConfigError, Conflict, DataError, Refused, UsageError
 from tunesmith.files import canonical_json, read_manifest, sha256_text, verify_folder
@@ -24,9 +24,9 @@ from tunesmith.modeling.base_files import is_whole_model
 from tunesmith.programs.fingerprint import code_fingerprint
 from tunesmith.stages.outlook import PLANNED, memory_of_spec, training_estimate
 from tunesmith.stages.prepare import Progress, prepare_dataset
-from tunesmith.stages.repeat import said_at_submit, same_start
+from tunesmith.stages.repeat import said_at_submit, start_of
 from tunesmith.stages.target_places import place_problems
-from tunesmith.store import adapters, campaigns, datasets, erasures, members, profiles, runs, tasks
+from tunesmith.store import campaigns, datasets, erasures, members, profiles, runs, tasks
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.datasets import Dataset
 from tunesmith.targets.registry import make_target, target_kinds
@@ -252,7 +252,7 @@ def spec_of(
     base: BaseModelRef,
 ) -> RunSpec:
     profile = checked.profile
-    start = _start(database, workspace, submission)
+    start = start_of(database, workspace, submission.profile, submission.start, submission.repeats)
     if start is not None and is_whole_model(Path(start.path)) != (profile.recipe.tuning == "full"):
         raise ConfigError(
             f"recipe.tuning is {profile.recipe.tuning}, but {start.id}, its start, is of the other kind; "
@@ -324,18 +324,6 @@ def _method(wanted: Method, trainer: TrainerInfo, dataset: Dataset) -> Method:
             return method
         case _:
             assert_never(kind)
-
-
-def _start(database: Database, workspace: Workspace, submission: Submission) -> AdapterRef | None:
-    if submission.start == "base":
-        return None
-    if submission.start == "same" and submission.repeats is not None:
-        return same_start(database, workspace, submission.repeats)
-    with database.read() as tx:
-        live = adapters.live(tx, submission.profile)
-    if live is None:
-        return None
-    return AdapterRef(id=live.id, path=str(workspace.data_dir / live.path), digest=live.digest)
 
 
 def _queue(
