@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import time
@@ -18,6 +19,7 @@ from tunesmith.errors import ConfigError, DataError, MissingExtra, NotFound, Pro
 from tunesmith.programs.failure import ProgramFailure, as_failure
 from tunesmith.programs.judge import judge_train
 from tunesmith.programs.launch import launch, tail_of_log
+from tunesmith.programs.protocol import CAPS
 from tunesmith.programs.shim import KeepaliveClock, boot_now, keepalive_content
 
 
@@ -221,6 +223,47 @@ def test_launch_stdout_flood_is_noticed_while_it_runs(world: World) -> None:
     running = world.launch(spec, ("python", "-c", "import time; print('x' * (2 << 20), flush=True); time.sleep(60)"))
     with pytest.raises(ProgramError, match=r"stdout\.json"):
         wait_until(lambda: (running.events(), None)[1])
+
+
+FLOODS = {
+    "stdout": "while True: os.write(1, b'x' * 65536)",
+    "stderr": "while True: os.write(2, b'x' * 65536)",
+    "stdout by name": "sink = open('stdout.json', 'wb', 0)\nwhile True: sink.write(b'x' * 65536)",
+    "events": "sink = open('events.jsonl', 'wb', 0)\nwhile True: sink.write(b'x' * 1048576)",
+    "by many": "[os.fork() for _ in range(4)]\nwhile True: os.write(2, b'x' * 65536)",
+    "deaf": "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: os.write(1, b'x' * 65536)",
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_flood_is_killed_at_its_cap_and_the_file_is_no_larger(world: World, flood: str) -> None:
+    spec = world.train_spec()
+    running = world.launch(spec, ("python", "-c", f"import os, signal\n{FLOODS[flood]}"))
+    most = 0
+
+    def ended() -> int | None:
+        nonlocal most
+        for name, cap in CAPS.items():
+            with contextlib.suppress(FileNotFoundError):
+                most = max(most, (running.directory / name).stat().st_size - cap)
+        return running.poll()
+
+    assert wait_until(ended, timeout_s=60) != 0
+    with pytest.raises(ProgramError, match="the program wrote more than"):
+        running.events()
+    for name, cap in CAPS.items():
+        path = running.directory / name
+        assert not path.exists() or path.stat().st_size <= cap, f"{name} is past its cap"
+    assert most < 100 << 20, f"a cap was passed by {most >> 20} MiB"
+
+
+def test_output_below_the_cap_arrives_whole(world: World) -> None:
+    spec = world.train_spec()
+    body = "import os, sys; [os.write(2, b'y' * 1000) for _ in range(5000)]; os.write(1, b'z' * 1000000)"
+    running = world.launch(spec, ("python", "-c", body))
+    assert finish(running) == 0
+    assert (running.directory / "stderr.log").stat().st_size == 5_000_000
+    assert (running.directory / "stdout.json").stat().st_size == 1_000_000
 
 
 def write(path: Path, counter: int) -> None:

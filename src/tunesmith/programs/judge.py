@@ -101,12 +101,8 @@ def _judge(
 ) -> Judgement:
     if killed_for is not None:
         return _failed([(killed_for, f"ended from outside: {killed_for.value}")])
-    if exit_code == -signal.SIGTERM:
-        return Judgement(AttemptState.INTERRUPTED, None, "TERM ended it before it could save anything more", None)
-    if exit_code < 0:
-        return _failed([(ErrorClass.CRASH, _about_signal(-exit_code))])
-    if exit_code == EXIT_KEEPALIVE_LOST:
-        return Judgement(AttemptState.LOST, None, "the keepalive was not renewed in time, so it ended itself", None)
+    if (told := _by_exit_code(exit_code)) is not None:
+        return told
     try:
         if not (directory / RESULT).exists():
             fallback = (ErrorClass.CRASH, f"it exited {exit_code} without a result")
@@ -121,6 +117,17 @@ def _judge(
     except Exception as error:  # whatever a program left in its folder must not take the worker down
         return _failed([(ErrorClass.PROTOCOL, f"its files cannot be judged ({type(error).__name__}: {error})")])
     return _failed(problems) if problems else _believed(result)
+
+
+def _by_exit_code(exit_code: int) -> Judgement | None:
+    """Ends that say all there is to say, whatever lies in the folder."""
+    if exit_code == -signal.SIGTERM:
+        return Judgement(AttemptState.INTERRUPTED, None, "TERM ended it before it could save anything more", None)
+    if exit_code < 0:
+        return _failed([(ErrorClass.CRASH, _about_signal(-exit_code))])
+    if exit_code == EXIT_KEEPALIVE_LOST:
+        return Judgement(AttemptState.LOST, None, "the keepalive was not renewed in time, so it ended itself", None)
+    return _failed([_WITHOUT_RESULT[exit_code]]) if exit_code == EXIT_NO_SPACE else None
 
 
 def _believed(result: Result) -> Judgement:

@@ -27,11 +27,10 @@ from tunesmith.programs import shim
 from tunesmith.programs.event_log import EventReader
 from tunesmith.programs.process_identity import MARKER, ProcessIdentity, identify, kill_below
 from tunesmith.programs.protocol import (
+    CAPS,
     CONTROL,
     EVENTS,
     KEEPALIVE,
-    MAX_STDERR,
-    MAX_STDOUT,
     RESULT,
     SPEC,
     STDERR,
@@ -112,10 +111,12 @@ class RunningProgram:
 
         A flood is read some 8 MiB at a time: after the end, call until nothing comes.
         """
-        for name, limit in ((STDOUT, MAX_STDOUT), (STDERR, MAX_STDERR)):
-            with contextlib.suppress(FileNotFoundError):
-                if (self.directory / name).stat().st_size > limit:
-                    raise ProgramError(f"the program wrote more than {limit >> 20} MiB to {name}")
+        if self._code is None:
+            self._read_status()
+        for line in self._status.splitlines():
+            if line.startswith(b"over "):
+                name = line[5:].decode()
+                raise ProgramError(f"the program wrote more than {CAPS[name] >> 20} MiB to {name}")
         return self._reader.read()
 
     def send(self, request_id: str, kind: RequestKind) -> None:
@@ -216,7 +217,8 @@ def _start_shim(
     os.set_blocking(status, False)
     attempt = spec.attempt
     pipes = [str(lifeline_end), str(status_end), str(os.getpid())]
-    channels = [*pipes, str(directory / KEEPALIVE), str(attempt.lease_s)]
+    caps = ",".join(f"{name}={cap}" for name, cap in CAPS.items())
+    channels = [*pipes, str(directory / KEEPALIVE), str(attempt.lease_s), caps]
     try:
         with _own_file(directory / STDOUT) as stdout, _own_file(directory / STDERR) as stderr:
             process = subprocess.Popen(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunesmith.programs.shim import KEEPALIVE_EXIT
+from tunesmith.programs.shim import KEEPALIVE_EXIT, NO_SPACE_EXIT
 
 SPEC = "spec.json"
 EVENTS = "events.jsonl"
@@ -20,7 +20,7 @@ REFERENCES = "references.json"
 EXIT_OK = 0  # succeeded or stopped
 EXIT_FAILED = 1
 EXIT_BAD_CALL = 2  # no spec to work from, so no result either
-EXIT_NO_SPACE = 73  # the disk had no room for the result
+EXIT_NO_SPACE = NO_SPACE_EXIT  # the disk had no room for the result
 EXIT_NO_RESULT = 74  # the result could not be written
 EXIT_INTERRUPTED = 75
 EXIT_KEEPALIVE_LOST = KEEPALIVE_EXIT
@@ -31,6 +31,8 @@ MAX_STDOUT = 1 << 20
 MAX_STDERR = 256 << 20
 MAX_EVENTS = 1 << 30
 MAX_SPEC = 8 << 20
+CAPS = {STDOUT: MAX_STDOUT, STDERR: MAX_STDERR, EVENTS: MAX_EVENTS}
+"""By file: a program that writes more is killed at once, and the file is cut. Output and error come first."""
 MAX_COUNT = 2**53 - 1  # larger counts would lose digits in JSON readers and columns
 
 KEEPALIVE_SHARE = 0.8

@@ -8,7 +8,11 @@ The shim leads its own session and is a child subreaper: whatever the program fo
 session stays below it. It ends the tree when the lifeline closes (the worker died), when the worker says so, when the
 keepalive is too old, and when the program itself ends and leaves something behind. Then it reports the exit code.
 
-Lifeline, worker to shim:  ``term`` · ``stacks`` · ``kill GRACE_S``    Status, shim to worker:  ``exit CODE``
+What the program prints comes through pipes into its files, up to a cap; other files with a cap are looked at all the
+time. A program that passes a cap is killed at once, and the file is cut to it.
+
+Lifeline, worker to shim:  ``term`` · ``stacks`` · ``kill GRACE_S``
+Status, shim to worker:    ``over FILE`` · ``exit CODE``
 """
 
 from __future__ import annotations
@@ -18,15 +22,21 @@ import os
 import resource
 import select
 import signal
+import stat
 import sys
 import time
 from typing import NamedTuple, NoReturn
 
+NO_SPACE_EXIT = 73
 KEEPALIVE_EXIT = 76
 CANNOT_START_EXIT = 127
 _KEEPALIVE_SHARE = 0.9  # the program ends itself at 0.8; this is for one that does not, or cannot
 PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_LOOK_S, _CLOSE_LOOK_S = 0.05, 0.005  # at files with a cap; closely while one grows fast
+_FAST_BYTES = 1 << 20
+_PORTION = 64 << 10
+_PORTIONS = 16
 
 
 class KeepaliveClock:
@@ -143,10 +153,44 @@ def become_subreaper() -> bool:
     return set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+class Outlet:
+    """A stream of the program on its way into a file: a pipe, and how much of it still may come."""
+
+    def __init__(self, sink: int, name: str, cap: int) -> None:
+        self.name = name
+        self.source, self.end = os.pipe()
+        os.set_blocking(self.source, False)
+        self.is_over = False
+        self.is_lost = False  # the disk did not take it
+        self._sink = sink
+        self._left = cap
+
+    def copy(self) -> None:
+        """What is there now, a bounded amount; closes the pipe at its end."""
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(_PORTIONS):
+                portion = os.read(self.source, _PORTION)
+                if not portion:
+                    os.close(self.source)
+                    self.source = -1
+                    return
+                self.is_over = self.is_over or len(portion) > self._left
+                self._write(portion[: self._left])
+
+    def _write(self, data: bytes) -> None:
+        self._left -= len(data)
+        try:
+            while data:
+                data = data[os.write(self._sink, data) :]
+        except OSError:
+            self.is_lost = True
+
+
 class Shim:
     """One program under guard. Single-threaded, because a parent-death signal follows the thread that forked."""
 
-    def __init__(self, lifeline: int, status: int, worker: int) -> None:
+    def __init__(self, lifeline: int, status: int, worker: int, caps: dict[str, int]) -> None:
+        """`caps` by file: the first is what standard output goes to, the second what standard error goes to."""
         self._lifeline = lifeline
         self._status = status
         self._worker = worker
@@ -156,6 +200,10 @@ class Shim:
         self._deadline: float | None = None  # when the tree is killed
         self._override: int | None = None  # the code to report instead
         self._orphan_grace_s = 5.0  # after the worker's death; well within what is left of its lease
+        self._caps = caps
+        self._sizes: dict[str, int] = {}
+        self._over: str | None = None
+        self._outlets = [Outlet(sink, name, cap) for sink, (name, cap) in zip((1, 2), caps.items(), strict=False)]
 
     def run(self, command: list[str], keepalive: str, lease_s: float) -> int:
         self._orphan_grace_s = min(5.0, lease_s / 4)
@@ -163,17 +211,59 @@ class Shim:
         self._catch_signals()
         self._start(command)
         clock = KeepaliveClock(keepalive)
-        interval = min(0.5, lease_s / 20)
+        interval, pause_s = min(_LOOK_S, lease_s / 20), 0.0
         while self._code is None and not self._is_due():
-            self._listen(interval)
+            self._listen(pause_s)
             self._reap()
+            pause_s = _CLOSE_LOOK_S if self._grow_fast() else interval
             if os.getppid() != self._worker and self._deadline is None:
                 self._end_after(self._orphan_grace_s)
             if clock.age_s() > _KEEPALIVE_SHARE * lease_s:
                 self._override, self._deadline = KEEPALIVE_EXIT, boot_now()
         self._kill_all()
+        self._finish_files()
         self._report(b"exit %d\n" % self._final_code())
         return 0
+
+    def _grow_fast(self) -> bool:
+        """Look at the files with a cap; whether one grows so fast that the next look must come soon."""
+        is_fast = False
+        for name, cap in self._caps.items():
+            try:
+                about = os.lstat(name)
+            except OSError:
+                continue
+            size = about.st_size if stat.S_ISREG(about.st_mode) else 0
+            is_fast = is_fast or size - self._sizes.get(name, 0) > _FAST_BYTES
+            self._sizes[name] = size
+            if size > cap:
+                self._pass_cap(name)
+        for outlet in self._outlets:
+            if outlet.is_over:
+                self._pass_cap(outlet.name)
+        return is_fast
+
+    def _pass_cap(self, name: str) -> None:
+        """It said too much: its tree is killed now."""
+        if self._over is None:
+            self._over = name
+            self._report(b"over %s\n" % name.encode())
+        self._deadline = boot_now()
+
+    def _finish_files(self) -> None:
+        """Nobody writes any more: take in what is left in the pipes, and cut what passed its cap."""
+        for outlet in self._outlets:
+            while outlet.source >= 0 and not outlet.is_over:
+                outlet.copy()
+                if outlet.source >= 0 and not select.select([outlet.source], [], [], 0)[0]:
+                    break
+        self._grow_fast()
+        for name, cap in self._caps.items():
+            with contextlib.suppress(OSError):
+                if stat.S_ISREG(os.lstat(name).st_mode) and os.lstat(name).st_size > cap:
+                    handle = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                    os.ftruncate(handle, cap)
+                    os.close(handle)
 
     def _catch_signals(self) -> None:
         for end in (self._wakeup, self._wakeup_end):
@@ -189,7 +279,9 @@ class Shim:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # one that comes now must not get lost in the child
         self._program = os.fork()
         if self._program == 0:
-            _become_program(command, shim)
+            _become_program(command, shim, [outlet.end for outlet in self._outlets])
+        for outlet in self._outlets:
+            os.close(outlet.end)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         with contextlib.suppress(OSError):
             os.setpgid(self._program, self._program)
@@ -198,7 +290,11 @@ class Shim:
         if self._deadline is not None:
             timeout_s = max(0.0, min(timeout_s, self._deadline - boot_now()))
         sources = [self._wakeup] + ([self._lifeline] if self._lifeline >= 0 else [])
-        ready, _, _ = select.select(sources, [], [], timeout_s)
+        outlets = [outlet for outlet in self._outlets if outlet.source >= 0 and not outlet.is_over]
+        ready, _, _ = select.select(sources + [outlet.source for outlet in outlets], [], [], timeout_s)
+        for outlet in outlets:
+            if outlet.source in ready:
+                outlet.copy()
         if self._wakeup in ready and signal.SIGTERM in os.read(self._wakeup, 4096):
             self._send(signal.SIGTERM)  # a service manager signals everyone; only the program knows what to do with it
         if self._lifeline in ready:
@@ -261,6 +357,8 @@ class Shim:
     def _final_code(self) -> int:
         if self._override is not None:
             return self._override
+        if self._code is not None and self._code >= 0 and any(outlet.is_lost for outlet in self._outlets[:1]):
+            return NO_SPACE_EXIT
         return self._code if self._code is not None else -signal.SIGKILL
 
     def _report(self, line: bytes) -> None:
@@ -268,10 +366,12 @@ class Shim:
             os.write(self._status, line)
 
 
-def _become_program(command: list[str], shim: int) -> NoReturn:
+def _become_program(command: list[str], shim: int, outputs: list[int]) -> NoReturn:
     """In the child: dies with the shim, leads its own group, then is the program."""
     try:
         signal.set_wakeup_fd(-1)
+        for stream, end in zip((1, 2), outputs, strict=False):
+            os.dup2(end, stream)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -287,11 +387,16 @@ def _become_program(command: list[str], shim: int) -> NoReturn:
 
 
 def main(arguments: list[str]) -> int:
-    """Arguments: LIFELINE_FD STATUS_FD WORKER_PID KEEPALIVE LEASE_S COMMAND…"""
+    """Arguments: LIFELINE_FD STATUS_FD WORKER_PID KEEPALIVE LEASE_S FILE=CAP,FILE=CAP,… COMMAND…
+
+    The current folder is the program's; what it prints goes to our own standard output and error.
+    """
     lifeline, status, worker = (int(text) for text in arguments[:3])
     for handle in (lifeline, status):
         os.set_inheritable(handle, False)
-    return Shim(lifeline, status, worker).run(arguments[5:], arguments[3], float(arguments[4]))
+    named = (entry.rpartition("=") for entry in arguments[5].split(",") if entry)
+    caps = {name: int(cap) for name, _, cap in named}
+    return Shim(lifeline, status, worker, caps).run(arguments[6:], arguments[3], float(arguments[4]))
 
 
 if __name__ == "__main__":

@@ -157,4 +157,5 @@ class Supervisor:
 
     def _kill(self, program: RunningProgram, error: ErrorClass, why: str) -> None:
         self.end.killed_for, self.end.why = error, why
-        program.kill_tree(self.context.settings.worker.grace_s)
+        # who broke the protocol has nothing more to say, and may be flooding the disk
+        program.kill_tree(0.0 if error is ErrorClass.PROTOCOL else self.context.settings.worker.grace_s)
