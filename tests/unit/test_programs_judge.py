@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tunesmith.domain.task import AttemptState, ErrorClass
 from tunesmith.errors import ProgramError
 from tunesmith.files import canonical_json, publish_folder, sha256_file, sha256_text
 from tunesmith.programs.judge import Judgement, judge_evaluate, judge_train, read_scores
+from tunesmith.trainers.sim_files import safetensors_bytes
 
 
 @pytest.fixture(scope="module")
@@ -300,6 +302,129 @@ def test_judge_artifact_whose_content_is_wrong_is_refused(trained: TrainSpec, co
     edit, error_class, word = ARTIFACTS[name]
     republish(copy, edit)
     assert_failed(judge_train(trained, copy, 0), error_class, word)
+
+
+NESTED = r"(([a-z_.])+)+!"
+"""A pattern that takes for ever on a name of some thirty letters."""
+CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
+    "huge rank": ({"r": 10**9}, "r must be"),
+    "rank beyond the recipe": ({"r": 4}, "more than the recipe's lora_rank"),
+    "rank of another file": ({"r": 1}, "has rank 2"),
+    "no rank": ({"r": None}, "r must be"),
+    "rank as text": ({"r": "2"}, "r must be"),
+    "rank as truth": ({"r": True}, "r must be"),
+    "code": ({"auto_mapping": {"base_model_class": "x", "parent_library": "os"}}, "auto_mapping"),
+    "runtime": ({"runtime_config": {"ephemeral_gpu_offload": True}}, "runtime_config"),
+    "corda": ({"corda_config": {"cache_file": "/etc/passwd"}}, "corda_config"),
+    "pattern": ({"target_modules": NESTED}, "target_modules"),
+    "pattern in a list": ({"target_modules": ["q_proj", NESTED]}, "target_modules"),
+    "pattern of layers": ({"layers_pattern": [NESTED]}, "layers_pattern"),
+    "pattern of what is left out": ({"exclude_modules": NESTED}, "exclude_modules"),
+    "pattern of ranks": ({"rank_pattern": {NESTED: 2}}, "rank_pattern"),
+    "pattern of scales": ({"alpha_pattern": {NESTED: 2}}, "alpha_pattern"),
+    "pattern of saved modules": ({"modules_to_save": [NESTED]}, "modules_to_save"),
+    "rank in a pattern": ({"rank_pattern": {"q_proj": 10**9}}, "rank_pattern"),
+    "another rank in a pattern": ({"rank_pattern": {"embed": 1}}, "has rank 2"),
+    "scale": ({"lora_alpha": 1e308}, "lora_alpha"),
+    "layers": ({"layers_to_transform": [10**12]}, "layers_to_transform"),
+    "many names": ({"target_modules": ["q_proj"] * 30_000}, "target_modules"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_judge_hostile_settings_are_refused_before_anything_is_registered(
+    trained: TrainSpec, copy: Path, name: str
+) -> None:
+    fields, word = CONFIGS[name]
+
+    def edit(folder: Path) -> None:
+        path = folder / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | fields))
+
+    republish(copy, edit)
+    started = time.monotonic()
+    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, word)
+    assert time.monotonic() - started < 5.0
+
+
+def test_judge_settings_with_a_name_twice_are_refused(trained: TrainSpec, copy: Path) -> None:
+    def edit(folder: Path) -> None:
+        path = folder / "adapter_config.json"
+        path.write_text('{"r": 1000000000, ' + path.read_text()[1:])
+
+    republish(copy, edit)
+    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, "stands twice")
+
+
+MODULE = "base_model.model.embed"
+WEIGHTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "other width": (lambda t: t.update({f"{MODULE}.lora_A.weight": ([2, 5], [0.1] * 10)}), "does not fit"),
+    "module that the base has not": (
+        lambda t: t.update({"base_model.model.model.secret.lora_A.weight": ([2, 2], [0.1] * 4)}),
+        "does not fit",
+    ),
+    "nobody asked for it": (
+        lambda t: t.update({"base_model.model.embed.weight": ([2, 2], [0.1] * 4)}),
+        "modules_to_save",
+    ),
+    "outside the model": (lambda t: t.update({"optimizer.state": ([2, 2], [0.1] * 4)}), "does not begin with"),
+    "no matrix": (lambda t: t.update({f"{MODULE}.lora_A.weight": ([8], [0.1] * 8)}), "not a matrix"),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_judge_weights_that_do_not_fit_the_base_are_refused(trained: TrainSpec, copy: Path, name: str) -> None:
+    change_weights, word = WEIGHTS[name]
+    tensors = {f"{MODULE}.lora_A.weight": ([2, 2], [0.1] * 4), f"{MODULE}.lora_B.weight": ([2, 2], [0.1] * 4)}
+    change_weights(tensors)
+    republish(copy, lambda f: (f / "adapter_model.safetensors").write_bytes(safetensors_bytes(tensors)))
+    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, word)
+
+
+def with_header(header: str, body: bytes = b"") -> bytes:
+    return len(header.encode()).to_bytes(8, "little") + header.encode() + body
+
+
+def entry(dtype: str, shape: list[int], end: int) -> str:
+    return json.dumps({"dtype": dtype, "shape": shape, "data_offsets": [0, end]})
+
+
+FILES: dict[str, tuple[bytes, str]] = {
+    "a name twice": (
+        with_header(f'{{"{MODULE}.lora_A.weight": {entry("F32", [2, 2], 16)}, '
+                    f'"{MODULE}.lora_A.weight": {entry("F16", [2, 4], 16)}}}', b"\1" * 16),
+        "stands twice",
+    ),
+    "whole numbers": (
+        with_header(f'{{"{MODULE}.lora_A.weight": {entry("I32", [2, 2], 16)}}}', b"\1" * 16),
+        "no weights",
+    ),
+    "endless header": ((1 << 62).to_bytes(8, "little") + b"{}", "header is larger"),
+    "huge shape": (
+        with_header(f'{{"{MODULE}.lora_A.weight": {entry("F32", [10**9, 192], 16)}}}', b"1" * 16), "safetensors"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_judge_odd_files_of_weights_are_refused(trained: TrainSpec, copy: Path, name: str) -> None:
+    data, word = FILES[name]
+    republish(copy, lambda f: (f / "adapter_model.safetensors").write_bytes(data))
+    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, word)
+
+
+def test_judge_sparse_giant_is_refused_without_reading_it(trained: TrainSpec, copy: Path) -> None:
+    with (copy / "artifact" / "adapter_model.safetensors").open("r+b") as sink:
+        sink.truncate(1 << 40)
+    started = time.monotonic()
+    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, "at most")
+    assert time.monotonic() - started < 5.0
+
+
+def test_judge_thousands_of_files_are_refused(trained: TrainSpec, copy: Path) -> None:
+    for number in range(1100):
+        (copy / "artifact" / f"{number}.txt").touch()
+    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, "more than 1000 files")
 
 
 def test_judge_artifact_changed_after_publishing_is_refused(trained: TrainSpec, copy: Path) -> None:

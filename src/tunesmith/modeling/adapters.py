@@ -15,48 +15,13 @@ from safetensors.torch import load_file
 
 from tunesmith.domain.profile import Recipe
 from tunesmith.errors import ConfigError, DataError
+from tunesmith.modeling.adapter_settings import CONFIG, read_settings
 from tunesmith.modeling.quantized import dense_weight
 from tunesmith.modeling.tensor_files import write_tensors
 
 WEIGHTS = "adapter_model.safetensors"
-CONFIG = "adapter_config.json"
 _NAME = "default"
-_MAX_CONFIG = 1 << 20
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
-_USED = frozenset(
-    {
-        "r",
-        "lora_alpha",
-        "lora_dropout",
-        "target_modules",
-        "exclude_modules",
-        "modules_to_save",
-        "ensure_weight_tying",
-        "bias",
-        "fan_in_fan_out",
-        "use_rslora",
-        "use_dora",
-        "lora_bias",
-        "rank_pattern",
-        "alpha_pattern",
-        "layers_to_transform",
-        "layers_pattern",
-    }
-)
-_WITHOUT_EFFECT = frozenset(
-    {
-        "peft_type",
-        "task_type",
-        "peft_version",
-        "base_model_name_or_path",
-        "revision",
-        "inference_mode",
-        "init_lora_weights",  # the file's weights replace the initial ones
-        "megatron_core",
-        "qalora_group_size",
-        "loftq_config",
-    }
-)
 
 
 def new_adapter(model: Any, recipe: Recipe, *, train_embeddings: bool | None = None) -> Any:
@@ -139,19 +104,10 @@ def settings_text(adapted: Any, base_name: str) -> str:
 def read_config(folder: Path) -> dict[str, Any]:
     """The settings of a LoRA adapter; anything else, and any feature that could run code, is refused by name."""
     _refuse_pickles(folder)
-    path = folder / CONFIG
     try:
-        if path.stat().st_size > _MAX_CONFIG:
-            raise DataError(f"adapter {folder.name}: {CONFIG} is larger than any adapter's")
-        raw = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(f"adapter {folder.name}: {CONFIG} cannot be read ({error})") from None
-    if not isinstance(raw, dict) or raw.get("peft_type") != "LORA":
-        raise DataError(f"adapter {folder.name}: {CONFIG} does not describe a LoRA adapter")
-    for key, value in raw.items():
-        if key not in _USED and key not in _WITHOUT_EFFECT and value:
-            raise DataError(f"adapter {folder.name}: {CONFIG} uses {key!r}, which tunesmith does not load")
-    return {key: value for key, value in raw.items() if key in _USED}
+        return read_settings(folder / CONFIG)
+    except DataError as error:
+        raise DataError(f"adapter {folder.name}: {error.message}") from None
 
 
 def trained_parameters(adapted: Any) -> Iterator[tuple[str, Any]]:

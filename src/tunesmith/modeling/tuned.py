@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from tunesmith.errors import DataError
 from tunesmith.modeling import adapters
+from tunesmith.modeling.adapter_settings import CONFIG as ADAPTER_CONFIG
 from tunesmith.modeling.base_files import MODEL_CONFIG, MODEL_WEIGHTS
 
 
@@ -55,7 +56,7 @@ def settings_of(model: Any, base: Path) -> tuple[str, str]:
     """Name and content of the file that says what the weights are."""
     if is_whole(model):
         return MODEL_CONFIG, (base / MODEL_CONFIG).read_text()
-    return adapters.CONFIG, adapters.settings_text(model, base.name)
+    return ADAPTER_CONFIG, adapters.settings_text(model, base.name)
 
 
 def weights_name(model: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import stat
 from pathlib import Path, PurePosixPath
@@ -14,13 +13,18 @@ from tunesmith.domain.spec import AdapterRef
 from tunesmith.domain.task import ErrorClass
 from tunesmith.errors import DataError, ProgramError
 from tunesmith.files import MANIFEST, verify_folder
+from tunesmith.modeling.adapter_settings import read_settings
 from tunesmith.modeling.base_files import MODEL_CONFIG, MODEL_WEIGHTS
-from tunesmith.programs.weights import weights_problem
+from tunesmith.programs.fit import Base, misfit
+from tunesmith.programs.weights import read_header, weights_problem
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
+_MAX_FILES = 1000
 _HARMLESS = {".safetensors", ".json", ".jinja", ".txt", ".md", ".model"}
 """What an adapter folder may hold: weights without pickle, and text."""
+
+Problem = tuple[ErrorClass, str]
 
 
 def inside(directory: Path, path: str) -> Path:
@@ -56,38 +60,70 @@ def read_capped(path: Path, limit: int, digest: str | None = None) -> bytes:
 
 
 def adapter_problems(
-    directory: Path, artifact: Artifact | None, start: AdapterRef | None, kind: Literal["adapter", "model"] = "adapter"
-) -> list[tuple[ErrorClass, str]]:
-    """Why the adapter, or the fully tuned model, must not be registered; empty if it may."""
+    directory: Path,
+    artifact: Artifact | None,
+    start: AdapterRef | None,
+    kind: Literal["adapter", "model"] = "adapter",
+    base: Base | None = None,
+) -> list[Problem]:
+    """Why the adapter, or the fully tuned model, must not be registered; empty if it may.
+
+    With `base` it must also fit that base and its recipe. Sizes are looked at before any byte is read.
+    """
     if artifact is None:
-        return [(ErrorClass.MISMATCH, "artifact: missing")]
+        return [_mismatch("missing")]
     try:
         folder = inside(directory, artifact.path)
+        present = _names_in(folder)
+        _check_size(folder, present, base, kind)
         files = verify_folder(folder, artifact.digest).files
     except (ProgramError, DataError) as error:
-        return [(ErrorClass.MISMATCH, f"artifact: {error.message}")]
-    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()} - {MANIFEST}
-    problems = [
-        (ErrorClass.MISMATCH, f"artifact: {name[:80]!r} is not in its manifest") for name in present - set(files)
-    ]
+        return [_mismatch(error.message)]
+    problems = [_mismatch(f"{name[:80]!r} is not in its manifest") for name in present - {MANIFEST} - set(files)]
     problems += [
-        (ErrorClass.MISMATCH, f"artifact: {name[:80]!r} is of a kind that an adapter does not hold")
+        _mismatch(f"{name[:80]!r} is of a kind that an adapter does not hold")
         for name in files
         if PurePosixPath(name).suffix not in _HARMLESS
     ]
     config, file = (MODEL_CONFIG, MODEL_WEIGHTS) if kind == "model" else (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
     missing = [name for name in (config, file) if name not in files]
     if missing:
-        return problems + [(ErrorClass.MISMATCH, f"artifact: {name} is missing") for name in missing]
-    problems += [] if kind == "model" else _config_problems(folder / ADAPTER_CONFIG)
+        return problems + [_mismatch(f"{name} is missing") for name in missing]
+    problems += [] if kind == "model" else _fit_problems(folder, base)
+    if problems:
+        return problems  # what is odd in itself is not read to its end
     weights = weights_problem(folder / file, Path(start.path) / file if start else None)
-    return problems + ([(weights.error_class, f"artifact: {weights.message}")] if weights else [])
+    return [(weights.error_class, f"artifact: {weights.message}")] if weights else []
 
 
-def _config_problems(path: Path) -> list[tuple[ErrorClass, str]]:
+def _names_in(folder: Path) -> set[str]:
+    """Everything in it that is no folder; raises ProgramError where that is more than an adapter can hold."""
+    names: set[str] = set()
+    for path in folder.rglob("*"):
+        if not path.is_dir():
+            names.add(path.relative_to(folder).as_posix())
+        if len(names) > _MAX_FILES:
+            raise ProgramError(f"it has more than {_MAX_FILES} files")
+    return names
+
+
+def _check_size(folder: Path, names: set[str], base: Base | None, kind: str) -> None:
+    """A file may be sparse, and as large as it likes to say: to hash it would take for ever."""
+    if base is None:
+        return
+    size, most = sum((folder / name).lstat().st_size for name in names), base.most_bytes(kind)
+    if size > most:
+        raise ProgramError(f"it has {size} bytes; of this recipe and base it can have {most} at most")
+
+
+def _fit_problems(folder: Path, base: Base | None) -> list[Problem]:
     try:
-        config = json.loads(read_capped(path, 1 << 20))
-        is_lora = isinstance(config, dict) and config.get("peft_type") == "LORA"
-    except (ProgramError, ValueError, RecursionError):
-        is_lora = False
-    return [] if is_lora else [(ErrorClass.MISMATCH, f"artifact: {ADAPTER_CONFIG} does not describe a LoRA adapter")]
+        settings = read_settings(folder / ADAPTER_CONFIG)
+        problem = misfit(read_header(folder / ADAPTER_WEIGHTS), settings, base)
+    except DataError as error:
+        problem = error.message
+    return [] if problem is None else [_mismatch(problem)]
+
+
+def _mismatch(text: str) -> Problem:
+    return ErrorClass.MISMATCH, f"artifact: {text}"

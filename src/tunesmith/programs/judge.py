@@ -18,6 +18,7 @@ from tunesmith.domain.task import AttemptState, ErrorClass
 from tunesmith.errors import ProgramError, TunesmithError
 from tunesmith.programs.artifact import adapter_problems, inside, read_capped
 from tunesmith.programs.event_log import EventReader
+from tunesmith.programs.fit import Base
 from tunesmith.programs.protocol import (
     EVENTS,
     EXIT_BAD_CALL,
@@ -238,7 +239,8 @@ def _train_problems(spec: TrainSpec, directory: Path, result: Result) -> list[Pr
         problems.append((ErrorClass.MISMATCH, "num_trained_tokens: not a single token was trained"))
     if result.num_steps <= 0:
         problems.append((ErrorClass.MISMATCH, "num_steps: not a single step was made"))
-    return problems + adapter_problems(directory, result.artifact, run.start, run.expected_artifact)
+    base = Base.of(Path(run.base.path), run.recipe)
+    return problems + adapter_problems(directory, result.artifact, run.start, run.expected_artifact, base)
 
 
 def _evaluate_problems(spec: EvaluateSpec, directory: Path, result: Result) -> list[Problem]:

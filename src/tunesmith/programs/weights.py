@@ -16,6 +16,7 @@ from tunesmith.domain.task import ErrorClass
 from tunesmith.errors import DataError
 
 _MAX_HEADER = 16 << 20
+_MAX_TENSORS = 200_000
 _CHUNK = 4 << 20
 _SIZES = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
@@ -49,11 +50,12 @@ def read_header(path: Path) -> list[Tensor]:
             length = int.from_bytes(source.read(8), "little")
             if size < 8 or length > min(_MAX_HEADER, size - 8):
                 raise DataError(f"{path.name}: its header is larger than the file or than any header of an adapter")
-            raw = json.loads(source.read(length))
+            raw = json.loads(source.read(length), object_pairs_hook=_without_duplicates)
         raw.pop("__metadata__", None)
         tensors = [_tensor(name, entry, 8 + length) for name, entry in raw.items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path.name}: not a readable safetensors file ({type(error).__name__})") from None
+        reason = str(error) if isinstance(error, _Odd) else type(error).__name__
+        raise DataError(f"{path.name}: not a readable safetensors file ({reason})") from None
     tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
     place = 8 + length
     for tensor in tensors:
@@ -63,6 +65,19 @@ def read_header(path: Path) -> list[Tensor]:
     if place != size:
         raise DataError(f"{path.name}: its tensors end at byte {place}, the file at {size}")
     return tensors
+
+
+class _Odd(ValueError):
+    """What is odd about a header, in words for people."""
+
+
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    if len(pairs) > _MAX_TENSORS:
+        raise _Odd(f"more than {_MAX_TENSORS} tensors")
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise _Odd("a name stands twice in its header")
+    return made
 
 
 @dataclass(frozen=True)
@@ -102,6 +117,9 @@ def _search(path: Path, start: Path | None) -> None:
     tensors = read_header(path)
     with path.open("rb") as source:
         zero = {tensor.name: _is_zero(source, tensor) for tensor in tensors if tensor.dtype in _FLOATS}
+    odd = next((tensor for tensor in tensors if tensor.dtype not in _FLOATS), None)
+    if odd is not None and zero:
+        raise _Found(ErrorClass.MISMATCH, f"{path.name}: tensor {odd.name[:80]!r} holds {odd.dtype}, no weights")
     if not zero:
         raise _Found(ErrorClass.MISMATCH, f"{path.name}: holds no weights")
     if all(zero.values()):

@@ -15,11 +15,12 @@ from typing import Any
 
 from tunesmith.domain.spec import TrainSpec
 from tunesmith.files import Manifest, publish_folder, verify_folder
+from tunesmith.modeling.architecture import adaptable_modules, read_tensor_shapes
 from tunesmith.programs.artifact import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 SIM_MARKER = "sim.json"
 """In an adapter folder: how good the sim evaluator shall find it."""
-_RANK, _WIDTH = 2, 8
+_RANK = 2
 _MODULES = ("q_proj", "v_proj")
 
 
@@ -67,9 +68,9 @@ def write_adapter(spec: TrainSpec, folder: Path, step: int, side: dict[str, Any]
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": Path(spec.run.base.path).name,
-        "r": _RANK,
-        "lora_alpha": 2 * _RANK,
-        "target_modules": list(_MODULES),
+        "r": _rank(spec),
+        "lora_alpha": 2 * _rank(spec),
+        "target_modules": sorted({name.rpartition(".")[2] for name in _modules(spec)}),
     }
     (folder / ADAPTER_CONFIG).write_text(json.dumps(config, sort_keys=True))
     (folder / ADAPTER_WEIGHTS).write_bytes(adapter_weights(spec, step))
@@ -80,16 +81,17 @@ def adapter_weights(spec: TrainSpec, step: int, *, value: float | None = None) -
     """The weights after `step` steps; `value` overwrites one number of them, e.g. with NaN."""
     origin = f"{spec.run.recipe.seed}:{spec.run.start.digest if spec.run.start else ''}"
     tensors: dict[str, tuple[list[int], list[float]]] = {}
-    for module in _MODULES:
-        name = f"base_model.model.model.layers.0.self_attn.{module}"
+    rank = _rank(spec)
+    for module, (outer, inner) in _modules(spec).items():
+        name = f"base_model.model.{module}"
         draw = random.Random(f"{origin}:{module}")  # noqa: S311 - reproducible weights, not secrecy
-        ours = [draw.gauss(0.0, 0.1) for _ in range(_RANK * _WIDTH)]
+        ours = [draw.gauss(0.0, 0.1) for _ in range(rank * inner)]
         # B grows with each step from zero, as in a real LoRA
-        theirs = [step * draw.gauss(0.0, 0.01) for _ in range(_WIDTH * _RANK)]
-        tensors[f"{name}.lora_A.weight"] = ([_RANK, _WIDTH], ours)
-        tensors[f"{name}.lora_B.weight"] = ([_WIDTH, _RANK], theirs)
+        theirs = [step * draw.gauss(0.0, 0.01) for _ in range(outer * rank)]
+        tensors[f"{name}.lora_A.weight"] = ([rank, inner], ours)
+        tensors[f"{name}.lora_B.weight"] = ([outer, rank], theirs)
     if value is not None:
-        next(iter(tensors.values()))[1][3] = value
+        next(iter(tensors.values()))[1][-1] = value
     return safetensors_bytes(tensors)
 
 
@@ -104,6 +106,17 @@ def safetensors_bytes(tensors: dict[str, tuple[list[int], list[float]]]) -> byte
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text + body
+
+
+def _modules(spec: TrainSpec) -> dict[str, tuple[int, ...]]:
+    """Two modules of the base with the shapes of their matrices: of the attention, or whichever come first."""
+    shapes = read_tensor_shapes(Path(spec.run.base.path))
+    known = sorted(adaptable_modules(shapes), key=lambda name: (name.rpartition(".")[2] not in _MODULES, name))
+    return {name: shapes[f"{name}.weight"] for name in known[: len(_MODULES)]}
+
+
+def _rank(spec: TrainSpec) -> int:
+    return min(_RANK, spec.run.recipe.lora_rank)
 
 
 def _fresh(folder: Path) -> Path:
