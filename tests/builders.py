@@ -100,10 +100,11 @@ def a_base(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(BASE_CONFIG))
     (folder / "tokenizer.json").write_text("{}")
+    width = int(BASE_CONFIG["hidden_size"])
     tensors = {
         "model.embed_tokens.weight": ([2, 2], [0.1, 0.2, 0.3, 0.4]),
-        "model.layers.0.self_attn.q_proj.weight": ([2, 2], [0.5, 0.6, 0.7, 0.8]),
-        "model.layers.0.self_attn.v_proj.weight": ([2, 2], [0.9, 1.0, 1.1, 1.2]),
+        "model.layers.0.self_attn.q_proj.weight": ([width, width], [0.5] * width**2),
+        "model.layers.0.self_attn.v_proj.weight": ([width, width], [0.9] * width**2),
     }
     (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors))
     return folder
