@@ -153,29 +153,38 @@ def become_subreaper() -> bool:
     return set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-class Outlet:
-    """A stream of the program on its way into a file: a pipe, and how much of it still may come."""
+def size_of(name: str) -> int:
+    """Of a plain file; a link, a pipe and what is not there have none."""
+    try:
+        about = os.lstat(name)
+    except OSError:
+        return 0
+    return about.st_size if stat.S_ISREG(about.st_mode) else 0
 
-    def __init__(self, sink: int, name: str, cap: int) -> None:
-        self.name = name
+
+class Outlet:
+    """A stream of the program on its way into a file: a pipe, closed at its end or one byte beyond the cap."""
+
+    def __init__(self, sink: int, cap: int) -> None:
         self.source, self.end = os.pipe()
         os.set_blocking(self.source, False)
-        self.is_over = False
         self.is_lost = False  # the disk did not take it
         self._sink = sink
-        self._left = cap
+        self._left = cap + 1
 
-    def copy(self) -> None:
-        """What is there now, a bounded amount; closes the pipe at its end."""
+    def copy(self) -> bool:
+        """What is there now, a bounded amount; False once nothing more comes."""
         with contextlib.suppress(BlockingIOError):
-            for _ in range(_PORTIONS):
-                portion = os.read(self.source, _PORTION)
-                if not portion:
+            for _ in range(_PORTIONS if self.source >= 0 else 0):
+                portion = os.read(self.source, _PORTION)[: self._left]
+                self._write(portion)
+                if not portion or not self._left:
                     os.close(self.source)
                     self.source = -1
-                    return
-                self.is_over = self.is_over or len(portion) > self._left
-                self._write(portion[: self._left])
+                    break
+            else:
+                return self.source >= 0
+        return False
 
     def _write(self, data: bytes) -> None:
         self._left -= len(data)
@@ -203,7 +212,7 @@ class Shim:
         self._caps = caps
         self._sizes: dict[str, int] = {}
         self._over: str | None = None
-        self._outlets = [Outlet(sink, name, cap) for sink, (name, cap) in zip((1, 2), caps.items(), strict=False)]
+        self._outlets = [Outlet(sink, cap) for sink, cap in zip((1, 2), caps.values(), strict=False)]
 
     def run(self, command: list[str], keepalive: str, lease_s: float) -> int:
         self._orphan_grace_s = min(5.0, lease_s / 4)
@@ -229,41 +238,26 @@ class Shim:
         """Look at the files with a cap; whether one grows so fast that the next look must come soon."""
         is_fast = False
         for name, cap in self._caps.items():
-            try:
-                about = os.lstat(name)
-            except OSError:
-                continue
-            size = about.st_size if stat.S_ISREG(about.st_mode) else 0
+            size = size_of(name)
             is_fast = is_fast or size - self._sizes.get(name, 0) > _FAST_BYTES
             self._sizes[name] = size
-            if size > cap:
-                self._pass_cap(name)
-        for outlet in self._outlets:
-            if outlet.is_over:
-                self._pass_cap(outlet.name)
+            if size > cap:  # it said too much: its tree is killed now
+                self._deadline = boot_now()
+                if self._over is None:
+                    self._over = name
+                    self._report(b"over %s\n" % name.encode())
         return is_fast
-
-    def _pass_cap(self, name: str) -> None:
-        """It said too much: its tree is killed now."""
-        if self._over is None:
-            self._over = name
-            self._report(b"over %s\n" % name.encode())
-        self._deadline = boot_now()
 
     def _finish_files(self) -> None:
         """Nobody writes any more: take in what is left in the pipes, and cut what passed its cap."""
         for outlet in self._outlets:
-            while outlet.source >= 0 and not outlet.is_over:
-                outlet.copy()
-                if outlet.source >= 0 and not select.select([outlet.source], [], [], 0)[0]:
-                    break
+            while outlet.copy():
+                pass
         self._grow_fast()
         for name, cap in self._caps.items():
-            with contextlib.suppress(OSError):
-                if stat.S_ISREG(os.lstat(name).st_mode) and os.lstat(name).st_size > cap:
-                    handle = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-                    os.ftruncate(handle, cap)
-                    os.close(handle)
+            if size_of(name) > cap:
+                with contextlib.suppress(OSError):
+                    os.truncate(name, cap)
 
     def _catch_signals(self) -> None:
         for end in (self._wakeup, self._wakeup_end):
@@ -290,7 +284,7 @@ class Shim:
         if self._deadline is not None:
             timeout_s = max(0.0, min(timeout_s, self._deadline - boot_now()))
         sources = [self._wakeup] + ([self._lifeline] if self._lifeline >= 0 else [])
-        outlets = [outlet for outlet in self._outlets if outlet.source >= 0 and not outlet.is_over]
+        outlets = [outlet for outlet in self._outlets if outlet.source >= 0]
         ready, _, _ = select.select(sources + [outlet.source for outlet in outlets], [], [], timeout_s)
         for outlet in outlets:
             if outlet.source in ready:
