@@ -16,6 +16,8 @@ _NAMES = {"train": "train", "validation": "validation", "heldout": "held out"}
 
 
 def show_card(dataset: Dataset, report: DatasetReport) -> None:
+    from tunesmith.domain.screen import blind_spots
+
     show_fields(
         [
             ("dataset", dataset.id),
@@ -38,6 +40,7 @@ def show_card(dataset: Dataset, report: DatasetReport) -> None:
     if report.mix is not None:
         show_mix(report.mix)
     _show_left_out(report)
+    say(f"  {blind_spots(report.options.detectors)}")
     _show_lengths(report)
     _show_sources(report)
 

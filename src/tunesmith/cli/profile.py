@@ -79,6 +79,8 @@ def show(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json = 
 @verbs.command()
 def check(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json = False) -> None:
     """Check all that is checked before a run is queued."""
+    from tunesmith.domain.screen import blind_spots
+
     with open_client(ctx) as client:
         checked = client.profiles.check(name, overrides or ())
         warning = client.profiles.heldout_warning(name, overrides or ())
@@ -97,6 +99,7 @@ def check(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json =
     )
     if warning is not None:
         say(coloured("warning", f"! {warning}"))
+    say(f"  {blind_spots(checked.profile.data.detectors)}")
 
 
 @verbs.command()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from tunesmith.config.lock import lock_differences, lock_of
 from tunesmith.config.resolve import Resolved
 from tunesmith.config.workspace import Workspace
+from tunesmith.data.screens.detectors import check_installed
 from tunesmith.domain.lock import ArchitectureLock, ProfileLock
 from tunesmith.domain.profile import HardwareTier, Method, Profile
 from tunesmith.domain.serving_limits import limit_violations
@@ -106,6 +108,8 @@ def check_profile(
     for target in profile.targets:
         if target.kind not in target_kinds:
             found.add(f"targets: no kind of target {show(target.kind)}{nearest(target.kind, target_kinds)}")
+    for name in profile.data.detectors:
+        found.attempt(partial(check_installed, name))
     for violation in limit_violations(profile.recipe, profile.targets):
         found.add(violation)
     folder = found.attempt(lambda: workspace.locate(profile.base.path))

@@ -64,7 +64,7 @@ class BlockParser:
 
     def __init__(self, rules: ParseRules) -> None:
         self._rules = rules
-        self._screener = BlockScreener(rules.screens, rules.cases)
+        self._screener = BlockScreener(rules.screens, rules.cases, rules.detectors)
         kept = read_kept(rules.kept_splits) if rules.kept_splits else None
         self._judge = RowJudge(rules.heldout_share, rules.validation_share, kept)
         longest_first = sorted(rules.control_tokens, key=len, reverse=True)

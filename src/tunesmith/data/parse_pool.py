@@ -48,6 +48,7 @@ class ParseRules:
     """The file of the cases that no row may overlap; none: there are no cases."""
     kept_splits: str = ""
     """The file of the groups that keep a split which the shares would not give them; none: there are none."""
+    detectors: tuple[str, ...] = ()
 
 
 class ParsePool:

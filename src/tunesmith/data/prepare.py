@@ -127,6 +127,7 @@ def _rules_of(options: PrepareOptions, cases_file: str, kept_file: str) -> Parse
         options.screens,
         cases_file,
         kept_file,
+        options.detectors,
     )
 
 

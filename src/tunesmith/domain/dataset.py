@@ -149,6 +149,8 @@ class PrepareOptions(Section):
     """Texts that the base model reads as control tokens; a line that holds one could forge a turn, so it is bad."""
     screens: tuple[Screen, ...] = ()
     """What every row is searched for; suspects are kept aside."""
+    detectors: tuple[str, ...] = ()
+    """Installed detectors that search every text too."""
     limits: Limits = Limits()
     """How much may come from one place."""
     few_heldout: int = Field(default=50, ge=0)

@@ -178,6 +178,8 @@ class Data(Section):
     """Most held-out cases that one dataset brings to the profile's pool."""
     screens: ScreenChoice = "default"
     """What every row is searched for before it may be trained; suspects are kept aside, see docs/screens.md."""
+    detectors: tuple[str, ...] = ()
+    """Installed detectors that search every text for personal data, e.g. presidio; see docs/screens.md."""
     limits: Limits = Limits()
     """How much of a dataset may come from one file or one template."""
 

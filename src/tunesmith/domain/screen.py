@@ -28,14 +28,27 @@ class Screen(StrEnum):
     LANGUAGE_OUTLIER = "language_outlier"
     SOURCE_LIMIT = "source_limit"
     TEMPLATE_LIMIT = "template_limit"
+    DETECTOR = "detector"
 
 
-_OFF = (Screen.IP_ADDRESS, Screen.CONTRADICTION, Screen.LANGUAGE_OUTLIER)
+_OFF = (Screen.IP_ADDRESS, Screen.CONTRADICTION, Screen.LANGUAGE_OUTLIER, Screen.DETECTOR)
+NOT_FOUND = (
+    "the screens do not find names, postal addresses, birthdays or what people tell about their lives, "
+    "and let known test card numbers pass; "
+)
+"""What a person must know who decides whether data may be trained on."""
 DEFAULT_SCREENS = tuple(screen for screen in Screen if screen not in _OFF)
 """IP addresses are part of too many honest examples about networks; many a question has several good answers; and a
 few rows of another language are what a product that is used abroad captures."""
 
 ScreenChoice = tuple[Screen, ...] | Literal["default", "none"]
+
+
+def blind_spots(detectors: tuple[str, ...]) -> str:
+    """What is not searched for, and what to do about it."""
+    if detectors:
+        return f"beside the screens, {' and '.join(detectors)} looked for personal data; no search finds all of it"
+    return NOT_FOUND + "a detector may (data.detectors, docs/screens.md)"
 
 
 def chosen_screens(choice: ScreenChoice) -> tuple[Screen, ...]:

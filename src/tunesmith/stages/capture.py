@@ -46,6 +46,8 @@ class Rules:
     """What its base model reads as such."""
     screens: tuple[Screen, ...] = ()
     """What every text is searched for; a suspect is quarantined."""
+    detectors: tuple[str, ...] = ()
+    """Installed detectors that search it too."""
     max_bad_share: float = 0.0
     """How much of a file may be bad before nothing of it is imported."""
 
@@ -237,7 +239,7 @@ def _check_text(text: Any, name: str, limit: int) -> None:
 def suspicions_in(messages: Sequence[Mapping[str, Any]], rules: Rules) -> list[str]:
     """Why an interaction may be an attack, or hold what nobody should learn; never repeats a secret."""
     texts = [text for message in messages for text in _texts_in({**message, "role": ""})]
-    screened = RowScreens([name for name in rules.screens if name in ROW_SCREENS]).look(texts)
+    screened = RowScreens([name for name in rules.screens if name in ROW_SCREENS], rules.detectors).look(texts)
     found = {f"{each.screen}: {each.reason} ({each.excerpt})": None for each in screened}
     if rules.control_tokens:
         pattern = re.compile("|".join(map(re.escape, sorted(rules.control_tokens, key=len, reverse=True))))

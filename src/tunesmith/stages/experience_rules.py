@@ -35,7 +35,9 @@ def rules_of(
             profiles.lock(tx, profile, checked.lock, actor=actor)
     tokens = _control_tokens(workspace.locate(resolved.base.path))
     data = resolved.data
-    return Rules(resolved.experience, tokens, chosen_screens(data.screens), data.max_bad_share)
+    return Rules(
+        resolved.experience, tokens, chosen_screens(data.screens), data.detectors, max_bad_share=data.max_bad_share
+    )
 
 
 def thresholds_of(

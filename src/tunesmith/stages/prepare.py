@@ -93,6 +93,7 @@ def options_of(checked: CheckedProfile) -> PrepareOptions:
         split_number=checked.lock.split_number,
         max_bad_share=data.max_bad_share,
         screens=chosen_screens(data.screens),
+        detectors=data.detectors,
         limits=data.limits,
         control_tokens=read_control_tokens(checked.base_folder),
     )

@@ -50,13 +50,13 @@ class Screened:
 class BlockScreener:
     """Looks at parsed rows; nothing of one block matters for the next."""
 
-    def __init__(self, names: Sequence[str], cases: str = "") -> None:
-        self._rows = RowScreens([name for name in names if name in ROW_SCREENS])
+    def __init__(self, names: Sequence[str], cases: str = "", detectors: Sequence[str] = ()) -> None:
+        self._rows = RowScreens([name for name in names if name in ROW_SCREENS], detectors)
         self._has_near_copies = "near_copy" in names
         self._has_contradictions = "contradiction" in names
         self._has_triggers = "rare_trigger" in names
         self._overlap = read_cases(Path(cases)) if cases else None
-        self._is_off = not names and not cases
+        self._is_off = not names and not cases and not detectors
 
     def screen(self, rows: Sequence[ParsedRow]) -> Screened:
         """What there is to say about these rows."""

@@ -8,19 +8,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tunesmith.data.screens.blobs import blobs
 from tunesmith.data.screens.characters import CONTROLS, could_hide, hidden_characters, may_hide, undisguised
 from tunesmith.data.screens.control_tokens import control_tokens
+from tunesmith.data.screens.detectors import Detector, detector
 from tunesmith.data.screens.finding import Finding, Hit
 from tunesmith.data.screens.injection import WORDS as ORDER_WORDS
 from tunesmith.data.screens.injection import injection, may_inject
 from tunesmith.data.screens.links import links
 from tunesmith.data.screens.personal import emails, network_addresses, numbers
 from tunesmith.data.screens.secrets import ASSIGNED_MARKS, secrets
+from tunesmith.domain.screen import Screen
 
 _SECRET, _EMAIL, _NUMBER, _ADDRESS, _MARKUP, _HIDDEN, _ORDER, _BLOB, _LINK, _DIGIT = (1 << place for place in range(10))
-_EVERYTHING = (1 << 10) - 1
+_ALWAYS = 1 << 10  # for a detector: nobody knows what it looks for
+_EVERYTHING = (1 << 11) - 1
 _MAX_PER_SCREEN = 5  # findings of one screen in one row; a person needs no more to judge it
 _PARTS = "\r"  # between the texts of a row: in no class below, so nothing runs across two texts
 
@@ -70,8 +74,12 @@ ROW_SCREENS: dict[str, RowScreen] = {
 class RowScreens:
     """Some of the screens, ready to look at rows."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], detectors: Sequence[str] = ()) -> None:
         self._screens = [ROW_SCREENS[name] for name in names]
+        self._screens += [
+            RowScreen(Screen.DETECTOR.value, name, _ALWAYS, partial(_detected, detector(name))) for name in detectors
+        ]
+        self._always = _ALWAYS if detectors else 0
         self._gates = _HIDDEN  # a disguise concerns every screen
         for screen in self._screens:
             self._gates |= screen.gate
@@ -80,7 +88,7 @@ class RowScreens:
         """What the screens find in the texts of one row, in the order of the screens."""
         if not self._screens:
             return []
-        gates = _possible(_PARTS.join(texts), self._gates)
+        gates = _possible(_PARTS.join(texts), self._gates) | self._always
         return self._closely(texts, gates) if gates else []
 
     def _closely(self, texts: Sequence[str], gates: int) -> list[Finding]:
@@ -102,6 +110,10 @@ class RowScreens:
                     break
             findings += found
         return findings
+
+
+def _detected(found_by: Detector, text: str) -> Iterator[Hit]:
+    return iter(found_by.find(text))
 
 
 def _original(hit: Hit, places: list[int] | None) -> tuple[int, int]:
