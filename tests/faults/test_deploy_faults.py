@@ -118,7 +118,7 @@ def test_rollback_after_deployed_goes_back_one_version_then_to_the_base(make_fle
     fleet.work()
     assert fleet.served() == first
     assert fleet.client.adapters.deployment(PROFILE).targets[0]["observed"] == f"{PROFILE}@v1"
-    assert fleet.state(newest) == "deployed", "how a run ended does not change"
+    assert fleet.state(newest) == "rolled_back"
     assert fleet.experience(experience_id).state in ("collected", "reserved")
     assert fleet.client.adapters.rollback(PROFILE) is None
     fleet.work()
@@ -178,7 +178,7 @@ def test_same_bytes_trained_again_after_a_rollback_are_a_new_version(make_fleet:
         fleet.client.adapters.rollback(PROFILE) if len(ids) == 1 else None
     first, second = (fleet.client.adapters.show(f"{PROFILE}@v{version}") for version in (1, 2))
     assert first.digest == second.digest, "the drill is pointless unless they are alike"
-    assert [fleet.state(run_id) for run_id in ids] == ["deployed", "deployed"]
+    assert [fleet.state(run_id) for run_id in ids] == ["rolled_back", "deployed"]
     assert (first.state, second.state) == ("rolled_back", "live")
     assert current(fleet).resolve().name == f"{PROFILE}@v2"
 
