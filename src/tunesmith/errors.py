@@ -21,6 +21,7 @@ TunesmithError                     exit 1
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 
 
@@ -153,6 +154,16 @@ def show(name: str, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[:limit]}…'"
 
 
+def _told_apart(name: str, other: str) -> str:
+    """Two names that look alike are told apart by the code points in which they differ."""
+    plain, plain_other = (unicodedata.normalize("NFKC", text).casefold() for text in (name, other))
+    if (name + other).isascii() or plain != plain_other:
+        return ""
+    at = next((i for i, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), min(len(name), len(other)))
+    wanted, given = (" ".join(f"U+{ord(c):04X}" for c in text[at : at + 3]) or "nothing" for text in (other, name))
+    return f" (there with {wanted}, here {given})"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for an unknown name: the nearest known one, or the list of what there is."""
     names = sorted(known)
@@ -160,6 +171,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
         return ""
     close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.6)
     if close:
-        return f"; did you mean '{close[0]}'?"
+        return f"; did you mean '{close[0]}'{_told_apart(name, close[0])}?"
     listed = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
     return f"; known: {listed}"

@@ -35,7 +35,7 @@ class Place:
         files = sorted(
             str(path.relative_to(self.root))
             for path in self.root.rglob("*")
-            if not path.name.endswith(("-wal", "-shm", "-journal"))
+            if not path.name.endswith(("-wal", "-shm", "-journal", "-mark"))
         )
         return files, row_counts(self.root / ".tunesmith" / "store.db")
 
@@ -364,7 +364,51 @@ def test_full_disk_behind_stdout_is_one_line(place: Place) -> None:
             cwd=place.root, env=cli_environ(), stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert end.returncode == 1
-    assert end.stderr == "error: No space left on device\n"
+    assert end.stderr == "error: stdout cannot be written (No space left on device)\n"
+
+
+def _submitted(place: Place, tmp_path: Path, line: str) -> tuple[subprocess.CompletedProcess[str], str]:
+    """How a submit ended whose stdout cannot be written, and the run it made."""
+    root = a_copy(place, tmp_path)
+    words = f'"{sys.executable}" -m tunesmith.cli.main run submit support data.jsonl {line}'
+    end = subprocess.run(
+        ["bash", "-c", words], cwd=root, env=cli_environ(), stderr=subprocess.PIPE, text=True, check=False
+    )
+    made = [run["id"] for run in cli("run", "list", "--json", cwd=root).json if run["id"] != place.run_id]
+    assert len(made) == 1
+    return end, made[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [("> /dev/full", 1), ("| head -c 0; exit ${PIPESTATUS[0]}", 1), (">&-", 0)],
+    ids=["full", "pipe", "closed"],
+)
+def test_write_whose_stdout_is_lost_tells_the_id_on_stderr(place: Place, tmp_path: Path, line: str, code: int) -> None:
+    end, made = _submitted(place, tmp_path, line)
+    assert end.returncode == code
+    assert made in end.stderr
+    assert "Traceback" not in end.stderr
+
+
+@pytest.mark.parametrize("key", ["", "  ", "a\nb", "x" * 201])
+def test_idempotency_key_that_is_none_is_refused(run: Caller, key: str) -> None:
+    end = run("run", "submit", "support", "data.jsonl", "--key", key)
+    assert (end.code, end.out) == (2, "")
+    assert "the idempotency key" in end.err
+
+
+def test_file_whose_name_is_no_utf8_is_refused_by_its_name(place: Place, tmp_path: Path) -> None:
+    root = a_copy(place, tmp_path)
+    name = os.fsdecode(b"odd\xff.jsonl")
+    a_jsonl(root / name)
+    for words in (["run", "submit", "support"], ["experience", "import", "support"], ["dataset", "prepare", "support"]):
+        end = cli(*words, name, cwd=root)
+        assert end.code == 1
+        assert end.err == "error: the name of the file 'odd\\udcff.jsonl' is not valid UTF-8; rename the file\n"
+    assert cli("estop", "on", "--reason", name, cwd=root).code == 2
+    a_jsonl(root / "new\nline.jsonl")
+    assert cli("dataset", "prepare", "support", "new\nline.jsonl", cwd=root).code == 0
 
 
 def test_bug_shows_one_line_and_the_way_to_the_traceback(place: Place, tmp_path: Path) -> None:

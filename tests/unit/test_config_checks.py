@@ -28,6 +28,7 @@ class ATrainer:
     methods: frozenset[Method] = field(default=frozenset({Method.SFT}))
     tunings: frozenset[str] = frozenset({"lora"})
     quantizations: frozenset[str] = frozenset({"none"})
+    measures: frozenset[str] = frozenset({"validation_loss", "validation_reward_accuracy"})
     max_processes: int = 2
 
 
@@ -81,6 +82,9 @@ def test_target_modules_that_exist_pass(workspace: Workspace, modules: str) -> N
             "hardware.tier=datacenter-gpu",
             "hardware.tier: trainer native does not accept datacenter-gpu; it accepts: cpu, small-gpu",
         ),
+        ("validation.best_metric=nope", "validation.best_metric: trainer native does not measure 'nope'"),
+        ("validation.best_metric=validation_los", "did you mean 'validation_loss'?"),
+        ("validation.best_direction=higher", "validation.best_direction: higher would keep the worst checkpoint"),
         ("hardware.processes=3", "hardware.processes: trainer native trains with at most 2, not 3"),
         ("recipe.quantize=nf4", "recipe.quantize: trainer native cannot train on a base in nf4; use native, or set"),
         ("recipe.method=kto", "recipe.method: trainer native cannot do kto; it can do: sft"),

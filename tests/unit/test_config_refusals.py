@@ -9,7 +9,10 @@ import pytest
 from config_builders import HEAD, a_workspace, write_profile
 
 from tunesmith.config.resolve import check_overrides, list_profiles, resolve, resolve_settings
-from tunesmith.errors import ConfigError, NotFound, UsageError
+from tunesmith.config.schema import places
+from tunesmith.config.value_checks import _kinds
+from tunesmith.domain.profile import Profile
+from tunesmith.errors import ConfigError, NotFound, UsageError, nearest
 
 
 def refusal(tmp_path: Path, body: str | bytes = "", project: str | None = None, **layers: Any) -> str:
@@ -193,7 +196,7 @@ def test_many_problems_are_cut_with_a_count(tmp_path: Path) -> None:
         ("TUNESMITH__RECIPEE__LR", "1", "recipee: unknown key; did you mean 'recipe'?"),
         ("TUNESMITH__", "1", "unknown key"),
         ("TUNESMITH__RECIPE__PACKING", "2", "recipe.packing: 2 is not true or false"),
-        ("TUNESMITH__RECIPE__PACKING", "", "recipe.packing: is empty (null)"),
+        ("TUNESMITH__RECIPE__PACKING", "", "recipe.packing: is empty; must be true or false"),
         ("TUNESMITH__RECIPE__LR", "abc", "recipe.lr: 'abc' is not a number"),
         ("TUNESMITH__RECIPE__LR", "\udcff", "recipe.lr: holds characters that are not valid text"),
         ("TUNESMITH__RECIPE", "3", "recipe: is a section"),
@@ -314,3 +317,60 @@ def test_profile_list_shows_broken_ones_beside_good_ones(tmp_path: Path) -> None
     assert entries["broken"].profile is None
     assert "recipe.lr: 0 is out of range" in (entries["broken"].error or "")
     assert "lower-case" in (entries["Bad Name"].error or "")
+
+
+@pytest.mark.parametrize("variable", ["TUNESMITH_RECIPE__LR", "TUNESMITH_RECIPE_LR", "tunesmith__recipe__lr"])
+def test_variable_that_would_be_ignored_is_told(tmp_path: Path, variable: str) -> None:
+    told = refusal(tmp_path, environ={variable: "1e-4", "TUNESMITH_DEBUG": "1", "TUNESMITH_OF_MY_OWN": "1"})
+    assert told == f"environment {variable}: recipe.lr: would be ignored; write TUNESMITH__RECIPE__LR"
+
+
+@pytest.mark.parametrize("text", ["", "  "])
+def test_empty_text_is_not_null(tmp_path: Path, text: str) -> None:
+    wanted = "recipe.lr: is empty; must be a number > 0 and ≤ 1 or null"
+    assert wanted in refusal(tmp_path / "environment", environ={"TUNESMITH__RECIPE__LR": text})
+    assert wanted in refusal(tmp_path / "flag", overrides=[f"recipe.lr={text}"])
+
+
+def test_empty_text_stays_a_text(tmp_path: Path) -> None:
+    workspace = a_workspace(tmp_path)
+    write_profile(workspace, "")
+    said = resolve("dates", workspace=workspace, environ={}, overrides=["description=", "recipe.lr=null"]).profile
+    assert (said.description, said.recipe.lr) == ("", None)
+
+
+@pytest.mark.parametrize("key", ["store.url=sqlite:///x.db", "worker.lease_s=9", "serve.port=1"])
+def test_run_cannot_override_what_holds_for_the_workspace(tmp_path: Path, key: str) -> None:
+    assert "holds for the whole workspace" in refusal(tmp_path, overrides=[key])
+
+
+def _numbers() -> list[str]:
+    return [
+        key
+        for key, place in places().items()
+        if {int, float} & _kinds(place.info.annotation) and place.path[0] in Profile.model_fields
+    ]
+
+
+@pytest.mark.parametrize("value", ["1e308", "-1e308", "1e999", "1" + "0" * 40, "nan"])
+def test_no_number_of_the_profile_may_be_absurd(tmp_path: Path, value: str) -> None:
+    keys = _numbers()
+    assert len(keys) > 50
+    for key in keys:
+        assert key in refusal(tmp_path / key, overrides=[f"{key}={value}"])
+
+
+def test_minus_zero_is_zero(tmp_path: Path) -> None:
+    workspace = a_workspace(tmp_path)
+    write_profile(workspace, "")
+    one, other = (
+        resolve("dates", workspace=workspace, environ={}, overrides=[f"recipe.warmup={text}"]) for text in ("0", "-0.0")
+    )
+    assert one.fingerprint == other.fingerprint
+
+
+def test_names_that_look_alike_are_told_apart() -> None:
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    assert nearest(decomposed, [composed]) == (f"; did you mean '{composed}' (there with U+00E9, here U+0065 U+0301)?")
+    assert nearest("Dates", ["dates"]) == "; did you mean 'dates'?"
+    assert nearest("date", ["dates"]) == "; did you mean 'dates'?"

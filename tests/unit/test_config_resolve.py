@@ -150,8 +150,6 @@ def test_nothing_said_equals_the_models_own_defaults(tmp_path: Path) -> None:
         ("description=dates: in words #2", "description", "dates: in words #2"),
         ("description='quoted # text'", "description", "quoted # text"),
         ("description=a=b", "description", "a=b"),
-        ("worker.lease_s=60", "worker.lease_s", 60.0),
-        ("worker.phase_deadlines_s.train=5", "worker.phase_deadlines_s.train", 5.0),
     ],
 )
 def test_set_reads_each_kind_of_value(tmp_path: Path, text: str, key: str, value: Any) -> None:
@@ -204,7 +202,7 @@ def test_fingerprint_follows_values_not_who_said_them(tmp_path: Path) -> None:
         "dates", workspace=workspace, environ={"TUNESMITH__RECIPE__LORA_RANK": "16"}, overrides=["recipe.epochs=3"]
     )
     other = resolve("dates", workspace=workspace, environ={}, overrides=["recipe.lora_rank=8"])
-    settings_only = resolve("dates", workspace=workspace, environ={}, overrides=["worker.poll_s=9"])
+    settings_only = resolve("dates", workspace=workspace, environ={"TUNESMITH__WORKER__POLL_S": "9"})
     assert plain.fingerprint == same.fingerprint == settings_only.fingerprint
     assert other.fingerprint != plain.fingerprint
     assert len(plain.fingerprint) == 64

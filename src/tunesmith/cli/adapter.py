@@ -151,7 +151,11 @@ def rollback(
     """
     with open_client(ctx) as client:
         now_live = client.adapters.rollback(profile, to=to, reason=reason)
-    say(f"rolled back; {now_live or 'the bare base'} is live, and the targets follow as soon as a worker runs")
+        has_worker = bool(client.system.workers())
+    brings = (
+        "a worker brings the targets to it" if has_worker else "start `tunesmith worker` to bring the targets to it"
+    )
+    say(f"rolled back: {now_live or 'the bare base'} is live in the store; {brings}")
     print_id(now_live or "base")
 
 

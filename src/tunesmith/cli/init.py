@@ -8,10 +8,15 @@ from typing import Annotated
 import typer
 
 from tunesmith.cli import output
+from tunesmith.errors import UsageError, show
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where; made if it is not there.")] = Path("."),
+    ctx: typer.Context,
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="Where, else here; made if it is missing.", show_default=False),
+    ] = None,
 ) -> None:
     """Make a workspace in a folder.
 
@@ -19,7 +24,7 @@ def init(
     """
     from tunesmith.client import Client
 
-    with Client.init(folder) as client:
+    with Client.init(_place(ctx, folder) or Path(".")) as client:
         root = client.workspace.root
     output.say("A workspace with an empty store. Next:")
     output.show_fields(
@@ -32,8 +37,20 @@ def init(
     output.print_id(str(root))
 
 
+def _place(ctx: typer.Context, folder: Path | None) -> Path | None:
+    """The folder that was named, as the argument or with --workspace."""
+    said = ctx.find_root().obj
+    if said is not None and folder is not None and Path(said) != folder:
+        raise UsageError(f"--workspace {show(said)} and {show(str(folder))} name two folders; give one of them")
+    return folder if said is None else Path(said)
+
+
 def demo(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The demo's workspace.")] = Path("tunesmith-demo"),
+    ctx: typer.Context,
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="The demo's workspace; else tunesmith-demo.", show_default=False),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Less training: a minute instead of a few.")] = False,
 ) -> int:
     """The whole loop once, for real, on a small model.
@@ -44,4 +61,6 @@ def demo(
 
     from tunesmith.demo.story import run_demo
 
-    return run_demo(folder, quick=quick, console=Console(highlight=False, emoji=False))
+    return run_demo(
+        _place(ctx, folder) or Path("tunesmith-demo"), quick=quick, console=Console(highlight=False, emoji=False)
+    )

@@ -68,6 +68,14 @@ app.add_typer(run.verbs, name="run")
 app.add_typer(adapter.verbs, name="adapter")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        output.say(f"tunesmith {version('tunesmith')}")
+        raise typer.Exit
+
+
 @app.callback(invoke_without_command=False)
 def root(
     ctx: typer.Context,
@@ -77,6 +85,9 @@ def root(
             metavar="DIR", help="The workspace; else TUNESMITH_WORKSPACE, else the nearest one from here upwards."
         ),
     ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", callback=_print_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Keeps a model that you own getting better from its own use, and never lets it get worse."""
     if workspace == "":
@@ -94,8 +105,6 @@ def call(words: Sequence[str]) -> int:
     output.prepare_streams()
     try:
         code = _invoke(hoist_workspace(words))
-        sys.stdout.flush()
-        return code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -107,7 +116,7 @@ def call(words: Sequence[str]) -> int:
         is_usage = isinstance(error, CallError)
         name, message, code = ("usage", usage_message(error), 2) if is_usage else output.explain_error(error)
         output.report(name, message, as_json="--json" in words)
-        return code
+    return output.end_of_output() or code
 
 
 def _invoke(words: list[str]) -> int:

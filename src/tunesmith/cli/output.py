@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
@@ -60,14 +60,56 @@ def stderr() -> Console:
 def _console(stream: IO[str]) -> Console:
     from rich.console import Console
 
-    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704 - Rich calls this where it has caught one, and would end the process
+
+    console = Plain(file=stream, highlight=False, markup=False, emoji=False)
     console.width = max(_NARROWEST, console.width) if console.is_terminal else _UNLIMITED
     return console
 
 
+@dataclass
+class _Told:
+    """What this call has written to stdout so far."""
+
+    ids: list[str]
+    error: OSError | None = None
+    is_closed: bool = False
+
+
+_told = _Told([])
+
+
+@contextlib.contextmanager
+def _to_stdout() -> Iterator[None]:
+    """A stdout that cannot be written must not lose what the command has done: the call goes on, and ends with it."""
+    try:
+        yield
+    except OSError as error:
+        _told.error = _told.error or error
+
+
+def end_of_output() -> int:
+    """Flush stdout. If anything was lost, tell the ids on stderr, and return 1."""
+    with _to_stdout():
+        sys.stdout.flush()
+    if _told.error is None:
+        if _told.is_closed and _told.ids:
+            note(" ".join(_told.ids))  # what was made can still be found
+        return 0
+    abandon_stdout()
+    ids, is_pipe = " ".join(_told.ids), isinstance(_told.error, BrokenPipeError)
+    if ids or not is_pipe:  # a reader that has seen enough of a listing needs no word
+        done = f"; the command was carried out: {ids}" if ids else ""
+        report("stdout", f"stdout cannot be written ({_told.error.strerror}){done}", as_json=False)
+    return 1
+
+
 def say(line: Any = "") -> None:
     """One line of prose, or anything Rich can draw."""
-    stdout().print(clean(line) if isinstance(line, str) else line)
+    with _to_stdout():
+        stdout().print(clean(line) if isinstance(line, str) else line)
 
 
 def note(line: str) -> None:
@@ -77,15 +119,18 @@ def note(line: str) -> None:
 
 def print_id(text: str) -> None:
     """The last line of every write, and nothing else on it."""
-    sys.stdout.write(f"{text}\n")
+    _told.ids.append(clean(text))
+    with _to_stdout():
+        sys.stdout.write(f"{text}\n")
 
 
 def print_json(value: Any) -> None:
     """Strict JSON: a number that JSON cannot hold becomes its name."""
     from tunesmith.client.views import to_json
 
-    json.dump(_finite(to_json(value)), sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
-    sys.stdout.write("\n")
+    text = json.dumps(_finite(to_json(value)), indent=2, ensure_ascii=False, allow_nan=False)
+    with _to_stdout():
+        sys.stdout.write(f"{text}\n")
 
 
 def _finite(value: Any) -> Any:
@@ -121,12 +166,13 @@ def show_table(columns: Sequence[Column], rows: Sequence[Sequence[Any]], *, empt
 def _draw(drawing: Any) -> None:
     """Onto the terminal; into a pipe without the blanks that fill a table's last column."""
     console = stdout()
-    if console.is_terminal:
-        console.print(drawing)
-        return
-    with console.capture() as captured:
-        console.print(drawing)
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    with _to_stdout():
+        if console.is_terminal:
+            console.print(drawing)
+            return
+        with console.capture() as captured:
+            console.print(drawing)
+        sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def _cell(value: Any, column: Column) -> Text:
@@ -156,8 +202,8 @@ def show_fields(pairs: Sequence[tuple[str, Any]], *, indent: int = 2) -> None:
 def heading(text: str) -> None:
     from rich.text import Text
 
-    stdout().print()
-    stdout().print(Text(text, style="bold"))
+    say()
+    say(Text(text, style="bold"))
 
 
 def coloured(state: str, text: str | None = None) -> Text:
@@ -214,8 +260,15 @@ def several(num: int, what: str) -> str:
     return f"{num} {what}{'' if num == 1 else 's'}"
 
 
+def passes(epochs: float, max_steps: int | None) -> str:
+    """How long a recipe trains: epochs, or the steps that end it before."""
+    told = f"{epochs:g} epoch{'' if epochs == 1 else 's'}"
+    return told if max_steps is None else f"at most {several(max_steps, 'step')} (max_steps), within {told}"
+
+
 def prepare_streams() -> None:
     """Closed streams swallow what is written; a character that the terminal cannot show is escaped."""
+    _told.ids, _told.error, _told.is_closed = [], None, sys.stdout is None
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -229,6 +282,11 @@ def abandon_stdout() -> None:
     """The reader of our output has gone: leave nothing for Python to flush at its end."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def show_path(path: Any) -> str:
+    """A file's name as people can read it, whatever bytes it holds."""
+    return os.fsdecode(path).encode(errors="backslashreplace").decode() if isinstance(path, str | bytes) else str(path)
 
 
 def report(code: str, message: str, *, as_json: bool) -> None:
@@ -245,8 +303,12 @@ def explain_error(error: Exception) -> tuple[str, str, int]:
     if isinstance(error, TunesmithError):
         return error.code, error.message, error.exit_code
     if isinstance(error, OSError) and error.strerror:
-        where = f"{error.filename}: " if error.filename is not None else ""
+        where = f"{show_path(error.filename)}: " if error.filename is not None else ""
         return "os", f"{where}{error.strerror}", 1
+    if isinstance(error, UnicodeEncodeError):  # only a name or text that came with the call can hold such characters
+        return "usage", f"{show_path(error.object)[:100]} is not valid UTF-8; rename the file, or mend the text", 2
+    if isinstance(error, ValueError) and "null byte" in str(error):
+        return "usage", "a name or text holds a NUL character; leave it out", 2
     if isinstance(error, MemoryError):
         return "memory", "out of memory", 1
     first = first_line(str(error))[:300]

@@ -25,6 +25,7 @@ from tunesmith.errors import UsageError
 
 if TYPE_CHECKING:
     from tunesmith.client import Client
+    from tunesmith.domain.estimate import Estimate
     from tunesmith.stages.outlook import Outlook
     from tunesmith.stages.plan import RunPlan
 
@@ -97,20 +98,24 @@ def _queue(client: Client, *, as_json: bool) -> None:
 def _show(made: RunPlan) -> None:
     schedule = made.schedule
     fields = [("profile", made.profile), ("trainer", f"{made.trainer} · {made.method} · {made.tier}")]
-    if schedule is None:
-        fields.append(("data", "none given: for examples as long as recipe.max_length allows"))
+    given = "" if made.newest_dataset_id is None else f"{made.newest_dataset_id}, the newest (none given): "
+    if schedule is not None:
+        told = f"{several(schedule.num_examples, 'example')}, about {schedule.num_tokens} tokens to train on"
+        steps = f"about {several(schedule.num_steps, 'step')}"
+        fields += [("data", f"{given}{told}"), ("training", f"{steps}, {_time(schedule.estimate)}")]
     else:
-        guess = schedule.estimate
-        time = "under a second" if guess.seconds < 1 else f"about {duration(guess.seconds)}"
-        fields += [
-            ("data", f"{several(schedule.num_examples, 'example')}, about {schedule.num_tokens} tokens to train on"),
-            ("training", f"about {several(schedule.num_steps, 'step')}, {time} ({guess.basis})"),
-        ]
+        fields.append(("data", "none given: for examples as long as recipe.max_length allows"))
+    if made.per_thousand is not None:
+        fields.append(("training", f"for each 1,000 examples at most {_time(made.per_thousand)}"))
     show_fields(fields, indent=0)
     if made.memory is None:
         say(f"\nTrainer {made.trainer} makes no memory plan.")
     else:
         _memory(made.memory)
+
+
+def _time(guess: Estimate) -> str:
+    return f"{'under a second' if guess.seconds < 1 else f'about {duration(guess.seconds)}'} ({guess.basis})"
 
 
 def _memory(outlook: Outlook) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tunesmith.cli.output import clean, first_line, number, stderr
+from tunesmith.cli.output import clean, duration, first_line, number, stderr
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from tunesmith.client import Client
+    from tunesmith.client.attempt_progress import AttemptProgress
     from tunesmith.client.views import ProgressView
 
 _LINE_EVERY_S = 10.0
+_QUIET_LINE_EVERY_S = 300.0  # where nothing moves
 
 
 @contextmanager
@@ -88,8 +91,10 @@ def _draw(bars: Progress, task: int, seen: ProgressView) -> None:
 def _watch_by_lines(client: Client, run_id: str) -> ProgressView:
     shown, shown_at = "", 0.0
     for seen in client.runs.watch(run_id):
-        where, now = f"{_where(seen)} {seen.waits_for or ''}", time.monotonic()
-        if where != shown or now - shown_at > _LINE_EVERY_S:
+        # how long until the next try is another number at every look, and no news
+        waits = re.sub(r"\d+ s\b", "", seen.waits_for or "")
+        where, now = f"{_where(seen)} {waits}", time.monotonic()
+        if where != shown or now - shown_at > (_LINE_EVERY_S if seen.phase else _QUIET_LINE_EVERY_S):
             shown, shown_at = where, now
             sys.stderr.write(f"{_where(seen)}  {_note(seen)}".rstrip() + "\n")
     return seen
@@ -103,6 +108,15 @@ def _note(seen: ProgressView) -> str:
     """Steps and loss while there are some, else why it waits or why it ended."""
     if not seen.phase:
         return clean(first_line(seen.waits_for or seen.reason))
+    return "  ".join(progress_parts(seen))
+
+
+def progress_parts(seen: ProgressView | AttemptProgress) -> list[str]:
+    """Step, loss, pace and time left, as far as they are known."""
+    metrics = seen.metrics or {}
     parts = [f"{seen.unit} {seen.done} of {seen.total}"] if seen.total else []
-    loss = (seen.metrics or {}).get("loss")
-    return "  ".join([*parts, *([f"loss {number(loss)}"] if loss is not None else [])])
+    if "loss" in metrics:
+        parts.append(f"loss {number(metrics['loss'])}")
+    if "tokens_per_s" in metrics:
+        parts.append(f"{number(metrics['tokens_per_s'])} tokens/s")
+    return parts if seen.left_s is None else [*parts, f"about {duration(seen.left_s)} left"]

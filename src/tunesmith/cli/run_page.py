@@ -13,12 +13,14 @@ from tunesmith.cli.output import (
     first_line,
     heading,
     number,
+    passes,
     say,
     several,
     show_fields,
     show_table,
     stdout,
 )
+from tunesmith.cli.progress import progress_parts
 
 if TYPE_CHECKING:
     from tunesmith.client.views import AttemptView, EvaluationView, EventView, RunDetail, ShadowView
@@ -31,11 +33,13 @@ _NUMBER_WIDTH = 10  # -1.234e+10
 
 def show_run(detail: RunDetail) -> None:
     """State and why, what was asked for, what was tried, how it was judged, what happened when."""
+    from rich.text import Text
+
     run = detail.run
     title = coloured(run.state)
     title.stylize("bold")
-    stdout().print(f"{run.id} ", title, f" {run.adapter or ''}", sep=" ")
-    show_fields([("why", run.waits_for or first_line(run.reason)), *_essentials(detail)])
+    say(Text.assemble(f"{run.id}  ", title, f"  {run.adapter or ''}".rstrip()))
+    show_fields([("why", run.waits_for or first_line(run.reason)), ("now", _now(detail)), *_essentials(detail)])
     if detail.attempts:
         heading("Attempts")
         _attempts(detail.attempts)
@@ -51,6 +55,12 @@ def show_run(detail: RunDetail) -> None:
     show_history(detail.events)
 
 
+def _now(detail: RunDetail) -> str:
+    if detail.progress is None:
+        return ""
+    return " · ".join([detail.progress.phase, *progress_parts(detail.progress)])
+
+
 def _essentials(detail: RunDetail) -> list[tuple[str, Any]]:
     run, spec = detail.run, detail.spec
     recipe, data, base = spec["recipe"], spec["dataset"], spec["base"]
@@ -64,7 +74,7 @@ def _essentials(detail: RunDetail) -> list[tuple[str, Any]]:
         ("start", "the bare base" if spec["start"] is None else f"adapter {spec['start']['id']}"),
         ("dataset", f"{run.dataset_id} · {data['num_train']} train, {data['num_validation']} validation"),
         ("erased", f"{detail.num_erased} forgotten since, and taken out of the dataset" if detail.num_erased else None),
-        ("recipe", f"{recipe['epochs']:g} epochs{lr} · {trained} · seed {recipe['seed']}"),
+        ("recipe", f"{passes(recipe['epochs'], recipe['max_steps'])}{lr} · {trained} · seed {recipe['seed']}"),
         ("campaign", run.campaign_id),
         ("parent", run.parent_id),
         ("submitted", f"{age(run.created_at)} by {run.created_by} · priority {run.priority}{took}"),
@@ -121,10 +131,12 @@ def show_history(events: Sequence[EventView]) -> None:
 
 
 def _verdict(evaluation: EvaluationView) -> None:
+    from rich.text import Text
+
     heading("Verdict")
     title = coloured(evaluation.decision)
     title.append(f"  {several(evaluation.num_cases, 'case')}, {evaluation.confidence:.0%} confidence", style="default")
-    stdout().print("  ", title, sep="")
+    say(Text.assemble("  ", title))
     rows = []
     for c in evaluation.comparisons:
         interval = "" if c["low"] is None else f"{number(c['low'], True)} … {number(c['high'], True)}"

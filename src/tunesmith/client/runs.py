@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tunesmith.client.attempt_progress import AttemptProgress, read_progress
 from tunesmith.client.session import Session, data_source
 from tunesmith.client.shadow_views import shadow_of
 from tunesmith.client.views import (
@@ -32,13 +33,13 @@ from tunesmith.stages.room import NEEDS_ROOM
 from tunesmith.store import adapters, erasures, evaluations, events, queue, requests, runs, switches, tasks, workers
 from tunesmith.store.database import Tx
 from tunesmith.store.runs import Run
+from tunesmith.store.tasks import Attempt
 
 if TYPE_CHECKING:
     from tunesmith.stages.prepare import Progress
     from tunesmith.stages.submit import Submission
 
 _MAX_LISTED = 10_000
-_TAIL = 64 << 10
 
 
 class Runs:
@@ -119,10 +120,11 @@ class Runs:
         with self._session.database.read() as tx:
             run = runs.find(tx, run_id)
             kinds = {task.id: task.kind.value for task in queue.of_run(tx, run.id)}
+            attempts = queue.attempts_of_run(tx, run.id)
             return RunDetail(
                 run=_view(tx, run, self._session.no_room),
                 spec=run.spec.model_dump(mode="json"),
-                attempts=tuple(_attempt(attempt, kinds) for attempt in queue.attempts_of_run(tx, run.id)),
+                attempts=tuple(_attempt(attempt, kinds) for attempt in attempts),
                 evaluation=_evaluation(tx, run.id),
                 requests=tuple(to_json(request) for request in requests.of_run(tx, run.id)),
                 events=tuple(
@@ -131,6 +133,7 @@ class Runs:
                 ),
                 shadow=shadow_of(tx, run),
                 num_erased=erasures.num_since(tx, run.dataset_id, run.created_at),
+                progress=self._attempt_progress(run.id, attempts),
             )
 
     def watch(self, run_id: str, *, interval_s: float = 0.5) -> Iterator[ProgressView]:
@@ -148,18 +151,15 @@ class Runs:
             view = _view(tx, run, self._session.no_room)
             attempts = queue.attempts_of_run(tx, run.id)
         is_over = run.state in RUN.finished or run.state in (RunState.HELD, RunState.PAUSED)
-        status = self._status(run.id, attempts[-1].id) if attempts and attempts[-1].ended_at is None else {}
-        return ProgressView(
-            state=run.state,
-            reason=run.reason,
-            waits_for=view.waits_for,
-            phase=status.get("phase"),
-            done=int(status.get("done", 0)),
-            total=int(status.get("total", 0)),
-            unit=str(status.get("unit", "")),
-            metrics=self._newest_metrics(run.id, attempts[-1].id) if status else None,
-            is_over=is_over,
-        )
+        now = self._attempt_progress(run.id, attempts)
+        seen = ProgressView(run.state, run.reason, view.waits_for, is_over=is_over)
+        return seen if now is None else replace(seen, **vars(now))
+
+    def _attempt_progress(self, run_id: str, attempts: Sequence[Attempt]) -> AttemptProgress | None:
+        """Of the attempt that is open now; None where there is none."""
+        if not attempts or attempts[-1].ended_at is not None:
+            return None
+        return read_progress(self._session.workspace.runs_dir / run_id / attempts[-1].id)
 
     def plan(self) -> Sequence[PlannedRun]:
         """Every unfinished run in the order workers will take them: what is under way first, then by priority."""
@@ -255,31 +255,6 @@ class Runs:
             ids = [attempt.id for attempt in queue.attempts_of_run(tx, run.id)]
         folders = [self._session.workspace.runs_dir / run.id / attempt_id for attempt_id in ids]
         return [folder for folder in folders if folder.is_dir()]
-
-    def _status(self, run_id: str, attempt_id: str) -> dict[str, Any]:
-        path = self._session.workspace.runs_dir / run_id / attempt_id / "status.json"
-        try:
-            status = json.loads(path.read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return status if isinstance(status, dict) else {}
-
-    def _newest_metrics(self, run_id: str, attempt_id: str) -> dict[str, float] | None:
-        """The values of the last step, found at the end of the event log."""
-        path = self._session.workspace.runs_dir / run_id / attempt_id / "events.jsonl"
-        try:
-            with path.open("rb") as source:
-                source.seek(max(0, path.stat().st_size - _TAIL))
-                lines = source.read().splitlines(keepends=True)
-        except OSError:
-            return None
-        for line in reversed(lines):
-            if b'"metrics"' in line and line.endswith(b"\n"):
-                with contextlib.suppress(ValueError):
-                    event = json.loads(line)
-                    if event.get("type") == "metrics":
-                        return dict(event["values"])
-        return None
 
 
 def _priority(text: str) -> Priority:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import datetime
 from enum import Enum
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+
+from tunesmith.client.attempt_progress import AttemptProgress
 
 
 def to_json(value: Any) -> Any:
@@ -130,6 +133,8 @@ class RunDetail:
     """How far its candidate has come with mirrored traffic; None where there was none."""
     num_erased: int = 0
     """Forgotten experiences that were taken out of its dataset since; its fingerprint is another one by now."""
+    progress: AttemptProgress | None = None
+    """How far the program that works on it has come; None while none does."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,9 @@ class ProgressView:
     done: int = 0
     total: int = 0
     unit: str = ""
-    metrics: dict[str, float] | None = None
+    metrics: Mapping[str, float] | None = None
+    left_s: float | None = None
+    """Until the last step, at the pace of the newest ones."""
     is_over: bool = False
 
 

@@ -22,6 +22,10 @@ from tunesmith.modeling.base_files import known_digest
 T = TypeVar("T")
 
 
+_REWARD_ACCURACY = "validation_reward_accuracy"
+_BETTER = {"validation_loss": "lower", _REWARD_ACCURACY: "higher"}
+
+
 class TrainerFacts(Protocol):
     """What a trainer declares, as far as a profile depends on it."""
 
@@ -37,6 +41,8 @@ class TrainerFacts(Protocol):
     def tunings(self) -> frozenset[str]: ...
     @property
     def quantizations(self) -> frozenset[str]: ...
+    @property
+    def measures(self) -> frozenset[str]: ...
     @property
     def max_processes(self) -> int: ...
 
@@ -150,11 +156,31 @@ def _check_trainer(profile: Profile, trainer: TrainerFacts, found: _Findings) ->
             f"hardware.processes: trainer {trainer.name} trains with at most {trainer.max_processes}, "
             f"not {profile.hardware.processes}"
         )
+    _check_best(profile, trainer, found)
     method = profile.recipe.method
     candidates = {Method.SFT, Method.ORPO, Method.KTO} if method is Method.AUTO else {method}
     if not candidates & trainer.methods:
         accepted = ", ".join(member for member in Method if member in trainer.methods)
         found.add(f"recipe.method: trainer {trainer.name} cannot do {method}; it can do: {accepted}")
+
+
+def _check_best(profile: Profile, trainer: TrainerFacts, found: _Findings) -> None:
+    """The metric that decides the best checkpoint is measured, and better means what it can only mean."""
+    policy, measures = profile.validation, trainer.measures
+    if profile.recipe.method is Method.SFT:
+        measures -= {_REWARD_ACCURACY}
+    if measures and policy.best_metric not in measures:
+        close = nearest(policy.best_metric, measures)
+        found.add(
+            f"validation.best_metric: trainer {trainer.name} does not measure {show(policy.best_metric)} "
+            f"for recipe.method {profile.recipe.method}{close}"
+        )
+    better = _BETTER.get(policy.best_metric, policy.best_direction)
+    if better != policy.best_direction:
+        found.add(
+            f"validation.best_direction: {policy.best_direction} would keep the worst checkpoint by "
+            f"{policy.best_metric}; set {better}"
+        )
 
 
 def _check_base(profile: Profile, architecture: ArchitectureLock, found: _Findings) -> int:

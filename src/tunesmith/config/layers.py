@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +15,8 @@ from tunesmith.errors import ConfigError, UsageError, show
 from tunesmith.settings import Settings
 
 ENVIRONMENT_PREFIX = "TUNESMITH__"
+PLAIN_VARIABLES = frozenset({"TUNESMITH_WORKSPACE", "TUNESMITH_DEBUG", "TUNESMITH_ATTEMPT"})
+"""Variables that are no settings."""
 SET_FLAG = "--set"
 _MAX_SHOWN = 20
 
@@ -61,6 +64,9 @@ def may_not_say(layer: Layer, path: Names) -> str | None:
         return "belongs in tunesmith.yaml: it holds for the whole workspace"
     if layer is not Layer.PROFILE and path in _ENABLED:
         return "belongs in the profile's own file: who disables a profile there stops every run of it"
+    if layer is Layer.OVERRIDE and path[0] in Settings.model_fields:
+        variable = ENVIRONMENT_PREFIX + "__".join(path).upper()
+        return f"holds for the whole workspace, not for one run; set it in tunesmith.yaml or as {variable}"
     if layer is Layer.OVERRIDE and path == ("name",):
         return "cannot be overridden: it is the profile's identity"
     if layer is not Layer.PROFILE and path in _OF_THE_PROFILE:
@@ -153,7 +159,21 @@ def environment_layer(environ: Mapping[str, str], problems: Problems) -> Entries
             path = tuple(name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__"))
             origin = Origin(Layer.ENVIRONMENT, f"{_BY_ENVIRONMENT} {name if name.isprintable() else show(name)}")
             _put_text(entries, path, environ[name], origin, problems)
+        elif name.upper().startswith("TUNESMITH_") and name not in PLAIN_VARIABLES:
+            _tell_misspelt(name, problems)
     return entries
+
+
+def _tell_misspelt(name: str, problems: Problems) -> None:
+    """A variable that looks like a setting and would be ignored; others of that beginning are nobody's business."""
+    rest = name.upper().removeprefix("TUNESMITH_").strip("_").lower()
+    section, _, key = rest.replace("__", "_").partition("_")
+    for path in (tuple(rest.split("__")), (section, key)):
+        with contextlib.suppress(UnknownKey):
+            if isinstance(place := find(path), Place):
+                meant = ENVIRONMENT_PREFIX + "__".join(place.path).upper()
+                problems.add(f"environment {name}", Problem(place.path, f"would be ignored; write {meant}"))
+                return
 
 
 def override_layer(overrides: Sequence[str] | Mapping[str, Any], problems: Problems, layer: Layer) -> Entries:

@@ -63,6 +63,8 @@ def coerce_text(place: Place, text: str) -> tuple[Any, list[Problem]]:
     Such text is untyped, so a quoted number is a number, 0 and 1 are booleans, and 123 may be a revision.
     """
     parsed = parsed_or_text(text)
+    if not place.rest and not text.strip() and (str not in _kinds(place.info.annotation) or check_value(place, "")):
+        return None, [Problem(place.path, f"is empty; must be {describe_place(place)}")]
     unquoted = isinstance(parsed, str) and text[:1] not in ("'", '"')
     candidates: list[Any] = [text.strip() if unquoted else parsed, text]
     if isinstance(parsed, str):
@@ -233,5 +235,8 @@ def _plain(number: Any) -> str:
 
 def describe(dotted: str) -> str:
     """What may stand at a key of the schema, in words."""
-    info = places()[dotted].info
-    return expected(info.annotation, tuple(info.metadata))
+    return describe_place(places()[dotted])
+
+
+def describe_place(place: Place) -> str:
+    return expected(place.info.annotation, tuple(place.info.metadata))

@@ -31,4 +31,4 @@ class BadRow(Exception):
 
 def named(value: Any) -> str:
     """What a JSON value is, in words."""
-    return _NAMES[type(value)]
+    return _NAMES.get(type(value)) or f"a Python {type(value).__name__}"  # from a client, not from JSON

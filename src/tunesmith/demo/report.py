@@ -22,6 +22,8 @@ th { text-align: left; font-weight: 600; } td.n { text-align: right; font-varian
 code { background: #f2f4f8; padding: .1rem .3rem; border-radius: 4px; }
 .promote { color: #137a3e; } .reject { color: #b3261e; }
 svg { width: 100%; height: auto; } .dim { color: #667085; white-space: nowrap; }
+p, code { overflow-wrap: anywhere; } .wide { overflow-x: auto; }
+@media (max-width: 40rem) { body { margin: 1rem auto; font-size: 15px; } td, th { padding: .3rem .4rem; } }
 """
 
 
@@ -43,7 +45,9 @@ def write_report(client: Client, details: Sequence[RunDetail], outcome: Outcome,
         "<h2>History of the first run</h2>",
         _history(good),
     ]
-    page = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>tunesmith demo</title><style>{_STYLE}</style>"
+    screen = "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+    head = f"<meta charset='utf-8'>{screen}<title>tunesmith demo</title><style>{_STYLE}</style>"
+    page = f"<!doctype html><html lang='en'>{head}"
     write_atomic(path, page + "\n".join(parts) + "</html>\n")
     return path
 
@@ -64,7 +68,7 @@ def _table(outcome: Outcome) -> str:
         for s in outcome.scores
     )
     head = "<tr><th>task<th>score<th>n<th>before<th>after<th>gain, 95 % interval"
-    return f"<table>{head}{rows}</table>"
+    return _wide(f"{head}{rows}")
 
 
 def _examples(outcome: Outcome) -> str:
@@ -72,7 +76,7 @@ def _examples(outcome: Outcome) -> str:
         f"<tr><td><code>{_e(x.prompt)}</code><td><code>{_e(x.before)}</code><td><code>{_e(x.after)}</code>"
         for x in outcome.examples
     )
-    return f"<table><tr><th>prompt<th>before<th>after{rows}</table>"
+    return _wide(f"<tr><th>prompt<th>before<th>after{rows}")
 
 
 def _history(detail: RunDetail) -> str:
@@ -81,7 +85,12 @@ def _history(detail: RunDetail) -> str:
         f"<td class=dim>{_e(event.actor)}"
         for event in detail.events
     )
-    return f"<table>{rows}</table>"
+    return _wide(rows)
+
+
+def _wide(rows: str) -> str:
+    """A table that scrolls by itself where it is wider than the screen."""
+    return f"<div class=wide><table>{rows}</table></div>"
 
 
 def _bars(outcome: Outcome) -> str:

@@ -25,6 +25,11 @@ def num_tokens_of(num_characters: int) -> int:
     return round(num_characters / _CHARACTERS_PER_TOKEN)
 
 
+def num_characters_of(num_tokens: int) -> int:
+    """About so many, in the languages and tokenizers that we know."""
+    return round(num_tokens * _CHARACTERS_PER_TOKEN)
+
+
 @dataclass(frozen=True)
 class Estimate:
     seconds: float

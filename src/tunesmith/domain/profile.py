@@ -110,7 +110,7 @@ class Recipe(Section):
     """nf4: hold the base in 4 bits while its adapter is trained (QLoRA); judged and served on the full base."""
     lora_rank: int = Field(default=16, ge=1, le=512)
     """Rank of the adapter."""
-    lora_alpha: float = Field(default=32.0, gt=0.0)
+    lora_alpha: float = Field(default=32.0, gt=0.0, le=100_000.0)
     """Scale of the adapter."""
     lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Dropout in front of the adapter; more than 0 is computed on the slow path."""
@@ -130,7 +130,7 @@ class Recipe(Section):
     """How the learning rate falls after the warm-up."""
     weight_decay: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Decay of the adapter's weights."""
-    clip: float = Field(default=1.0, gt=0.0)
+    clip: float = Field(default=1.0, gt=0.0, le=1_000_000.0)
     """Largest gradient norm."""
     packing: bool = True
     """Pack several examples into one sequence where the trainer can keep them apart."""

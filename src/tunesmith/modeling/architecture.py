@@ -25,7 +25,7 @@ _INDEX = "model.safetensors.index.json"
 def read_architecture(folder: Path) -> ArchitectureLock:
     """The facts that are locked for a profile."""
     if not folder.is_dir():
-        raise ConfigError(f"base model {folder}: no such folder; put the model there or mend base.path")
+        raise ConfigError(f"base model {folder}: {_why_no_folder(folder)}")
     config = _read_json(folder / "config.json", _MAX_CONFIG)
     tokenizer_path = folder / "tokenizer_config.json"
     tokenizer = _read_json(tokenizer_path, _MAX_TOKENIZER_CONFIG) if tokenizer_path.exists() else {}
@@ -51,6 +51,25 @@ def read_architecture(folder: Path) -> ArchitectureLock:
         num_heads=num_heads,
         num_kv_heads=_count(folder, config, "num_key_value_heads", otherwise=num_heads),
         chat_template_sha256=_template_hash(folder, tokenizer),
+    )
+
+
+def _why_no_folder(folder: Path) -> str:
+    """What is wanted instead of a file, or of a name on a model hub, and how to get it."""
+    wanted = "the folder of a model in Hugging Face format (config.json, tokenizer, *.safetensors)"
+    if folder.suffix.lower() == ".gguf":
+        return (
+            f"is a GGUF file, which cannot be trained; base.path must be {wanted}, the one that the GGUF file was "
+            "made from. Targets of kind llamacpp serve the adapter on the GGUF file"
+        )
+    if folder.exists():
+        return f"is a file; base.path must be {wanted}"
+    if folder.parent.exists():
+        return f"no such folder; put the model there or mend base.path: {wanted}"
+    name = "/".join(folder.parts[-2:])  # as models are called on a hub
+    return (
+        f"no such folder; base.path must be {wanted}. tunesmith downloads nothing: if {name} is a model of the hub, "
+        f"run `hf download {name} --local-dir models/{folder.name}` and set base.path: models/{folder.name}"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from tunesmith.config.checks import CheckedProfile
 from tunesmith.config.workspace import Workspace
 from tunesmith.domain.dataset import DatasetReport, Split
-from tunesmith.domain.estimate import Estimate, Pace, estimate_training, num_tokens_of
+from tunesmith.domain.estimate import Estimate, Pace, estimate_training, num_characters_of, num_tokens_of
 from tunesmith.domain.profile import HardwareTier, Method
 from tunesmith.errors import ConfigError, Refused
 from tunesmith.files import read_manifest
@@ -45,7 +45,11 @@ class RunPlan:
     method: Method
     tier: HardwareTier
     schedule: Schedule | None
-    """None without data."""
+    """None without data, where the profile has no dataset either."""
+    newest_dataset_id: str | None
+    """Without data: the profile's newest dataset, which the schedule is about."""
+    per_thousand: Estimate | None
+    """Without any data: for a thousand examples as long as recipe.max_length allows, so at most."""
     memory: Outlook | None
     """None for a trainer that has rules of its own."""
 
@@ -71,8 +75,17 @@ def plan_run(
         memory = memory_outlook(database, checked.base_folder, recipe, method, device, report, checked.context)
         if memory.plan.refusal is not None:
             raise ConfigError(f"profile {profile}: {memory.plan.refusal}")
-    schedule = None if report is None else _schedule(database, checked, report)
-    return RunPlan(profile, trainer.name, method, checked.tier, schedule, memory)
+    newest = _newest_dataset(database, profile) if data is None else None
+    about = report if newest is None else _report(database, workspace, checked, newest, None)
+    schedule = None if about is None else _schedule(database, checked, about)
+    longest = 1000 * num_characters_of(recipe.max_length)
+    per_thousand = None if about is not None else _estimate(database, checked, 1000, longest)
+    return RunPlan(profile, trainer.name, method, checked.tier, schedule, newest, per_thousand, memory)
+
+
+def _newest_dataset(database: Database, profile: str) -> str | None:
+    with database.read() as tx:
+        return next((dataset.id for dataset in datasets.listing(tx, profile, limit=1)), None)
 
 
 def _method(wanted: Method, report: DatasetReport | None) -> Method:
@@ -110,8 +123,6 @@ def _report(
 
 def _schedule(database: Database, checked: CheckedProfile, report: DatasetReport) -> Schedule:
     recipe, num_examples = checked.profile.recipe, report.counts[Split.TRAIN]
-    with database.read() as tx:
-        earlier = queue.paces(tx, checked.profile.name)
     share = num_examples / max(1, sum(report.counts.values()))
     each_pass = num_tokens_of(round(num_characters(report) * share))
     num_steps = max(1, math.ceil(recipe.epochs * each_pass / recipe.batch_tokens))
@@ -120,12 +131,18 @@ def _schedule(database: Database, checked: CheckedProfile, report: DatasetReport
         num_examples=num_examples,
         num_tokens=min(round(recipe.epochs * each_pass), num_steps * recipe.batch_tokens),
         num_steps=num_steps,
-        estimate=estimate_training(
-            num_examples=num_examples,
-            num_characters=num_characters(report),
-            recipe=recipe,
-            lock=checked.architecture,
-            tier=checked.tier,
-            earlier=[Pace(num, train_s) for num, train_s in earlier],
-        ),
+        estimate=_estimate(database, checked, num_examples, num_characters(report)),
+    )
+
+
+def _estimate(database: Database, checked: CheckedProfile, num_examples: int, num_characters: int) -> Estimate:
+    with database.read() as tx:
+        earlier = queue.paces(tx, checked.profile.name)
+    return estimate_training(
+        num_examples=num_examples,
+        num_characters=num_characters,
+        recipe=checked.profile.recipe,
+        lock=checked.architecture,
+        tier=checked.tier,
+        earlier=[Pace(num, train_s) for num, train_s in earlier],
     )

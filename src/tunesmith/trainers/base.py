@@ -26,6 +26,8 @@ class TrainerInfo:
     """What it can train (`recipe.tuning`)."""
     quantizations: frozenset[str] = frozenset({"none"})
     """How it can hold the base while it trains (`recipe.quantize`)."""
+    measures: frozenset[str] = frozenset()
+    """What its validation measures (`validation.best_metric`); empty: whatever the program tells."""
     max_processes: int = 1
     """How many processes can train together (`hardware.processes`)."""
     module: str | None = None

@@ -12,6 +12,7 @@ from tunesmith.trainers.base import ALL_TIERS, TrainerInfo
 GROUP = "tunesmith.trainers"
 _OURS = ("python", "-m", "tunesmith.trainers.main")
 _ALL_METHODS = frozenset({Method.SFT, Method.DPO, Method.ORPO, Method.KTO})
+_OUR_METRICS = frozenset({"validation_loss", "validation_reward_accuracy"})
 _GPUS = ALL_TIERS - {HardwareTier.CPU}
 
 DRY_RUN_OF = "of"
@@ -25,6 +26,7 @@ TRAINERS: dict[str, TrainerInfo] = {
         argv=_OURS,
         description="our own LoRA loop over any transformers causal model, on CPU or GPU",
         takes_options=False,
+        measures=_OUR_METRICS,
         tunings=frozenset({"lora", "full"}),
         quantizations=frozenset({"none", "nf4"}),
         max_processes=64,
@@ -38,6 +40,7 @@ TRAINERS: dict[str, TrainerInfo] = {
         argv=_OURS,
         description="TRL's trainers with our tokens, checkpoints and endings; needs the trl extra",
         takes_options=False,
+        measures=_OUR_METRICS,
         module="tunesmith.trainers.trl.train",
     ),
     "unsloth": TrainerInfo(
@@ -48,6 +51,7 @@ TRAINERS: dict[str, TrainerInfo] = {
         argv=_OURS,
         description="unsloth's kernels under TRL's trainers; on CUDA, in an environment of its own",
         takes_options=False,
+        measures=_OUR_METRICS,
         module="tunesmith.trainers.unsloth",
     ),
     "command": TrainerInfo(
