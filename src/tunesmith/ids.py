@@ -8,6 +8,9 @@ import secrets
 import time
 from itertools import count
 
+from tunesmith.errors import UsageError, show
+
+_MAX_KEY = 200
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford: no i, l, o, u to misread
 _ID = re.compile(r"[a-z]{2,4}-[0-9a-z]{1,16}\Z")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
@@ -66,3 +69,12 @@ def is_id(text: str) -> bool:
 def is_name(text: str) -> bool:
     """Whether the text can name a profile or target: safe in a path, a URL and a shell line."""
     return _NAME.match(text) is not None and ".." not in text
+
+
+def check_key(key: str | None) -> None:
+    """Refuse an idempotency key that is none: empty, blank, too long, or not printable."""
+    if key is not None and not (key.strip() and key.isprintable() and len(key) <= _MAX_KEY):
+        raise UsageError(
+            f"the idempotency key {show(key)} must be 1 to {_MAX_KEY} printable characters, not only blanks; "
+            "leave it out to submit without one"
+        )

@@ -17,9 +17,9 @@ from tunesmith.domain.profile import Method
 from tunesmith.domain.run import Priority
 from tunesmith.domain.spec import BaseModelRef, DatasetRef, Fingerprints, RunSpec
 from tunesmith.domain.task import TaskKind
-from tunesmith.errors import ConfigError, Conflict, DataError, Refused, UsageError, show
+from tunesmith.errors import ConfigError, Conflict, DataError, Refused, UsageError
 from tunesmith.files import canonical_json, read_manifest, sha256_text, verify_folder
-from tunesmith.ids import new_id
+from tunesmith.ids import check_key, new_id
 from tunesmith.modeling.base_files import is_whole_model
 from tunesmith.programs.fingerprint import code_fingerprint
 from tunesmith.stages.outlook import PLANNED, memory_of_spec, training_estimate
@@ -35,7 +35,6 @@ from tunesmith.trainers.command import sealed
 from tunesmith.trainers.registry import DRY_RUN_OF, find_trainer
 
 DRY_RUN = "dry-run"
-_MAX_KEY = 200
 _ASSEMBLED = "assembled from experiences"
 METHOD_OF_KIND = {Kind.SUPERVISED: Method.SFT, Kind.PREFERENCE: Method.ORPO, Kind.LABELLED: Method.KTO}
 """The method that `auto` stands for."""
@@ -126,7 +125,7 @@ def submit(
     on_progress: Progress | None = None,
 ) -> Submitted:
     """Check everything, prepare or assemble the data, write the spec, queue the run. Acknowledged means durable."""
-    _check_key(submission.idempotency_key)
+    check_key(submission.idempotency_key)
     checked, trainer, campaign_id = check(
         database,
         workspace,
@@ -145,14 +144,6 @@ def submit(
         return _submit_assembled(database, workspace, submission, (checked, trainer, campaign_id), actor)
     dataset = _dataset(database, workspace, checked, submission.data, actor, on_progress)
     return _submit_on(database, workspace, submission, (checked, trainer, campaign_id), dataset, actor)
-
-
-def _check_key(key: str | None) -> None:
-    if key is not None and not (key.strip() and key.isprintable() and len(key) <= _MAX_KEY):
-        raise UsageError(
-            f"the idempotency key {show(key)} must be 1 to {_MAX_KEY} printable characters, not only blanks; "
-            "leave it out to submit without one"
-        )
 
 
 Wanted = tuple[CheckedProfile, TrainerInfo, str | None]
