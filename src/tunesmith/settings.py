@@ -103,7 +103,7 @@ class ServeSettings(Section):
     allowed_origins: tuple[str, ...] = ()
     """Web pages (scheme://host:port) that may ask; none by default."""
     key_file: str | None = None
-    """File with one API key a line, relative to the workspace; then every request needs one of them."""
+    """File with one API key a line, `KEY [scopes] [label=NAME]`, relative to the workspace; then requests need one."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the embedded engine computes."""
     max_body_bytes: int = Field(default=4 << 20, ge=1024, le=1 << 30)

@@ -128,6 +128,7 @@ def test_feedback_finds_a_fresh_answer_and_says_the_same_twice_once(server: Serv
         ({"response_id": 7, "rating": "up"}, 400), ({"response_id": "ID", "rating": "great"}, 400),
         ({"response_id": "ID", "rating": 7}, 400), ({"response_id": "ID", "rating": True}, 400),
         ({"response_id": "ID"}, 400), ({"response_id": "ID", "ratng": "up"}, 400),
+        ({"response_id": "a\0b", "rating": "up"}, 400), ({"response_id": "ID", "rating": 1, "rater": "\x1b[31m"}, 400),
         ({"response_id": "ID", "rating": "up", "choice": -1}, 400), ({"response_id": "ID", "comment": ""}, 400),
         ({"response_id": "chatcmpl-nobody", "rating": "up"}, 404), ({"response_id": "a' OR 1=1", "rating": "up"}, 404),
         ({"response_id": "ID", "correction": "no, that is wrong"}, 422),

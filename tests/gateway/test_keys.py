@@ -320,3 +320,13 @@ def test_answers_held_for_repeats_are_bounded_in_bytes() -> None:
         assert seen.answer is not None
     with repeats.watching({"idempotency-key": "0"}, "/", {}) as seen:
         assert seen.answer is None
+
+
+def test_healthz_quotes_no_profile_file_to_a_key(keyed: Keyed) -> None:
+    (keyed.client.workspace.profiles_dir / "broken.yaml").write_text("SECRET: 1\n")
+    told = wait_for(lambda: keyed.server.health()["problems"].get("broken"))
+    assert "SECRET" in told  # to the server's own token
+    with keyed.server.http(headers={"Authorization": f"Bearer {SHOP}"}) as http:
+        answer = http.get("/healthz")
+    assert "profile check" in answer.json()["problems"]["broken"]
+    assert "SECRET" not in answer.text

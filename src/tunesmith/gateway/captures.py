@@ -131,7 +131,7 @@ class Captures:
             self._fate.popitem(last=False)
 
     def _hold(self, key: str, profile: str, capture: Capture) -> None:
-        num_chars = sum(len(str(message)) for message in capture.messages)
+        num_chars = sum(200 + sum(len(str(part)) for part in message.values()) for message in capture.messages)
         self._held[key] = (num_chars, profile, capture)
         self._chars_held += num_chars
         while self._chars_held > _MOST_CHARS_HELD:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import unicodedata
 from typing import Any
 
 from starlette.requests import Request
@@ -68,8 +69,11 @@ def _checked(said: dict[str, Any]) -> dict[str, Any]:
     for name in ("response_id", "comment", "correction", "rater"):
         if name in said and not isinstance(said[name], str):
             raise wrong(name, "is no text")
-    if not 0 < len(said.get("response_id", "")) <= _MAX_ID:
+    response_id = said.get("response_id", "")
+    if not 0 < len(response_id) <= _MAX_ID or not response_id.isprintable():
         raise wrong("response_id", "must be the id of an answer, such as chatcmpl-…")
+    if any(unicodedata.category(char) == "Cc" for char in said.get("rater", "")):
+        raise wrong("rater", "holds a control character; remove it")
     rating = said.get("rating")
     if rating is not None and (isinstance(rating, bool) or not isinstance(rating, str | int | float)):
         raise wrong("rating", "is helpful, partial, irrelevant, up, down, or a number from 0 to 1")

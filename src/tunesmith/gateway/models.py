@@ -46,6 +46,8 @@ async def health(request: Request) -> Response:
         files = gateway.switchboard.file_problems
         told = "its file cannot be used; run `tunesmith profile check` where it is served"
         state["problems"] = {name: told if name in files else why for name, why in state["problems"].items()}
+        if state["capture"]["last_problem"] is not None:
+            state["capture"]["last_problem"] = "the server's log says what could not be kept, and why"
     return JsonAnswer(state)
 
 
