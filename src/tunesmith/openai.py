@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tunesmith.domain.generation import was_cut
+from tunesmith.domain.visible import says_nothing
 
 C = TypeVar("C")
 
@@ -94,7 +95,7 @@ class _Keeper:
             messages: Sequence[Mapping[str, Any]] = [dict(message) for message in wishes.get("messages", ())]
             for index, text in texts.items():
                 key = answer_id if index == 0 or not answer_id else f"{answer_id}/{index}"
-                is_cut = index not in whole or not text.strip()
+                is_cut = index not in whole or says_nothing(text)
                 said = [*messages, {"role": "assistant", "content": text}]
                 self._client.capture(
                     self._profile, said, key=key or None, served_by=model, source="openai", is_cut=is_cut

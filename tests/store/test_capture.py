@@ -19,7 +19,7 @@ from databases import Postgres
 from tunesmith.client import Client
 from tunesmith.client.capturing import CaptureQueue
 from tunesmith.errors import UsageError
-from tunesmith.store import tables
+from tunesmith.store import candidates, tables
 from tunesmith.store.database import Database
 
 
@@ -224,3 +224,23 @@ def test_instant_that_no_calendar_shows_can_still_be_read(tmp_path: Path, store_
             tx.execute(f"UPDATE experiences SET captured_at = {2**62}")
         assert client.experiences.show(added.id).experience.captured_at.year == 9999
         assert client.experiences.forget([added.id], reason="asked").ids == (added.id,)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [("Order 17 is", "was cut short"), ("", "is empty"), (" \u200b\n", "is empty"), ("a\0b", "no database stores"),
+     ("a\x1b[31mb", "was cut short")],
+)  # fmt: skip
+def test_an_answer_that_is_no_example_is_kept_and_its_correction_is_learnt(
+    tmp_path: Path, store_url: str, database: Database, answer: str, why: str
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        said = [{"role": "user", "content": "Where is order 17?"}, {"role": "assistant", "content": answer}]
+        client.capture(PROFILE, said, key="cut", is_cut=True)
+        assert client.capture.flush(30).num_stored == 1
+        rated = client.feedback.add(f"{PROFILE}:cut", "helpful")
+        assert (rated.class_name, why in " ".join(rated.reasons)) == ("ambiguous", True)
+        client.feedback.add(f"{PROFILE}:cut", correction="Order 17 is in Rome.")
+        with database.read() as tx:
+            (candidate,) = candidates.page(tx, PROFILE, 0, 10)
+        assert (candidate.class_name, candidate.correction) == ("ambiguous", "Order 17 is in Rome.")

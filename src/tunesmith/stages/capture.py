@@ -24,6 +24,7 @@ from tunesmith.domain.experience import Context, ExperienceState, Interaction, n
 from tunesmith.domain.experience_policy import ExperiencePolicy
 from tunesmith.domain.screen import Screen
 from tunesmith.domain.verifiers import UNFINISHED, Finding, verify
+from tunesmith.domain.visible import says_nothing
 from tunesmith.errors import DataError, UsageError, show
 from tunesmith.files import canonical_json, sha256_text
 from tunesmith.stages import rate
@@ -110,7 +111,8 @@ def check(capture: Capture, rules: Rules) -> Checked:
     findings = verify(Interaction(messages, context.reference), rules.policy.wanted)
     if (problem := _why_no_example(capture, messages, rules.policy)) is not None:
         findings[UNFINISHED] = Finding(None, True, f"the answer {problem}, so only a correction of it is learnt")
-    suspicions = suspicions_in(messages, rules)
+    # an answer that is never learnt must not keep its correction in quarantine; pairs are screened again when assembled
+    suspicions = suspicions_in(messages[:-1] if UNFINISHED in findings else messages, rules)
     assessment = assess(findings, suspicions, Feedback(), rules.policy.classes)
     return Checked(messages, key, capture, assessment)
 
@@ -205,7 +207,7 @@ def _checked_messages(given: Any, max_chars: int, for_correction: bool) -> list[
 def _is_blank(message: Any) -> bool:
     """Whether it is an answer without a word: a model may end at once, and a person may still say what was right."""
     is_answer = isinstance(message, dict) and message.get("role") == "assistant" and not message.get("tool_calls")
-    return is_answer and isinstance(said := message.get("content"), str) and not said.strip()
+    return is_answer and isinstance(said := message.get("content"), str) and says_nothing(said)
 
 
 def _texts_in(value: Any) -> Iterator[str]:
