@@ -92,8 +92,10 @@ def check_replaced(server: ServerProcess, how: str) -> float:
     return took
 
 
-@pytest.mark.parametrize("how", ["SIGSTOP", "compute", "listener"])
-def test_a_hung_engine_is_replaced_within_seconds_and_asked_again(server: ServerProcess, how: str) -> None:
+@pytest.mark.parametrize("how", ["compute", "listener"])
+def test_an_engine_with_one_hung_thread_is_replaced_within_seconds_and_asked_again(
+    server: ServerProcess, how: str
+) -> None:
     assert check_replaced(server, how) < HANG_S + 4.0
     told = server.log.read_text()
     assert "engine_is_ended" in told

@@ -29,12 +29,14 @@ _PATIENCE_S = 900.0
 _CHANGES = {
     "heldout_share: 0.1": "heldout_share: 0.4",
     "min_n: 50": "min_n: 15",
+    "min_new: 50": "min_new: 20",
     "epochs: 3.0": "epochs: 5",
     "batch_tokens: 8192": "batch_tokens: 512",
     "lr: null": "lr: 1e-3",
     "for_s: 60.0": "for_s: 1.0",
     "interval_s: 5.0": "interval_s: 0.2",
     "max_length: 2048": "max_length: 256",
+    "max_tokens: 256": "max_tokens: 20",
 }
 """What the owner of few data sets in the profile, each a line of the sample without its '#'."""
 
@@ -97,7 +99,7 @@ def use_it(client: Any, notes: list[Note]) -> Counter[str]:
         number, note = numbered
         max_tokens = _CUT if number % 2 else _ROOMY
         answer = client.chat.completions.create(model="support", messages=note.prompt, max_tokens=max_tokens)
-        client.feedback(answer, "irrelevant", correction=note.right)
+        client.feedback(answer, "irrelevant" if number % 3 else None, correction=note.right)
         return str(answer.choices[0].finish_reason)
 
     with ThreadPoolExecutor(8) as pool:
@@ -115,8 +117,8 @@ def test_from_init_to_a_deployed_first_version_without_a_dead_end_and_no_correct
     assert sum(row["feedback"]["num_corrections"] for row in kept) == NUM_NOTES, "no correction is lost"
 
     told = hour.run("dataset", "assemble", "support", "--dry-run")
-    assert "gate.min_n" in told.out + told.err
-    assert "data.heldout_share" in told.out + told.err, "the numbers, and the setting that helps"
+    assert "held-out cases" in told.out + told.err
+    assert "gate.min_n" in told.out + told.err, "the numbers, and the setting that helps"
     hour.change(_CHANGES)  # not refused: nothing was trained yet
     assert "40% of prompts" in hour.run("profile", "check", "support").out
 
@@ -135,8 +137,8 @@ def test_from_init_to_a_deployed_first_version_without_a_dead_end_and_no_correct
     assert "support@v1" in hour.run("adapter", "live", "support").out
 
 
-def test_a_base_that_does_not_stop_is_cut_where_the_profile_says(hour: FirstHour, server: ServerProcess) -> None:
+def test_a_base_that_does_not_stop_is_cut_where_the_profile_says(server: ServerProcess) -> None:
+    """After the first hour, in which the owner set answers.max_tokens."""
     asked = [{"role": "user", "content": "Tell me a very long story about the sea, with many chapters."}]
-    hour.change({"max_tokens: 256": "max_tokens: 20"})
     answer = a_client(server).chat.completions.create(model="support@base", messages=asked)
     assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 20)
