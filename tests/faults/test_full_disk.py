@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
-from builders import cli_environ, wait_for
+from builders import PROFILE, cli_environ, wait_for
 from disk_builders import MakeDisk, SmallDisk, make_disk, own_mounts
 from story_builders import Fleet, MakeFleet
+from tunesmith.errors import StoreError
 from tunesmith.store import queue
 
 __all__ = ["make_disk", "own_mounts"]
@@ -77,6 +78,40 @@ def told(fleet: Fleet, first: str, third: str, word: str) -> None:
 def test_full_disk_waits_at_no_cost_and_goes_on(make_disk: MakeDisk, make_fleet: MakeFleet) -> None:
     disk = make_disk("disk", megabytes=48, inodes=1500)
     survives(make_fleet("disk/one", options=SLOW), disk, inodes=False, control=True)
+
+
+def test_directory_target_on_another_full_disk_waits_at_no_cost(make_disk: MakeDisk, make_fleet: MakeFleet) -> None:
+    disk = make_disk("served", megabytes=1, inodes=100)
+    target = {"name": "shared", "kind": "directory", "options": {"path": str(disk.path / "live")}}
+    fleet = make_fleet(profile={"targets": [target]})
+    run_id = fleet.submit()
+    disk.fill()
+    fleet.start()
+    wait_for(lambda: "No space left" in (fleet.client.runs.get(run_id).waits_for or ""), 40, fleet.logs()[-2000:])
+    [item] = [item for item in fleet.client.system.inbox() if item.id == run_id]
+    assert item.kind == "deploy task without room"
+    disk.make_room()
+    fleet.wait(run_id, "deployed", timeout_s=60)
+    assert charged(fleet, run_id) == (0, 0)
+
+
+def test_bulk_is_refused_and_control_goes_on_where_the_store_s_disk_is_full(
+    make_disk: MakeDisk, make_fleet: MakeFleet
+) -> None:
+    disk = make_disk("disk", megabytes=24)
+    fleet = make_fleet("disk/one")
+    client, hello = fleet.client, [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+    run_id = fleet.submit()
+    disk.fill()
+    with pytest.raises(StoreError, match="no space left under"):
+        client.experiences.add(PROFILE, hello)
+    for _ in range(20):
+        client.system.estop(on=True, reason="a drill")
+        client.system.estop(on=False, reason="a drill")
+    client.runs.cancel(run_id)
+    assert fleet.state(run_id) == "cancelled"
+    disk.make_room()
+    assert client.experiences.add(PROFILE, hello).is_new
 
 
 @pytest.mark.soak

@@ -79,14 +79,9 @@ def parked(tx: Tx) -> list[Task]:
 
 def waiting_for_room(tx: Tx, limit: int = 100) -> list[tuple[Task, Attempt]]:
     """Waiting tasks whose last attempt ran out of disk, each with that attempt."""
-    every = attempts.alias()
-    newest = sa.select(sa.func.max(every.c.number)).where(every.c.task_id == tasks.c.id)
-    without_room = sa.exists().where(
-        attempts.c.task_id == tasks.c.id,
-        attempts.c.number == newest.correlate(tasks).scalar_subquery(),
-        attempts.c.error_class == ErrorClass.DISK,
-    )
-    query = sa.select(tasks).where(sa.text("tasks.state = 'waiting'"), without_room).order_by(tasks.c.seq).limit(limit)
+    newest = (attempts.c.task_id == tasks.c.id, attempts.c.number == tasks.c.num_attempts)
+    ran_out = sa.exists().where(*newest, attempts.c.error_class == ErrorClass.DISK)
+    query = sa.select(tasks).where(sa.text("state = 'waiting'"), ran_out).order_by(tasks.c.seq).limit(limit)
     return [(task_of(row), last_attempt(tx, row["id"])) for row in tx.all(query)]
 
 
