@@ -115,6 +115,31 @@ def test_failed_attempts_back_off_as_the_retry_table_says_and_then_end(database:
             assert ended.ended_at is not None
 
 
+def test_disk_trouble_is_free_pauses_longer_each_time_and_can_be_found(database: Database) -> None:
+    with database.write() as tx:
+        task_id = a_task(tx)
+        pauses = []
+        for _ in range(8):
+            force(tx, tables.tasks, task_id, available_at=None, available_clock=None)
+            lease = claim_of(tx, task_id).lease
+            why = "no space left under /x\nOSError: No space left on device"
+            decision = tasks.end_attempt(
+                tx, lease, AttemptState.INTERRUPTED, actor=ACTOR, error_class=ErrorClass.DISK, error=why
+            )
+            pauses.append(decision.delay_s)
+        assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+        task = tasks.get(tx, task_id)
+        assert (task.state, task.reason) == (TaskState.WAITING, "no space left under /x")
+        assert (task.counts.num_crashes, task.counts.num_errors) == (0, 0)
+        [(found, last)] = queue.waiting_for_room(tx)
+        assert (found.id, last.error_class) == (task_id, ErrorClass.DISK)
+        force(tx, tables.tasks, task_id, available_at=None, available_clock=None)
+        lease = claim_of(tx, task_id).lease
+        assert queue.waiting_for_room(tx) == []
+        tasks.end_attempt(tx, lease, AttemptState.SUCCEEDED, actor=ACTOR)
+        assert queue.waiting_for_room(tx) == []
+
+
 @pytest.mark.parametrize("kind", TaskKind)
 def test_estop_stops_train_curriculum_and_deploy_only(database: Database, kind: TaskKind) -> None:
     with database.write() as tx:
