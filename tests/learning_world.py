@@ -243,7 +243,9 @@ class World:
     def store_files(self) -> bytes:
         """Every byte of a SQLite store, its log included; of a server there are none to look at."""
         where = Path(self.database.where)
-        return b"".join(path.read_bytes() for path in where.parent.glob(f"{where.name}*") if where.is_absolute())
+        return b"".join(
+            path.read_bytes() for path in where.parent.glob(f"{where.name}*") if where.is_absolute() and path.is_file()
+        )
 
     def everything_below(self, folder: Path) -> str:
         """Every byte of every file, with Parquet read: its pages are compressed."""

@@ -173,6 +173,7 @@ def test_choice_means_default_none_or_the_named_ones_in_one_order() -> None:
         "language_outlier",
         "source_limit",
         "template_limit",
+        "detector",
     }
 
 
