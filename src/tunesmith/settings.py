@@ -27,7 +27,7 @@ PHASE_DEADLINES_S: dict[Phase, float] = {
 
 class StoreSettings(Section):
     url: str | None = None
-    """Where the store is: sqlite:///FILE or postgresql://USER@HOST/DATABASE; unset takes .tunesmith/store.db."""
+    """sqlite:///FILE, relative to the workspace, or postgresql://USER@HOST/DATABASE; unset: .tunesmith/store.db."""
 
     @field_validator("url")
     @classmethod

@@ -223,7 +223,8 @@ class Worker:
         for claim in expired:
             log.warning("lease_expired", task=claim.task.id, run=claim.task.run_id, held_by=claim.attempt.worker_id)
             if claim.attempt.process is not None:
-                kill_stray(ProcessIdentity.from_json(claim.attempt.process), self.timing.grace_s)
+                folder = self.workspace.runs_dir / str(claim.task.run_id) / claim.attempt.id
+                kill_stray(ProcessIdentity.from_json(claim.attempt.process), self.timing.grace_s, folder)
         control.end_forgotten(self.database, actor=self.id)
         self._finish_erasures()
         if self.database.reserve is not None:

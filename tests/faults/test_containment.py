@@ -77,7 +77,7 @@ class Driver:
         self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
-        kill_stray(self.shim, 0.0)
+        kill_stray(self.shim, 0.0, Path(self.shim.place))
 
 
 @pytest.fixture
@@ -314,10 +314,10 @@ def test_kill_stray_ends_what_a_dead_worker_left(world: World) -> None:
     wait_until(lambda: len(strays(spec.attempt.attempt_id)) == 4)
     identity = ProcessIdentity.from_json(running.identity.to_json())
     assert is_alive(identity)
-    assert kill_stray(identity, 0.1)
+    assert kill_stray(identity, 0.1, running.directory)
     assert strays(spec.attempt.attempt_id) == []
     assert not is_alive(identity)
-    assert not kill_stray(identity, 0.1)
+    assert not kill_stray(identity, 0.1, running.directory)
     assert finish(running) == -9
 
 
@@ -330,7 +330,7 @@ def test_kill_stray_spares_a_process_that_got_the_number(world: World) -> None:
         other_boot = ProcessIdentity(own.pid, own.start_ticks, "another-boot", "att-gone")
         for identity in (earlier, other_boot):
             assert not is_alive(identity)
-            assert not kill_stray(identity, 0.0)
+            assert not kill_stray(identity, 0.0, world.root)
         assert sleeper.poll() is None
     finally:
         sleeper.kill()

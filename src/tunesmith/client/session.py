@@ -60,7 +60,10 @@ class Session:
 
     @property
     def store_url(self) -> str:
-        return self.settings.store.url or f"sqlite:///{self.workspace.store_file}"
+        """A relative SQLite file is the workspace's own, wherever the command is given."""
+        url = self.settings.store.url or f"sqlite:///{self.workspace.store_file}"
+        file = url.removeprefix("sqlite:///")
+        return f"sqlite:///{self.workspace.root / file}" if file not in (url, "", ":memory:") else url
 
     @property
     def no_room(self) -> str | None:

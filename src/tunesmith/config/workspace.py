@@ -12,6 +12,7 @@ from tunesmith.errors import ConfigError, NotFound, Refused, UsageError, show
 from tunesmith.files import write_atomic
 
 PROJECT_FILE = "tunesmith.yaml"
+DATA_FOLDER = ".tunesmith"
 ENVIRONMENT_VARIABLE = "TUNESMITH_WORKSPACE"
 SAMPLE_FILE = "example.yaml.sample"
 _OWN = 0o700
@@ -35,7 +36,7 @@ class Workspace:
     @property
     def data_dir(self) -> Path:
         """What tunesmith itself writes; nothing in it is edited by hand."""
-        return self.root / ".tunesmith"
+        return self.root / DATA_FOLDER
 
     @property
     def store_file(self) -> Path:
@@ -80,6 +81,14 @@ class Workspace:
 def is_workspace(folder: Path) -> bool:
     """Whether a workspace is there now."""
     return (folder / PROJECT_FILE).is_file()
+
+
+def is_this_one(said: str, root: Path) -> bool:
+    """Whether what was written for the workspace at `said` is for the one at `root`: it is there, or was moved there.
+
+    Where the one at `said` is still there, `root` is a copy, and has no say about processes and servers of that one.
+    """
+    return said == str(root) or not is_workspace(Path(said))
 
 
 def find_workspace(

@@ -27,7 +27,7 @@ PROTOCOL_VERSION = 1
 
 class BaseModelRef(Section):
     path: str
-    """Absolute folder of the base model."""
+    """Folder of the base model: in the store relative to the workspace where it lies in it, for programs absolute."""
     revision: str | None
     digest: str
     """sha256 over the content of the model's files."""
@@ -46,7 +46,7 @@ class AdapterRef(Section):
 class DatasetRef(Section):
     id: str
     path: str
-    """Absolute folder with train.parquet, validation.parquet, heldout.parquet and manifest.json."""
+    """Folder with train.parquet, validation.parquet, heldout.parquet and manifest.json; absolute for programs."""
     fingerprint: str
     num_train: int
     num_validation: int

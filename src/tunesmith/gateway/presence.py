@@ -33,6 +33,7 @@ class Presence:
     """Held by the kernel for us, so it ends with the process, however that ends; a dead server's lock is free."""
 
     def __init__(self, workspace: Workspace) -> None:
+        self._root = workspace.root
         self.folder = workspace.data_dir / "serve"
         self.folder.mkdir(mode=_OWN_FOLDER, parents=True, exist_ok=True)
         self._handle = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWN_FILE)
@@ -49,7 +50,7 @@ class Presence:
 
     def announce(self, server_id: str, url: str, token: str) -> str:
         """Say where we are; returns our process identity."""
-        process = identify(os.getpid()).to_json()
+        process = identify(os.getpid(), place=self._root).to_json()
         os.ftruncate(self._handle, 0)
         os.pwrite(self._handle, f"{url}\n".encode(), 0)
         path = self.folder / f"{server_id}.json"

@@ -71,7 +71,7 @@ def launch(
     os.pwrite(keepalive, shim.keepalive_content(0), 0)
     shim.become_subreaper()  # if the shim itself is killed, what it held comes to us and can be found
     process, lifeline, status = _start_shim(_command(argv, directory), spec, directory, env)
-    identity = identify(process.pid, spec.attempt.attempt_id)
+    identity = identify(process.pid, spec.attempt.attempt_id, directory)
     return RunningProgram(process, identity, _Pipes(lifeline, status, keepalive), directory)
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from tunesmith.clock import boot_id, boot_seconds
 from tunesmith.programs.shim import Process, all_processes, descendants, read_process
@@ -25,6 +26,8 @@ class ProcessIdentity:
     start_ticks: int
     boot_id: str
     attempt_id: str
+    place: str = ""
+    """The folder that it works in: a copied workspace finds the identities of the original's processes in its store."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -32,13 +35,15 @@ class ProcessIdentity:
     @classmethod
     def from_json(cls, text: str) -> ProcessIdentity:
         raw = json.loads(text)
-        return cls(int(raw["pid"]), int(raw["start_ticks"]), str(raw["boot_id"]), str(raw["attempt_id"]))
+        place = str(raw.get("place", ""))
+        return cls(int(raw["pid"]), int(raw["start_ticks"]), str(raw["boot_id"]), str(raw["attempt_id"]), place)
 
 
-def identify(pid: int, attempt_id: str = "") -> ProcessIdentity:
+def identify(pid: int, attempt_id: str = "", place: Path | None = None) -> ProcessIdentity:
     """The identity of a running process; without /proc its start time is 0, and it is never taken for alive."""
     process = read_process(pid)
-    return ProcessIdentity(pid, process.start_ticks if process else 0, boot_id(), attempt_id)
+    where = "" if place is None else str(place)
+    return ProcessIdentity(pid, process.start_ticks if process else 0, boot_id(), attempt_id, where)
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
@@ -47,12 +52,15 @@ def is_alive(identity: ProcessIdentity) -> bool:
     return process is not None and bool(_living([process]))
 
 
-def kill_stray(identity: ProcessIdentity, grace_s: float) -> bool:
+def kill_stray(identity: ProcessIdentity, grace_s: float, folder: Path) -> bool:
     """End a shim of a dead worker and everything of its attempt; True if there was anything to end.
 
+    `folder` is the attempt's. A process that works in another one which is still there belongs to the workspace that
+    ours was copied from, and is left alone.
     A shim ends its tree by itself when its worker dies, so it is given the grace to do so first.
     """
-    if identity.boot_id != boot_id():
+    is_of_original = identity.place not in ("", str(folder)) and Path(identity.place).exists()
+    if identity.boot_id != boot_id() or is_of_original:
         return False
     found = is_alive(identity) or bool(of_attempt(identity))
     deadline = boot_seconds() + grace_s

@@ -79,7 +79,7 @@ def _try_everywhere(context: StageContext, run: Run, adapter: Adapter, probed: d
     except (DataError, OSError) as error:
         return NotFlipped(f"the adapter is not what was evaluated: {error}", "refused")
     with context.database.read() as tx:
-        every = followers(tx, run.spec.targets)
+        every = followers(tx, run.spec.targets, context.workspace)
         references = references_of(context.workspace, evaluations.latest_of_adapter(tx, adapter.id))
     busy = next((follower.name for follower in every if follower.is_busy), None)
     if busy is not None:

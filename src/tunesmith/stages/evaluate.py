@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 
+from tunesmith.config.spec_paths import located
 from tunesmith.domain.evaluation import compare
 from tunesmith.domain.gate import BARE_BASE, Evidence, Judged, decide
 from tunesmith.domain.program import Scores
@@ -45,7 +46,7 @@ def evaluate(context: StageContext) -> StageEnd:
     spec = EvaluateSpec(
         attempt=context.attempt_ref,
         run_id=run.id,
-        base=run.spec.base,
+        base=located(context.workspace, run.spec).base,
         subjects=(
             Subject(label="candidate", adapter=_ref(context, candidate)),
             Subject(label="baseline", adapter=None if live is None else _ref(context, live)),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunesmith.config.workspace import Workspace
+from tunesmith.config.workspace import Workspace, is_this_one
 from tunesmith.domain.parity import Tolerance, tolerance_of
 from tunesmith.domain.profile import Target as TargetConfig
 from tunesmith.domain.serving import ServerState
@@ -46,11 +46,11 @@ class Follower:
         return tolerance_of(self.kind, self.options, dtype, self.parity_tolerance)
 
 
-def followers(tx: Tx, targets: Sequence[TargetConfig | Mapping[str, Any]]) -> list[Follower]:
+def followers(tx: Tx, targets: Sequence[TargetConfig | Mapping[str, Any]], workspace: Workspace) -> list[Follower]:
     """Everybody who has to serve what is live now, in the order in which they are brought along."""
     parsed = [TargetConfig.model_validate(target) for target in targets]
     found = [Follower(each.name, each.kind, each.options, each.parity_tolerance) for each in parsed]
-    server = _server_here(tx)
+    server = _server_here(tx, workspace)
     if server is None:
         return found
     is_busy = server.state is not ServerState.SERVING
@@ -62,10 +62,14 @@ def followers(tx: Tx, targets: Sequence[TargetConfig | Mapping[str, Any]]) -> li
     ]
 
 
-def _server_here(tx: Tx) -> servers.Server | None:
+def _server_here(tx: Tx, workspace: Workspace) -> servers.Server | None:
     """A server of this workspace whose process runs on this machine, the one that began last."""
-    here = [server for server in servers.alive(tx) if server.host == socket.gethostname()]
-    return next((server for server in reversed(here) if is_alive(ProcessIdentity.from_json(server.process))), None)
+    for server in reversed(servers.alive(tx)):
+        process = ProcessIdentity.from_json(server.process)
+        is_ours = not process.place or is_this_one(process.place, workspace.root)
+        if is_ours and server.host == socket.gethostname() and is_alive(process):
+            return server
+    return None
 
 
 def served_adapter(workspace: Workspace, adapter: Adapter) -> ServedAdapter:

@@ -82,7 +82,7 @@ def reconcile(context: StageContext, profile: str) -> str | None:
     """
     for _ in range(_MAX_ROUNDS):
         with context.database.read() as tx:
-            wanted = _wanted(tx, profile)
+            wanted = _wanted(tx, context.workspace, profile)
         if wanted is None:
             return None
         settled = [(follower, _settle(context, wanted, follower)) for follower in wanted.asked]
@@ -175,7 +175,7 @@ def _let_go(context: StageContext, wanted: _Wanted, follower: Follower) -> None:
 def look(context: StageContext, profile: str) -> dict[str, str]:
     """By target, what is wrong with it; nothing means healthy."""
     with context.database.read() as tx:
-        wanted = _wanted(tx, profile)
+        wanted = _wanted(tx, context.workspace, profile)
     if wanted is None:
         return {}
     found = {each.name: _problem(wanted, _see(context.workspace, wanted, each)) for each in wanted.asked}
@@ -188,7 +188,7 @@ def look_at_targets(database: Database, workspace: Workspace, *, actor: str) -> 
         profiles = [deployment.profile for deployment in deployments.listing(tx)]
     for profile in profiles:
         with database.read() as tx:
-            wanted = _wanted(tx, profile)
+            wanted = _wanted(tx, workspace, profile)
         if wanted is not None and not wanted.is_under_way:
             seen = {each.name: _see(workspace, wanted, each) for each in wanted.asked}
             with database.write(durable=False) as tx:
@@ -250,7 +250,7 @@ def _problem(wanted: _Wanted, seen: _Seen) -> str | None:
     return f"it still holds {revoked[0]}, which is revoked" if revoked else None
 
 
-def _wanted(tx: Tx, profile: str) -> _Wanted | None:
+def _wanted(tx: Tx, workspace: Workspace, profile: str) -> _Wanted | None:
     deployment = deployments.get(tx, profile)
     if deployment is None:
         return None
@@ -262,7 +262,7 @@ def _wanted(tx: Tx, profile: str) -> _Wanted | None:
         previous=None if previous is None else previous.name,
         kept=deployments.kept(tx, profile),
         revoked=adapters.names_in(tx, profile, AdapterState.REVOKED),
-        followers=tuple(followers(tx, deployment.targets)),
+        followers=tuple(followers(tx, deployment.targets, workspace)),
         is_under_way=watched is not None or deployments.being_deployed(tx, live) is not None,
         order=deployment.order,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tunesmith.config.resolve import resolve
+from tunesmith.config.spec_paths import located
 from tunesmith.config.workspace import Workspace
 from tunesmith.domain.spec import RunSpec
 from tunesmith.errors import ConfigError, TunesmithError
@@ -17,7 +18,7 @@ from tunesmith.modeling.base_files import known_digest
 
 def base_trouble(workspace: Workspace, spec: RunSpec) -> str | None:
     """Why the run must not go on with what is there; None: it is the base that it was submitted with."""
-    for folder in dict.fromkeys((Path(spec.base.path), _named_now(workspace, spec.profile))):
+    for folder in dict.fromkeys((Path(located(workspace, spec).base.path), _named_now(workspace, spec.profile))):
         problem = None if folder is None else changed_base(workspace, folder, spec.base.digest)
         if problem is not None:
             return problem

@@ -9,6 +9,7 @@ from typing import Any, Literal, assert_never
 
 from tunesmith.config.checks import CheckedProfile, check_profile
 from tunesmith.config.resolve import Resolved, resolve
+from tunesmith.config.spec_paths import stored
 from tunesmith.config.workspace import Workspace
 from tunesmith.domain.dataset import DatasetReport, Kind, PrepareOptions
 from tunesmith.domain.estimate import Estimate
@@ -179,8 +180,9 @@ def _submit_on(
     checked, trainer, campaign_id = wanted
     spec = spec_of(database, workspace, submission, checked, trainer, dataset, base_of(checked))
     spec = spec.model_copy(update={"campaign_id": campaign_id})
-    memory = memory_of_spec(database, spec, report_of(workspace, dataset)) if trainer.name == PLANNED else None
-    run_id, is_new = _queue(database, spec, submission, report_of(workspace, dataset).options, actor)
+    report = report_of(workspace, dataset)
+    memory = memory_of_spec(database, spec, report) if trainer.name == PLANNED else None
+    run_id, is_new = _queue(database, stored(workspace, spec), submission, report.options, actor)
     guess = Estimate(0.0, "a dry run trains nothing") if spec.dry_run else estimate(database, workspace, spec)
     said = None if memory is None else memory.in_one_line()
     return Submitted(run_id, dataset.id, guess, is_new, _few_cases(database, spec, checked), said)

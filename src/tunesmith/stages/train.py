@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from tunesmith.config.resolve import objection
+from tunesmith.config.spec_paths import located
 from tunesmith.domain.program import CheckpointEvent, Event, Result, ResultStatus
 from tunesmith.domain.request import RequestKind
 from tunesmith.domain.spec import ResumeSource, RunSpec, TrainSpec
@@ -35,7 +36,7 @@ def train(context: StageContext) -> StageEnd:
         run = runs.get(tx, context.run_id)
         earlier = queue.attempts_of_run(tx, run.id)
         forgotten = forgotten_runs.why_ended(tx, run)
-    _end_strays(earlier, context.settings.worker.grace_s)
+    _end_strays(earlier, context)
     if forgotten is not None:
         return StageEnd.cancelled()
     forbidden = objection(context.workspace, run.profile)
@@ -47,7 +48,8 @@ def train(context: StageContext) -> StageEnd:
     held = None if run.spec.dry_run else take_device(context, run.spec.trainer)
     if held is not None:
         return StageEnd.held(held)
-    problem = _dataset_problem(run.spec)
+    run_spec = located(context.workspace, run.spec)
+    problem = _dataset_problem(run_spec)
     if problem is not None:
         return StageEnd.failed(ErrorClass.DATA, problem)
     trainer, options, root = find_trainer(run.spec.trainer), run.spec.trainer_options, context.workspace.root
@@ -59,7 +61,7 @@ def train(context: StageContext) -> StageEnd:
         _thin_out(context, resume, run.spec.checkpoints.keep)
     spec = TrainSpec(
         attempt=context.attempt_ref,
-        run=run.spec,
+        run=run_spec,
         resume=resume,
         micro_batch_divisor=2**context.claim.task.counts.num_shrinks,
         spent_wall_s=sum(float((attempt.result or {}).get("train_s", 0.0)) for attempt in earlier),
@@ -205,8 +207,9 @@ def _dataset_problem(spec: RunSpec) -> str | None:
     return None
 
 
-def _end_strays(earlier: list[Attempt], grace_s: float) -> None:
+def _end_strays(earlier: list[Attempt], context: StageContext) -> None:
     """Make sure that no program of an earlier attempt is still running on this machine."""
     for attempt in earlier:
         if attempt.process is not None and attempt.ended_at is not None:
-            kill_stray(ProcessIdentity.from_json(attempt.process), grace_s)
+            folder = context.workspace.runs_dir / context.run_id / attempt.id
+            kill_stray(ProcessIdentity.from_json(attempt.process), context.settings.worker.grace_s, folder)

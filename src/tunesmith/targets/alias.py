@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunesmith.config.spec_paths import path_from, path_in
 from tunesmith.errors import DataError
 from tunesmith.files import sha256_text, verify_folder, write_atomic
 from tunesmith.targets.base import ServedAdapter, TargetError
@@ -27,7 +28,13 @@ class StateFile:
     @classmethod
     def at(cls, root: Path, profile: str, kind: str, which: str) -> StateFile:
         """`which` tells two targets of one kind apart: what they talk to."""
-        return cls(root / ".tunesmith" / "targets" / profile / f"{kind}-{sha256_text(which)[:8]}.json")
+        folder = root.resolve() / ".tunesmith" / "targets" / profile
+        return cls(folder / f"{kind}-{sha256_text(which)[:8]}.json")
+
+    @property
+    def root(self) -> Path:
+        """The workspace that it lies in."""
+        return next(folder.parent for folder in self.path.parents if folder.name == ".tunesmith")
 
     def read(self) -> dict[str, Any]:
         try:
@@ -70,14 +77,14 @@ class Alias:
     def set(self, adapter: ServedAdapter | None) -> None:
         about = None
         if adapter is not None:
-            about = {"name": adapter.name, "path": str(adapter.path), "digest": adapter.digest}
+            about = adapter_to_json(adapter, self._file)
         try:
             self._file.write({"v": 1, "live": about})
         except OSError as error:
             raise TargetError(f"{self._file.path}: {error.strerror}") from error
 
     def get(self) -> ServedAdapter | None:
-        return adapter_of(self._file.read().get("live"), self._file.path)
+        return adapter_of(self._file.read().get("live"), self._file)
 
     def refuse_if_served(self, name: str) -> None:
         live = self.get()
@@ -85,14 +92,19 @@ class Alias:
             raise TargetError(f"{name} is served; flip to another version first")
 
 
-def adapter_of(about: Any, path: Path) -> ServedAdapter | None:
+def adapter_to_json(adapter: ServedAdapter, file: StateFile) -> dict[str, str]:
+    """For a state file: the workspace may be copied or moved."""
+    return {"name": adapter.name, "path": path_in(file.root, adapter.path), "digest": adapter.digest}
+
+
+def adapter_of(about: Any, file: StateFile) -> ServedAdapter | None:
     """An adapter out of a state file."""
     if about is None:
         return None
     try:
-        return ServedAdapter(str(about["name"]), Path(about["path"]), str(about["digest"]))
+        return ServedAdapter(str(about["name"]), path_from(file.root, about["path"]), str(about["digest"]))
     except (KeyError, TypeError):
-        raise TargetError(f"{path} is not what tunesmith writes; remove it and deploy again") from None
+        raise TargetError(f"{file.path} is not what tunesmith writes; remove it and deploy again") from None
 
 
 def verified(adapter: ServedAdapter) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tunesmith.config.workspace import is_this_one
 from tunesmith.domain.parity import Reading
 from tunesmith.programs.process_identity import ProcessIdentity, is_alive
 from tunesmith.targets.adapter_files import folder_refusal
@@ -28,7 +29,8 @@ class EmbeddedTarget:
 
     def __init__(self, options: dict[str, Any], *, root: Path, profile: str) -> None:
         self._options = read_options(EmbeddedOptions, "embedded", options)
-        self._folder = root / ".tunesmith" / "serve"
+        self._root = root.resolve()
+        self._folder = self._root / ".tunesmith" / "serve"
         self._profile = profile
 
     def refusal(self, adapter: ServedAdapter) -> str | None:
@@ -106,7 +108,7 @@ class EmbeddedTarget:
     def _servers(self, timeout_s: float | None = None) -> list[Http]:
         found = [
             Http(str(about["url"]).rstrip("/"), timeout_s or self._options.timeout_s, key=str(about["token"]))
-            for about in map(_read, sorted(self._folder.glob("*.json")))
+            for about in (_read(path, self._root) for path in sorted(self._folder.glob("*.json")))
             if about is not None
         ]
         if not found:
@@ -114,13 +116,14 @@ class EmbeddedTarget:
         return found
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """What a server wrote about itself; None where its process is gone or the file is not one of ours."""
+def _read(path: Path, root: Path) -> dict[str, Any] | None:
+    """What a server wrote about itself; None where its process is gone or the file is not one of this workspace's."""
     try:
         about = json.loads(path.read_bytes())
         identity = about["process"]
         process = ProcessIdentity.from_json(identity if isinstance(identity, str) else json.dumps(identity))
-        return about if is_alive(process) and {"url", "token"} <= set(about) else None
+        is_ours = not process.place or is_this_one(process.place, root)
+        return about if is_ours and is_alive(process) and {"url", "token"} <= set(about) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

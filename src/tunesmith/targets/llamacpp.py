@@ -13,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tunesmith.config.workspace import is_this_one
 from tunesmith.domain.parity import Reading
 from tunesmith.errors import DataError
 from tunesmith.files import sha256_file
 from tunesmith.targets import llama_processes as processes
-from tunesmith.targets.alias import adapter_of
+from tunesmith.targets.alias import adapter_of, adapter_to_json
 from tunesmith.targets.base import Door, ServedAdapter, Target, TargetError
 from tunesmith.targets.in_order import Order
 from tunesmith.targets.llama_files import PLAIN, Converted, LlamacppOptions
@@ -60,7 +61,7 @@ class LlamacppTarget:
 
     def flip(self, adapter: ServedAdapter | None) -> None:
         with self._file.locked():
-            state = self._file.read()
+            state = self._state()
             name = None if adapter is None else adapter.name
             live = self._with_default(name)
             if live is None and adapter is not None:
@@ -68,9 +69,9 @@ class LlamacppTarget:
             process = live or self._start(None, ())  # the bare base, too, is served by somebody
             about = None
             if adapter is not None:
-                about = {"name": adapter.name, "path": str(adapter.path), "digest": adapter.digest}
+                about = adapter_to_json(adapter, self._file)
             state["processes"] = [each.to_json() for each in self._processes()]
-            self._file.write({**state, "v": 1, "current": process.id, "live": about})
+            self._file.write({**state, "v": 1, "root": str(self._file.root), "current": process.id, "live": about})
 
     def flip_in_order(self, adapter: ServedAdapter | None, order: int) -> None:
         with self._order.entering(order):
@@ -78,7 +79,7 @@ class LlamacppTarget:
 
     def drain(self, name: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        current = self._file.read().get("current")
+        current = self._state().get("current")
         for process in self._processes():
             if process.place_of(name) is None or not process.is_alive:
                 continue
@@ -90,12 +91,12 @@ class LlamacppTarget:
 
     def unload(self, name: str) -> None:
         with self._file.locked():
-            live = adapter_of(self._file.read().get("live"), self._file.path)
+            live = adapter_of(self._state().get("live"), self._file)
             if live is not None and live.name == name:
                 raise TargetError(f"{name} is served; flip to another version first")
             kept = []
             for process in self._processes():
-                if process.default == name and process.id != self._file.read().get("current"):
+                if process.default == name and process.id != self._state().get("current"):
                     processes.end(process)
                     continue
                 held = tuple(replace(each, is_gone=each.is_gone or each.name == name) for each in process.adapters)
@@ -108,10 +109,10 @@ class LlamacppTarget:
         return frozenset(held.name for process in alive for held in process.adapters if not held.is_gone)
 
     def observe(self) -> str | None:
-        state = self._file.read()
+        state = self._state()
         if "current" not in state:
             return None
-        live = adapter_of(state.get("live"), self._file.path)
+        live = adapter_of(state.get("live"), self._file)
         process = next((each for each in self._processes() if each.id == state["current"]), None)
         name = "the bare base" if live is None else live.name
         if process is None or not process.is_alive:
@@ -162,7 +163,7 @@ class LlamacppTarget:
 
     def _make_room(self) -> None:
         """End the oldest process that is neither live nor answering, where there would be too many."""
-        current = self._file.read().get("current")
+        current = self._state().get("current")
         alive = [process for process in self._processes() if process.is_alive]
         while len(alive) >= self._options.max_processes:
             oldest = next((each for each in alive if each.id != current and not self._is_busy(each)), None)
@@ -176,6 +177,7 @@ class LlamacppTarget:
 
     def _start(self, default: str | None, adapters: Sequence[HeldAdapter]) -> LlamaProcess:
         """One more process; the dead are taken off the list, and one that cannot start leaves nothing."""
+        self._end_those_before_a_move()
         kept = [process for process in self._processes() if process.is_alive]
         for gone in self._processes():
             if not gone.is_alive:
@@ -229,12 +231,26 @@ class LlamacppTarget:
 
     def _processes(self) -> list[LlamaProcess]:
         try:
-            return [LlamaProcess.from_json(raw) for raw in self._file.read().get("processes", [])]
+            return [LlamaProcess.from_json(raw) for raw in self._state().get("processes", [])]
         except (KeyError, TypeError, ValueError):
             raise TargetError(f"{self._file.path} is not what tunesmith writes; remove it and deploy again") from None
 
     def _write(self, kept: Sequence[LlamaProcess]) -> None:
-        self._file.write({**self._file.read(), "v": 1, "processes": [each.to_json() for each in kept]})
+        state = {**self._state(), "v": 1, "root": str(self._file.root)}
+        self._file.write({**state, "processes": [each.to_json() for each in kept]})
+
+    def _state(self) -> dict[str, Any]:
+        """What the file says; nothing where it is a copy: its processes are those of the original."""
+        state = self._file.read()
+        return state if state.get("root", str(self._file.root)) == str(self._file.root) else {}
+
+    def _end_those_before_a_move(self) -> None:
+        """The workspace was moved: processes with paths of the former place are ours, and of no use any more."""
+        state = self._file.read()
+        former = state.get("root", str(self._file.root))
+        if former != str(self._file.root) and is_this_one(former, self._file.root):
+            for raw in state.get("processes", []):
+                processes.end(LlamaProcess.from_json(raw))
 
 
 def _check_told(told: Any, process: LlamaProcess) -> None:

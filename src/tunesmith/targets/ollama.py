@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tunesmith.config.workspace import is_this_one
 from tunesmith.domain.parity import Reading
 from tunesmith.errors import DataError
 from tunesmith.files import sha256_file
@@ -174,14 +175,18 @@ class OllamaTarget:
         said = note.read()
         if said.get("digest") != adapter.digest:
             with tempfile.TemporaryDirectory(prefix="tunesmith-") as folder:
-                said = {"digest": adapter.digest, "sha256": sha256_file(self._convert(adapter, folder))}
+                found = sha256_file(self._convert(adapter, folder))
+            said = {"digest": adapter.digest, "sha256": found, "root": str(note.root)}
             note.write(said)
         return str(said["sha256"])
 
     def _noted(self, name: str) -> str | None:
         """The hash of the adapter of a version that we made; None: we did not make it."""
-        said = StateFile(self._notes / f"{name}.json").read().get("sha256")
-        return None if said is None else str(said)
+        note = StateFile(self._notes / f"{name}.json")
+        said = note.read()
+        if "sha256" not in said or not is_this_one(said.get("root", str(note.root)), note.root):
+            return None  # also what the workspace made that ours was copied from
+        return str(said["sha256"])
 
     def _another(self, name: str) -> str:
         return f"{self._http.url} has another {_theirs(name)}, which was not made here; remove or rename it there"

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from tunesmith.config.spec_paths import path_from, path_in
 from tunesmith.domain.parity import Reading
 from tunesmith.targets.adapter_files import folder_refusal
 from tunesmith.targets.alias import Alias, StateFile, verified
@@ -128,7 +129,8 @@ class VllmTarget:
 
     def _held_of_ours(self, replica: Http) -> list[str]:
         """Versions that were loaded from here; a profile of another workspace may have the same name."""
-        noted, below = self._made.read(), self._theirs(self._ours)
+        noted = {name: self._theirs(path_from(self._made.root, path)) for name, path in self._made.read().items()}
+        below = self._theirs(self._ours)
         return [
             name
             for name, root in _adapters(_models(replica)).items()
@@ -137,7 +139,7 @@ class VllmTarget:
 
     def _note(self, adapter: ServedAdapter) -> None:
         with self._made.locked():
-            self._made.write({**self._made.read(), adapter.name: self._theirs(adapter.path)})
+            self._made.write({**self._made.read(), adapter.name: path_in(self._made.root, adapter.path)})
 
     def observe(self) -> str | None:
         live = self._alias.get()
