@@ -145,7 +145,6 @@ class System:
                 live, locked = adapters.all_live(tx), profiles.base_digests(tx)
         except StoreError:
             live, locked = [], {}
-        locked = {**{each.profile: each.base_digest for each in live}, **locked}
         for entry in list_profiles(session.workspace, session.environ):
             if entry.profile is not None:
                 checks += self._base(entry.name, entry.profile.base.path, locked.get(entry.name))

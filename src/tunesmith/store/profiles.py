@@ -45,9 +45,13 @@ def lock(tx: Tx, name: str, facts: ProfileLock, *, actor: str) -> ProfileLock:
 
 
 def base_digests(tx: Tx) -> dict[str, str]:
-    """By profile, the digest of the base that it was locked with."""
+    """By profile, the digest of the base that it was locked with; else, as in `lock_of`, that of what is live."""
+    live = tx.all(sa.select(adapters.c.profile, adapters.c.base_digest).where(adapters.c.state == AdapterState.LIVE))
     rows = tx.all(sa.select(profiles.c.name, profiles.c.lock))
-    return {row["name"]: row["lock"]["base_digest"] for row in rows if row["lock"].get("base_digest") is not None}
+    locked = {row["name"]: row["lock"].get("base_digest") for row in rows}
+    return {row["profile"]: row["base_digest"] for row in live} | {
+        name: digest for name, digest in locked.items() if digest is not None
+    }
 
 
 def decide_split(
