@@ -49,11 +49,11 @@ def _former_root(path: Path) -> Path | None:
 
 
 def _with_paths(spec: RunSpec, change: Callable[[str], str]) -> RunSpec:
-    start = spec.start
+    named = {"base": spec.base, "dataset": spec.dataset, "start": spec.start, "deploys": spec.deploys}
     return spec.model_copy(
         update={
-            "base": spec.base.model_copy(update={"path": change(spec.base.path)}),
-            "dataset": spec.dataset.model_copy(update={"path": change(spec.dataset.path)}),
-            "start": None if start is None else start.model_copy(update={"path": change(start.path)}),
+            name: each.model_copy(update={"path": change(each.path)})
+            for name, each in named.items()
+            if each is not None
         }
     )

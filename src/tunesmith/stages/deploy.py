@@ -118,7 +118,7 @@ def _try(
 
 def _withdraw_all(context: StageContext, run: Run, adapter: Adapter) -> None:
     with context.database.read() as tx:
-        every = followers(tx, run.spec.targets)
+        every = followers(tx, run.spec.targets, context.workspace)
     _withdraw(context, run.profile, every, served_adapter(context.workspace, adapter))
 
 

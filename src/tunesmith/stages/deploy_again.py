@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tunesmith.config.spec_paths import stored
 from tunesmith.config.workspace import Workspace
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.forced import Forced
@@ -101,7 +102,7 @@ def _spec(database: Database, workspace: Workspace, adapter: Adapter, environ: M
         "origins": checked.resolved.said(),
         "metadata": {},
     }
-    return made_by.model_copy(update=changes)
+    return stored(workspace, made_by.model_copy(update=changes))
 
 
 def _queue(tx: Tx, adapter: Adapter, spec: RunSpec, actor: str, *, force: bool, reason: str) -> DeployedAgain:
