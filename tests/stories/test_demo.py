@@ -48,6 +48,8 @@ def test_demo_deploys_what_is_better_and_refuses_what_is_worse(tmp_path: Path, c
     assert 0 < loss["low"] <= loss["difference"] <= loss["high"]
     report = (folder / "report.html").read_text()
     assert report.count("<svg") == 2
+    assert "name='viewport'" in report  # a phone shows it in its own width, and wide tables scroll by themselves
+    assert report.count("<table>") == report.count("<div class=wide><table>") > 2
     assert "reject" in report
 
 
