@@ -34,20 +34,26 @@ def stopped(worker: subprocess.Popen[bytes]) -> Iterator[None]:
         os.kill(worker.pid, signal.SIGCONT)
 
 
+def have_worker(fleet: Fleet, *kinds: str) -> None:
+    """One for all rounds of a phase."""
+    if not fleet.processes:
+        fleet.start(*kinds)
+
+
 def queued(fleet: Fleet, _number: int) -> str:
     return fleet.submit()
 
 
 def loading(fleet: Fleet, _number: int) -> str:
     run_id = fleet.submit()
-    fleet.start()
+    have_worker(fleet)
     freeze_program(fleet)
     return run_id
 
 
 def training(fleet: Fleet, number: int) -> str:
     run_id = fleet.submit(*ENDLESS)
-    fleet.start()
+    have_worker(fleet)
     fleet.wait_for_step(run_id, 1 + number)
     return run_id
 
@@ -69,18 +75,18 @@ def after_pause(fleet: Fleet, number: int) -> str:
 def evaluating(fleet: Fleet, _number: int) -> str:
     run_id = fleet.submit()
     fleet.work("train")
-    fleet.start("evaluate")
+    have_worker(fleet, "evaluate")
     freeze_program(fleet)
     return run_id
 
 
 def deploying(fleet: Fleet, number: int) -> str:
-    """While the target is asked, before the flip; every third time before a worker has begun with it."""
+    """While the target is asked, before the flip; every third time it may not have begun."""
     run_id = fleet.submit()
     fleet.work("train", "evaluate")
     if number % 3 == 0:
         return run_id
-    fleet.start("deploy")
+    have_worker(fleet, "deploy", "watch")
     wait_for(lambda: fleet.attempts(run_id, "deploy") or None)
     time.sleep(0.05 * number)
     return run_id
@@ -94,7 +100,7 @@ def held(fleet: Fleet, _number: int) -> str:
 
 def shadowing(fleet: Fleet, number: int) -> str:
     run_id = fleet.submit("shadow.enabled=true", "shadow.interval_s=0.05")
-    fleet.start()
+    have_worker(fleet)
     fleet.wait(run_id, "shadowing")
     time.sleep(0.03 * number)
     return run_id
@@ -102,14 +108,14 @@ def shadowing(fleet: Fleet, number: int) -> str:
 
 def watching(fleet: Fleet, _number: int) -> str:
     run_id = fleet.submit("watch.for_s=3600", "watch.interval_s=0.1")
-    fleet.start()
+    have_worker(fleet)
     fleet.wait(run_id, "watching")
     return run_id
 
 
 def any_moment(fleet: Fleet, number: int) -> str:
     run_id = fleet.submit("trainer.options.steps=3")
-    fleet.start()
+    have_worker(fleet)
     time.sleep(random.Random(number).uniform(0.5, 4.0))
     return run_id
 
@@ -152,10 +158,6 @@ def cancelled_in(fleet: Fleet, reach: Callable[[Fleet, int], str], number: int) 
         fleet.wait(run_id, "cancelled")
         assert all(request["acknowledged_at"] for request in fleet.client.runs.show(run_id).requests)
         assert fleet.client.adapters.live(PROFILE) is None
-    for worker in fleet.processes:
-        worker.kill()
-        worker.wait()
-    fleet.processes.clear()
     if answer is None:
         end_of(fleet, run_id)
     return "told" if answer is None else "cancelled"
@@ -164,11 +166,9 @@ def cancelled_in(fleet: Fleet, reach: Callable[[Fleet, int], str], number: int) 
 def end_of(fleet: Fleet, run_id: str) -> None:
     """Leave nothing live for the next one."""
     fleet.client.adapters.rollback(PROFILE)
-    fleet.start()
+    if fleet.client.runs.get(run_id).finished_at is None:
+        have_worker(fleet)
     fleet.wait(run_id, "rolled_back")
-    worker = fleet.processes.pop()
-    worker.kill()
-    worker.wait()
 
 
 @pytest.mark.parametrize("phase", ["after stop", "deploying", "watching"])

@@ -120,7 +120,8 @@ def test_retry_starts_where_the_old_run_started(tmp_path: Path) -> None:
 
 def test_retry_of_a_dry_run_is_a_dry_run(tmp_path: Path) -> None:
     with a_workspace(tmp_path) as client:
-        old = submit(client, dry_run=True, overrides=("gate.min_n=11",))
+        dataset, _ = client.datasets.prepare(PROFILE, [a_jsonl(tmp_path / "data.jsonl")])
+        old = client.runs.submit(PROFILE, dataset.id, dry_run=True, overrides=("gate.min_n=11",)).id
         client.runs.cancel(old)
         new = client.runs.retry(old).id
         assert spec_of(client, new) == spec_of(client, old)
