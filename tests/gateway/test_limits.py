@@ -147,3 +147,9 @@ def test_serving_to_others_without_keys_is_refused(small: Client) -> None:
     assert refused.code == 1
     assert "serve.key_file" in refused.err
     assert cli("serve", "--port", "70000", cwd=small.workspace.root).code != 0
+
+
+def test_host_and_port_of_the_command_win_over_the_settings(small: Client) -> None:
+    """They hold for one server; `--set serve.port=…` of a run is refused all the same."""
+    found = small.serving.settings_for("127.0.0.2", 8400)
+    assert (found.host, found.port, found.max_batch) == ("127.0.0.2", 8400, 1)

@@ -129,11 +129,12 @@ def resolve_settings(
     environ: Mapping[str, str] | None = None,
     overrides: Sequence[str] | Mapping[str, Any] = (),
 ) -> Settings:
-    """The workspace's settings, without any profile."""
+    """The workspace's settings, without any profile; `overrides` are options of one command, such as `serve --port`."""
     problems = Problems()
     with _repeating_nothing_of_foreign((workspace.project_file,), workspace):
         entries = _lay_workspace_over(default_layer(), workspace, environ, problems)
-        entries = lay_over(entries, override_layer(overrides, problems, Layer.OVERRIDE))
+        # what holds for the whole workspace may be said here, which an override of one run may not
+        entries = lay_over(entries, override_layer(overrides, problems, Layer.ENVIRONMENT))
         problems.raise_any()
         return _build(Settings, entries, workspace.project_file.name)
 
