@@ -31,11 +31,12 @@ class Place:
     run_id: str
 
     def state(self) -> tuple[Any, ...]:
-        """Every file but SQLite's scratch files, and how many rows each table has."""
+        """Every file but caches and SQLite's scratch files, and how many rows each table has."""
         files = sorted(
             str(path.relative_to(self.root))
             for path in self.root.rglob("*")
             if not path.name.endswith(("-wal", "-shm", "-journal", "-mark"))
+            and "cache" not in path.relative_to(self.root).parts
         )
         return files, row_counts(self.root / ".tunesmith" / "store.db")
 
