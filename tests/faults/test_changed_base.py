@@ -124,7 +124,14 @@ def test_base_changed_between_training_and_evaluation_is_not_evaluated(make_flee
     flip_a_bit(base_of(fleet))
     fleet.work()
     assert fleet.state(run_id) == "failed"
-    assert "put it back" in fleet.client.runs.get(run_id).reason
+    assert f"put it back, then have it measured and deployed: tunesmith adapter deploy {PROFILE}@v1" in (
+        fleet.client.runs.get(run_id).reason
+    )
+    put_back(fleet)
+    told = cli("adapter", "deploy", f"{PROFILE}@v1", cwd=fleet.root)
+    assert told.code == 0, told.err
+    fleet.work()
+    assert fleet.served() == fleet.client.adapters.show(f"{PROFILE}@v1").digest
 
 
 @pytest.mark.parametrize("key", ["base.path=models/other", "base.family=qwen2", "base.revision=x", "role=coder"])

@@ -38,7 +38,8 @@ def evaluate(context: StageContext) -> StageEnd:
         return StageEnd.failed(ErrorClass.DATA, f"profile {run.profile} has no held-out cases")
     changed = base_trouble(context.workspace, run.spec)
     if changed is not None:
-        return StageEnd.failed(ErrorClass.MISMATCH, changed)
+        again = f"then have it measured and deployed: tunesmith adapter deploy {candidate.name}"
+        return StageEnd.failed(ErrorClass.MISMATCH, f"{changed}, {again}")
     held = take_device(context, run.spec.trainer)
     if held is not None:
         return StageEnd.held(held)
