@@ -16,7 +16,17 @@ from openai import AsyncOpenAI, OpenAI
 
 from builders import a_profile, wait_for
 from databases import Postgres
-from gateway_builders import CHAT, PROFILE, ServerProcess, a_served_workspace, a_server, ask, make_live, warm
+from gateway_builders import (
+    CHAT,
+    PROFILE,
+    ServerProcess,
+    a_served_workspace,
+    a_server,
+    ask,
+    frozen_engine,
+    make_live,
+    warm,
+)
 from tunesmith.client import Client
 from tunesmith.client.experience_views import ExperienceView
 from tunesmith.openai import learn_from
@@ -104,6 +114,27 @@ def test_a_profile_may_want_consent_and_whole_answers(server: ServerProcess, cli
     kept_for_corrections = client.experiences.list(profile="careful")
     assert {each.key for each in kept_for_corrections} == {at_limit.id, at_text.id}
     assert {each.class_name for each in kept_for_corrections} == {"ambiguous"}
+
+
+def test_feedback_on_an_answer_that_is_being_written_is_asked_for_again_and_not_lost(
+    server: ServerProcess,
+) -> None:
+    told = {"rating": "down", "correction": "It left on Monday."}
+    api = server.openai(timeout=120.0)
+    with server.http() as http, api.chat.completions.create(**{**CHAT, "max_tokens": 60, "n": 2}, stream=True) as stream:
+        response_id = next(iter(stream)).id
+        with frozen_engine(server):
+            for choice in (0, 1):
+                early = http.post("/v1/feedback", json={"response_id": response_id, "choice": choice, **told})
+                assert (early.status_code, early.json()["error"]["code"]) == (503, "not_kept_yet"), early.text
+                assert "retry-after" in early.headers
+        for _ in stream:
+            pass
+        for choice in (0, 1):
+            later = http.post("/v1/feedback", json={"response_id": response_id, "choice": choice, **told})
+            assert later.status_code == 200, later.text
+        unknown = http.post("/v1/feedback", json={"response_id": response_id, "choice": 2, **told})
+        assert unknown.status_code == 404, unknown.text
 
 
 def test_feedback_finds_a_fresh_answer_and_says_the_same_twice_once(server: ServerProcess, client: Client) -> None:

@@ -86,6 +86,20 @@ class Captures:
         self._held: OrderedDict[str, tuple[int, str, Capture]] = OrderedDict()
         self._chars_held = 0
         self._num_queued = 0
+        self._being_written: dict[str, str] = {}
+        """By the id of a stream that goes on, the label of the key that reads it."""
+
+    def begin(self, response_id: str, about: About) -> None:
+        """A stream goes on: whoever reads it knows its id, and may rate it before it can be kept."""
+        self._being_written[response_id] = about.caller.label
+
+    def end(self, response_id: str) -> None:
+        """What may be kept of it was handed over; twice is once."""
+        self._being_written.pop(response_id, None)
+
+    def is_being_written(self, response_id: str, caller: Caller) -> bool:
+        """Whether this caller reads that answer just now."""
+        return caller.owns(self._being_written.get(response_id))
 
     def keep(
         self,

@@ -126,6 +126,7 @@ class _Job:
         """Waits for the first piece, so that what goes wrong before it still has a status of its own."""
         first = await while_there(request.receive, self._writing.next())
         assert first is not None
+        self._gateway.captures.begin(self._header.id, self._about)
         return SseAnswer(self._events(first), end=self.end, after=self._keep)
 
     async def _events(self, first: tuple[int, Piece | Ended]) -> AsyncGenerator[Mapping[str, Any], None]:
@@ -196,6 +197,7 @@ class _Job:
                 served_by=route.version.name,
                 is_finished=is_whole and end is not None and end.is_by_itself,
             )
+        gateway.captures.end(self._header.id)
         if is_whole and route.profile is not None:
             self._show(route.profile, seconds)
 

@@ -86,7 +86,11 @@ def _checked(said: dict[str, Any]) -> dict[str, Any]:
 def _rate(gateway: Gateway, said: dict[str, Any], caller: Caller) -> RatedView:
     """In a thread: finds the experience, waits for one that is just being kept, and stores what was said."""
     key = choice_key(said["response_id"], said["choice"])
+    is_written = gateway.captures.is_being_written(said["response_id"], caller)  # asked first: it may end meanwhile
     name = _find(gateway, key, caller)
+    if name is None and is_written:
+        message = f"the answer {show(key)} is still being written; send the feedback again when it has ended"
+        raise ApiError(503, message, code="not_kept_yet", retry_after_s=_AGAIN_S)
     if name is None and gateway.captures.knows(key, caller):
         gateway.captures.flush(_FRESH_S)
         waits = gateway.captures.waits(key)  # asked before looking: what is settled by now is there, or never will be

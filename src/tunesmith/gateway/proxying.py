@@ -72,6 +72,7 @@ class _Passing:
         if first is None:
             raise EngineError("the server behind gave no answer", code="upstream", http_status=502)
         if self._asked.stream:
+            self._gateway.captures.begin(self._id, self._about)
             return SseAnswer(self._events(first), end=self.end, after=self._keep)
         body = self._renamed(first)
         self._note(body)
@@ -169,6 +170,7 @@ class _Passing:
                     seconds=time.monotonic() - self._begun,
                 )
                 gateway.shadow.answered(exchange)
+        gateway.captures.end(self._id)
 
 
 async def whole_from_upstream(gateway: Gateway, route: Route, asked: Generation) -> str:
