@@ -121,7 +121,10 @@ def test_feedback_on_an_answer_that_is_being_written_is_asked_for_again_and_not_
 ) -> None:
     told = {"rating": "down", "correction": "It left on Monday."}
     api = server.openai(timeout=120.0)
-    with server.http() as http, api.chat.completions.create(**{**CHAT, "max_tokens": 60, "n": 2}, stream=True) as stream:
+    with (
+        server.http() as http,
+        api.chat.completions.create(**{**CHAT, "max_tokens": 60, "n": 2}, stream=True) as stream,
+    ):
         response_id = next(iter(stream)).id
         with frozen_engine(server):
             for choice in (0, 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -230,6 +231,31 @@ def test_a_key_file_that_is_wrong_is_refused(tmp_path: Path, content: str, mode:
     with pytest.raises(ConfigError, match=reason) as refused:
         Keys.of("token", path)
     assert not any(word in str(refused.value) for word in (FULL, "control", "chatt", "\x1b"))
+
+
+def test_a_key_file_that_is_swapped_while_it_is_opened_is_judged_by_what_is_read(tmp_path: Path) -> None:
+    path, others = tmp_path / "keys", tmp_path / "others"
+    for file, mode in ((path, 0o600), (others, 0o666)):
+        file.write_text("sk-0123456789abcdef")
+        file.chmod(mode)
+
+    def swap(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and str(args[0]) == str(path) and others.exists():
+            others.replace(path)
+
+    sys.addaudithook(swap)  # called just before any file is opened; there is no way to take it away again
+    with pytest.raises(ConfigError, match="chmod 600"):
+        Keys.of("token", path)
+    assert not others.exists()
+
+
+def test_a_key_file_may_begin_with_a_byte_order_mark_and_end_its_lines_as_windows_does(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(b"\xef\xbb\xbfsk-0123456789abcdef label=shop\r\nsk-fedcba9876543210 label=desk\r\n")
+    path.chmod(0o600)
+    keys = Keys.of("token", path)
+    labels = [keys.caller_of(f"Bearer sk-{key}").label for key in ("0123456789abcdef", "fedcba9876543210")]
+    assert labels == ["shop", "desk"]
 
 
 BAD_BODIES: list[tuple[bytes, int, str]] = [

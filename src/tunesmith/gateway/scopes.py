@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
 import stat
 from dataclasses import dataclass
@@ -106,12 +107,7 @@ def derived_label(key: str) -> str:
 def read_key_file(path: Path) -> tuple[tuple[bytes, Caller], ...]:
     """One key a line: `KEY [scope,scope] [label=NAME]`. No error repeats a word of the file: it holds secrets."""
     try:
-        about = path.stat()
-        if not stat.S_ISREG(about.st_mode) or about.st_size > _MAX_KEY_FILE:
-            raise ConfigError(f"serve.key_file: {path} is no file with keys")
-        if about.st_mode & 0o077:
-            raise ConfigError(f"serve.key_file: others may read {path}; run chmod 600 on it")
-        lines = path.read_text().splitlines()
+        lines = _content(path).decode("utf-8-sig").splitlines()  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"serve.key_file: {path} cannot be read ({type(error).__name__})") from None
     keys: dict[bytes, tuple[int, Caller]] = {}
@@ -133,6 +129,17 @@ def read_key_file(path: Path) -> tuple[tuple[bytes, Caller], ...]:
     if not keys:
         raise ConfigError(f"serve.key_file: {path} holds no key; write one a line, or unset serve.key_file")
     return tuple((hashed, caller) for hashed, (_, caller) in keys.items())
+
+
+def _content(path: Path) -> bytes:
+    """What is read is the very file that was looked at, also where another one is put in its place meanwhile."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a pipe would block
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_size > _MAX_KEY_FILE:
+            raise ConfigError(f"serve.key_file: {path} is no file with keys")
+        if about.st_mode & 0o077:
+            raise ConfigError(f"serve.key_file: others may read {path}; run chmod 600 on it")
+        return file.read(_MAX_KEY_FILE)
 
 
 def _label(word: str, number: int) -> str:
