@@ -322,6 +322,15 @@ def test_answers_held_for_repeats_are_bounded_in_bytes() -> None:
         assert seen.answer is None
 
 
+def test_an_answer_that_was_too_large_to_hold_is_not_held_uncounted_when_it_is_written_again() -> None:
+    repeats = Repeats()
+    for num_bytes in ((1 << 20) + 1, 1 << 20):
+        with repeats.watching({"idempotency-key": "a"}, "/", {}) as seen:
+            seen.note(Response(b"x" * num_bytes))
+    with repeats.watching({"idempotency-key": "a"}, "/", {}) as seen:
+        assert (seen.num_bytes, repeats.num_bytes) == (0, 0)
+
+
 def test_healthz_quotes_no_profile_file_to_a_key(keyed: Keyed) -> None:
     (keyed.client.workspace.profiles_dir / "broken.yaml").write_text("SECRET: 1\n")
     told = wait_for(lambda: keyed.server.health()["problems"].get("broken"))

@@ -48,9 +48,9 @@ class Seen:
         return Response(self.content, media_type="application/json", headers={"idempotent-replayed": "true"})
 
     def note(self, response: Response) -> Response:
-        """The answer to remember, where it is one piece and not too large."""
+        """The first answer is remembered, where it is one piece and not too large; one that is written again is not."""
         content = bytes(getattr(response, "body", b""))
-        if 0 < len(content) <= _MOST_BYTES:
+        if self.is_under_way and 0 < len(content) <= _MOST_BYTES:
             self.content = content
         return response
 
