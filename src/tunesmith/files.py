@@ -8,6 +8,7 @@ Readers trust only what the manifest lists and what still has the listed hash.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from tunesmith.errors import DataError
 
@@ -127,6 +128,15 @@ def _make_durable_folder(folder: Path) -> None:
         fsync_folder(folder.parent)
 
 
+def open_plain(path: Path) -> BinaryIO:
+    """Open a file that a program may have replaced; OSError where it is no plain file, but a link or a pipe."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a plain file", str(path))
+    return os.fdopen(handle, "rb")
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a published folder; names that leave it, and links, are refused."""
     path = folder / MANIFEST
@@ -146,7 +156,7 @@ def read_manifest(folder: Path) -> Manifest:
                 raise DataError(f"{path}: the entry of {name!r} is malformed")
     except FileNotFoundError:
         raise DataError(f"{folder}: no {MANIFEST}, so it was never published whole") from None
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise DataError(f"{path}: not a readable manifest ({type(error).__name__})") from None
     return Manifest(files, meta)
 

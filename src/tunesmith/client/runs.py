@@ -29,6 +29,8 @@ from tunesmith.domain.request import RequestKind
 from tunesmith.domain.run import RUN, Priority, RunState
 from tunesmith.domain.task import STOPPED_BY_ESTOP, TaskState
 from tunesmith.errors import TunesmithError, UsageError, nearest, show
+from tunesmith.files import open_plain
+from tunesmith.programs.protocol import MAX_LINE
 from tunesmith.stages.room import NEEDS_ROOM
 from tunesmith.store import adapters, erasures, evaluations, events, queue, requests, runs, switches, tasks, workers
 from tunesmith.store.database import Tx
@@ -175,10 +177,9 @@ class Runs:
         points: list[dict[str, Any]] = []
         for folder in self._attempt_dirs(run_id):
             for event in _events(folder / "events.jsonl"):
-                if event.get("type") in ("metrics", "validation"):
-                    points.append(
-                        {"attempt": folder.name, "type": event["type"], "step": event["step"], **event["values"]}
-                    )
+                kind, step, values = event.get("type"), event.get("step"), event.get("values")
+                if kind in ("metrics", "validation") and isinstance(step, int) and isinstance(values, dict):
+                    points.append({"attempt": folder.name, "type": kind, "step": step, **values})
         return points
 
     def logs(self, run_id: str, *, max_bytes: int = 64 << 10) -> str:
@@ -362,12 +363,12 @@ def _evaluation(tx: Tx, run_id: str) -> EvaluationView | None:
 def _events(path: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of an event log; a line that is cut off or not JSON ends it."""
     try:
-        with path.open("rb") as source:
-            for line in source:
+        with open_plain(path) as source:
+            while line := source.readline(MAX_LINE + 1):
                 if not line.endswith(b"\n"):
                     return
                 event = json.loads(line)
                 if isinstance(event, dict):
                     yield event
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,7 +22,7 @@ from tunesmith.domain.spec import EvaluateSpec, TrainSpec
 from tunesmith.domain.teaching import TeachSpec
 from tunesmith.environment import visible
 from tunesmith.errors import ProgramError
-from tunesmith.files import write_atomic
+from tunesmith.files import open_plain, write_atomic
 from tunesmith.programs import shim
 from tunesmith.programs.event_log import EventReader
 from tunesmith.programs.process_identity import MARKER, ProcessIdentity, identify, kill_below
@@ -43,10 +43,14 @@ _OWN = 0o600  # the spec and the result hold the token of the attempt, the log w
 
 @dataclass(frozen=True)
 class _Pipes:
-    """The worker's ends: commands to the shim (whose closing tells that the worker died), and its reports."""
+    """The worker's ends: commands to the shim (whose closing tells that the worker died), and its reports.
+
+    The two files are held open, so that nothing the program puts in their place can trap or mislead the worker.
+    """
 
     lifeline: int
     status: int
+    control: int
     keepalive: int
 
 
@@ -66,13 +70,13 @@ def launch(
     if any((directory / name).exists() for name in (SPEC, EVENTS, RESULT)):
         raise ProgramError(f"{directory} was used by another attempt: every attempt needs a folder of its own")
     write_atomic(directory / SPEC, spec.model_dump_json(), mode=_OWN)
-    (directory / CONTROL).touch(mode=_OWN)
+    control = os.open(directory / CONTROL, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, _OWN)
     keepalive = os.open(directory / KEEPALIVE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWN)
     os.pwrite(keepalive, shim.keepalive_content(0), 0)
     shim.become_subreaper()  # if the shim itself is killed, what it held comes to us and can be found
     process, lifeline, status = _start_shim(_command(argv, directory), spec, directory, env)
     identity = identify(process.pid, spec.attempt.attempt_id, directory)
-    return RunningProgram(process, identity, _Pipes(lifeline, status, keepalive), directory)
+    return RunningProgram(process, identity, _Pipes(lifeline, status, control, keepalive), directory)
 
 
 class RunningProgram:
@@ -122,11 +126,9 @@ class RunningProgram:
     def send(self, request_id: str, kind: RequestKind) -> None:
         """Pass a wish on; the program answers with an `ack` event."""
         line = json.dumps({"id": request_id, "kind": kind.value}) + "\n"
-        handle = os.open(self.directory / CONTROL, os.O_WRONLY | os.O_APPEND)
-        try:
-            os.write(handle, line.encode())
-        finally:
-            os.close(handle)
+        with self._lock:
+            if self._code is None:
+                os.write(self._pipes.control, line.encode())
 
     def keepalive(self) -> None:
         """Tell the program that its lease was renewed."""
@@ -181,14 +183,14 @@ class RunningProgram:
             self._process.wait()
         with self._lock:
             self._code = code
-            for handle in (self._pipes.lifeline, self._pipes.status, self._pipes.keepalive):
+            for handle in astuple(self._pipes):
                 os.close(handle)
 
 
 def tail_of_log(directory: Path, max_bytes: int = 64 << 10) -> str:
     """The end of the program's stderr, for people."""
     try:
-        with (directory / STDERR).open("rb") as source:
+        with open_plain(directory / STDERR) as source:
             source.seek(max(0, os.fstat(source.fileno()).st_size - max_bytes))
             return source.read(max_bytes).decode(errors="replace")
     except OSError:

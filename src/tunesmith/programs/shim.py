@@ -64,8 +64,11 @@ class KeepaliveClock:
 
     def _read(self) -> bytes:
         try:
-            with open(self._path, "rb", buffering=0) as source:
-                return source.read(200) or b""
+            handle = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe must not keep us waiting
+            try:
+                return os.read(handle, 200)
+            finally:
+                os.close(handle)
         except OSError:
             return b""
 
