@@ -370,6 +370,8 @@ class Profile(Section):
                 f"base.family: {self.base.family!r} is not allowed for role {self.role}; allowed: {allowed}"
             )
         names = [target.name for target in self.targets]
+        if not names:
+            raise ValueError("targets: name at least one target, or what is deployed is served nowhere")
         if len(set(names)) != len(names):
             raise ValueError("targets: two targets have the same name")
         unknown = sorted(set(self.evaluation.metrics) - set(METRICS))
