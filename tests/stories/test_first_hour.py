@@ -124,8 +124,8 @@ def test_from_init_to_a_deployed_first_version_without_a_dead_end_and_no_correct
 
     run_id = hour.run("run", "submit", "support").last_line
     hour.run("worker", "--until-idle", timeout_s=_PATIENCE_S)
-    run = hour.run("run", "show", run_id, "--json").json
-    assert run["state"] == "deployed", run["reason"]
+    (run,) = hour.run("run", "list", "--json").json
+    assert (run["id"], run["state"]) == (run_id, "deployed"), run
 
     note = make_notes(NUM_NOTES + 1, seed=6)[-1]
     answer = client.chat.completions.create(model="support", messages=note.prompt, temperature=0)
