@@ -259,8 +259,8 @@ class Unreachable:
     def read(self) -> Any:
         return self._open(self.database.read)
 
-    def write(self) -> Any:
-        return self._open(self.database.write)
+    def write(self, **options: bool) -> Any:
+        return self._open(lambda: self.database.write(**options))
 
     def _open(self, really: Callable[[], Any]) -> Any:
         if self.is_down:

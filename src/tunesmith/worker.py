@@ -17,7 +17,7 @@ from typing import TypeVar
 from tunesmith import control, lifecycle, logs
 from tunesmith.clock import boot_seconds
 from tunesmith.config.workspace import Workspace
-from tunesmith.domain.task import AttemptState, TaskKind
+from tunesmith.domain.task import NEEDS_ROOM, AttemptState, TaskKind
 from tunesmith.errors import LeaseLost, StoreCorrupt, StoreError, TunesmithError
 from tunesmith.files import private_files
 from tunesmith.ids import new_id
@@ -198,13 +198,13 @@ class Worker:
 
     def _able_kinds(self) -> frozenset[TaskKind]:
         """What can be begun now: on a full disk, nothing that needs room. The queue waits, it does not fail."""
-        why = room.shortage_in(self.workspace, self.timing)
+        why = self.workspace.shortage(self.timing.min_free_mb)
         if why is not None and self._short_of is None:
             log.warning("no_room", reason=why, worker=self.id)
         elif why is None and self._short_of is not None:
             log.info("room_again", worker=self.id)
         self._short_of = why
-        return self.kinds if why is None else self.kinds - room.NEEDS_ROOM
+        return self.kinds if why is None else self.kinds - NEEDS_ROOM
 
     def _sweep_is_due(self) -> bool:
         return boot_seconds() - self._swept >= self.timing.sweep_s

@@ -27,11 +27,10 @@ from tunesmith.client.views import (
 from tunesmith.domain.estimate import QueueFacts, why_it_waits
 from tunesmith.domain.request import RequestKind
 from tunesmith.domain.run import RUN, Priority, RunState
-from tunesmith.domain.task import STOPPED_BY_ESTOP, TaskState
+from tunesmith.domain.task import NEEDS_ROOM, STOPPED_BY_ESTOP, TaskState
 from tunesmith.errors import TunesmithError, UsageError, nearest, show
 from tunesmith.files import open_plain
 from tunesmith.programs.protocol import MAX_LINE
-from tunesmith.stages.room import NEEDS_ROOM
 from tunesmith.store import adapters, erasures, evaluations, events, queue, requests, runs, switches, tasks, workers
 from tunesmith.store.database import Tx
 from tunesmith.store.runs import Run

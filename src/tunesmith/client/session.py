@@ -16,7 +16,6 @@ from tunesmith.errors import NotFound, StoreError, UsageError
 from tunesmith.files import sha256_text, write_atomic
 from tunesmith.ids import is_id
 from tunesmith.settings import Settings
-from tunesmith.stages.room import shortage_in
 from tunesmith.store import profiles
 from tunesmith.store.database import Database, Patience
 from tunesmith.store.schema import open_store
@@ -68,7 +67,7 @@ class Session:
     @property
     def no_room(self) -> str | None:
         """Why the disk keeps workers from training and evaluating; None if there is room."""
-        return shortage_in(self.workspace, self.settings.worker)
+        return self.workspace.shortage(self.settings.worker.min_free_mb)
 
     @property
     def database(self) -> Database:

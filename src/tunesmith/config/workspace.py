@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunesmith.config.sample import sample_profile, sample_project
+from tunesmith.disk import shortage
 from tunesmith.errors import ConfigError, NotFound, Refused, UsageError, show
 from tunesmith.files import write_atomic
 
@@ -67,6 +68,10 @@ class Workspace:
             about = folder.stat()
             if about.st_mode & 0o077 and about.st_uid == os.geteuid():
                 folder.chmod(_OWN)
+
+    def shortage(self, min_free_mb: float) -> str | None:
+        """Why nothing that needs room on the disk may begin here; None if there is enough."""
+        return shortage((self.data_dir, self.runs_dir, self.adapters_dir, self.datasets_dir), int(min_free_mb * 1e6))
 
     def locate(self, text: str) -> Path:
         """A path that the owner of the workspace wrote, such as base.path: relative to the workspace, or absolute."""

@@ -20,6 +20,8 @@ class TaskKind(StrEnum):
 
 
 STOPPED_BY_ESTOP = frozenset({TaskKind.TRAIN, TaskKind.CURRICULUM, TaskKind.DEPLOY})
+NEEDS_ROOM = frozenset({TaskKind.TRAIN, TaskKind.EVALUATE, TaskKind.CURRICULUM})
+"""What no worker begins on a full disk; a rollback, a deployment and a watch are tried all the same."""
 
 
 class TaskState(StrEnum):
