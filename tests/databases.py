@@ -6,6 +6,7 @@ One server per test process, in a folder of its own; one fresh, migrated databas
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import tempfile
 import warnings
@@ -15,8 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
+from alembic.config import Config
 
-from tunesmith.store.database import Database
+from tunesmith.store import migrations
+from tunesmith.store.database import Database, Tx
 from tunesmith.store.schema import open_store
 
 BOTH = ("sqlite", "postgres")
@@ -138,3 +142,19 @@ def postgres_database(postgres: Postgres, postgres_store: str) -> Iterator[Datab
     opened = open_store(postgres.url(postgres_store))
     yield opened
     opened.close()
+
+
+def an_empty_url(request: pytest.FixtureRequest, folder: Path) -> str:
+    """A database without tables, of the kind that a fixture with `params=BOTH` asks for."""
+    if request.param == "postgres":
+        server: Postgres = request.getfixturevalue("postgres")
+        return server.create(f"old_{random.randrange(1 << 40)}")
+    return f"sqlite:///{folder / 'old.db'}"
+
+
+def upgrade_to(tx: Tx, revision: str) -> None:
+    """Make the tables as an earlier version of tunesmith left them."""
+    config = Config()
+    config.set_main_option("script_location", str(next(iter(migrations.__path__))))
+    config.attributes["connection"] = tx.conn
+    command.upgrade(config, revision)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import exc
 
-from databases import Postgres
-from tunesmith.store import migrations
+from databases import an_empty_url, upgrade_to
 from tunesmith.store.database import connect
 from tunesmith.store.schema import HEAD, integrity_problem, open_store
 
@@ -23,16 +19,10 @@ VERSIONS = {"run-r": "candidate", "run-d": "rolled_back", "run-l": "live", "run-
 @pytest.fixture(params=["sqlite", "postgres"])
 def old_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A store at schema 0005 with a version per row of VERSIONS."""
-    url = f"sqlite:///{tmp_path / 'old.db'}"
-    if request.param == "postgres":
-        server: Postgres = request.getfixturevalue("postgres")
-        url = server.create(f"old_{random.randrange(1 << 40)}")
-    config = Config()
-    config.set_main_option("script_location", str(Path(next(iter(migrations.__path__)))))
+    url = an_empty_url(request, tmp_path)
     database = connect(url)
     with database.write() as tx:
-        config.attributes["connection"] = tx.conn
-        command.upgrade(config, "0005")
+        upgrade_to(tx, "0005")
         say = tx.conn.execute
         say(sa.text("INSERT INTO profiles (name, lock, locked_at) VALUES ('p', '{}', 0)"))
         columns = "id, profile, path, fingerprint, kind, counts, created_at"

@@ -11,7 +11,7 @@ loading the model
 Fatal Python error: Segmentation fault
 
 Current thread 0x00007f0a4c1f5740 (most recent call first):
-  File "/work/trainer.py", line 3 in train
+  File "/app/trainer.py", line 3 in train
   File "<frozen runpy>", line 88 in _run_code
   File "<frozen runpy>", line 198 in _run_module_as_main
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
 
-from databases import Postgres
+from databases import an_empty_url, upgrade_to
 from store_builders import ARCHITECTURE
 from tunesmith.domain.classification import aggregate
-from tunesmith.domain.profile import ProfileLock
-from tunesmith.store import experiences, feedback, migrations
+from tunesmith.domain.lock import ProfileLock
+from tunesmith.store import experiences, feedback
 from tunesmith.store.database import connect
 from tunesmith.store.schema import open_store
 
@@ -24,17 +21,11 @@ MESSAGES = '[{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "conte
 @pytest.fixture(params=["sqlite", "postgres"])
 def old_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A store at schema 0004 with a served answer that two people have rated."""
-    url = f"sqlite:///{tmp_path / 'old.db'}"
-    if request.param == "postgres":
-        server: Postgres = request.getfixturevalue("postgres")
-        url = server.create(f"old_{random.randrange(1 << 40)}")
-    config = Config()
-    config.set_main_option("script_location", str(Path(next(iter(migrations.__path__)))))
+    url = an_empty_url(request, tmp_path)
     database = connect(url)
     lock = ProfileLock(architecture=ARCHITECTURE, heldout_share=0.1, validation_share=0.05).model_dump_json()
     with database.write() as tx:
-        config.attributes["connection"] = tx.conn
-        command.upgrade(config, "0004")
+        upgrade_to(tx, "0004")
         say = tx.conn.execute
         say(sa.text("INSERT INTO profiles (name, lock, locked_at) VALUES ('p', :lock, 0)"), {"lock": lock})
         say(
