@@ -10,6 +10,7 @@ import pytest
 
 from builders import PROFILE, a_workspace, cli
 from tunesmith.cli.main import call
+from tunesmith.errors import TunesmithError
 
 POLICY = {"experience": {"verifiers": {"entity_preservation": {}}}}
 
@@ -135,3 +136,22 @@ def test_what_makes_no_sense_is_one_helpful_line(
     assert says in err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([{"role": "user", "content": b"x"}, {"role": "assistant", "content": "y"}], "messages[0].content"),
+        ([{"role": b"user", "content": "x"}, {"role": "assistant", "content": "y"}], "messages[0].role"),
+        ([{b"role": "user"}], "messages[0].role is missing"),
+        ([b"x"], "messages[0] is a Python bytes"),
+        ([{"role": "user", "content": {1, 2}}], "a Python set, not a string"),
+        (b"abc", "messages is no list"),
+    ],
+)
+def test_python_values_that_are_no_messages_are_refused_by_their_place(
+    tmp_path: Path, messages: Any, said: str
+) -> None:
+    with a_workspace(tmp_path) as client, pytest.raises(TunesmithError) as refused:
+        client.experiences.add(PROFILE, messages)
+    assert said in refused.value.message
