@@ -127,7 +127,7 @@ def test_a_store_that_is_moved_away_or_replaced_under_a_server_is_noticed_and_fo
         body = {"response_id": answer.id, "rating": "up"}
         with server.http() as http:
             assert http.post("/v1/feedback", json=body).status_code == 200
-            for file in (root / ".tunesmith").glob("store.db*"):
+            for file in filter(Path.is_file, (root / ".tunesmith").glob("store.db*")):
                 file.rename(away / file.name)
             wait_for(lambda: "missing" in server.health()["store"])
             refused = http.post("/v1/feedback", json=body)
