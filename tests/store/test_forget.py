@@ -81,7 +81,7 @@ def test_nothing_of_it_is_left_in_the_store(tmp_path: Path, store_url: str, data
         assert (told.num_new, told.states, told.datasets) == (1, {"collected": 1}, ())
         assert SECRET not in everything_stored(database)
         shown = client.experiences.show(known)
-        assert (shown.experience.state, shown.messages, shown.experience.class_name) == ("forgotten", [], "quarantined")
+        assert (shown.experience.state, shown.messages, shown.experience.class_name) == ("forgotten", [], "forgotten")
         assert [(e.action, e.actor, e.reason) for e in shown.events if e.new_state == "forgotten"] == [
             ("moved", ACTOR, "asked by the person")
         ]
