@@ -145,7 +145,7 @@ def test_failure_05_baseline_whose_cases_fail_is_no_score_of_zero(tmp_path: Path
         broken = _submit(client, "quality=0.6", "eval_script=error")
         _work(client)
         assert _state(client, broken) == "held"
-        client.adapters.approve(f"{PROFILE}@v1")  # a person lets it live all the same
+        client.adapters.deploy(f"{PROFILE}@v1", force=True, reason="a person lets it live all the same")
         _work(client)
         assert _state(client, broken) == "deployed"
         better = _submit(client, "quality=0.9", first=100)
