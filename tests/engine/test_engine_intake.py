@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tunesmith.engine.desk import Do, Intake, Outbox
+from tunesmith.engine.pulse import Pulse
 
 LONG_S = 10.0
 
@@ -24,7 +25,7 @@ class Slow:
         self.has_begun, self.may_go_on = threading.Event(), threading.Event()
         self.inbox: queue.SimpleQueue[Do] = queue.SimpleQueue()
         ours, self._theirs = socket.socketpair()
-        self.intake = Intake(self._take, Outbox(ours), self.inbox)
+        self.intake = Intake(self._take, Outbox(ours), self.inbox, Pulse(lambda report: None))
 
     def _take(self, message: Mapping[str, Any]) -> Do:
         self.taken.append(message["id"])

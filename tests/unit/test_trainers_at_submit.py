@@ -66,7 +66,8 @@ def test_command_sees_only_the_usual_variables_and_those_it_is_given() -> None:
     environ = {"PATH": "/bin", "API_TOKEN": "secret", "MY_SETTING": "1"}
     options = {"argv": ["python", "mine.py"], "env": ["MY_SETTING", "ABSENT"]}
     assert environment_of(COMMAND, options, environ) == {"PATH": "/bin", "MY_SETTING": "1"}
-    assert environment_of(NATIVE, {}, environ) is None  # all of it
+    assert environment_of(NATIVE, {}, environ) == {"PATH": "/bin"}
+    assert environment_of(NATIVE, {}, environ, ["API_TOKEN"]) == {"PATH": "/bin", "API_TOKEN": "secret"}
 
 
 def test_command_program_that_changes_after_sealing_is_noticed(root: Path) -> None:

@@ -45,6 +45,10 @@ class Base:
         largest = max((math.prod(shape) for shape in matrices), default=0)
         return _WIDEST * (low_rank + 2 * largest) + _SLACK
 
+    def shapes_of(self, modules: Sequence[str]) -> set[Shape]:
+        """Shapes of the matrices that these settings name."""
+        return {shape for name, shape in self.shapes.items() if _is_named(name.rpartition(".")[0], modules)}
+
     def candidates(self, module: str) -> list[Shape]:
         """Shapes of the matrix with this name; where a library renames modules, of those with the same last name."""
         exact = self.shapes.get(f"{module}.weight")
@@ -78,7 +82,7 @@ def _check(tensor: Tensor, settings: Mapping[str, Any], saved: tuple[str, ...], 
         if base is not None and math.prod(tensor.shape) not in sizes:
             raise DataError(f"{shown} does not fit a module of the base")
     else:
-        _check_saved(tensor, name, saved, base)
+        _check_saved(tensor, name, saved, base, is_tied=settings.get("ensure_weight_tying") is True)
 
 
 def _check_pair(tensor: Tensor, module: str, part: str, settings: Mapping[str, Any], base: Base | None) -> None:
@@ -92,10 +96,12 @@ def _check_pair(tensor: Tensor, module: str, part: str, settings: Mapping[str, A
         raise DataError(f"{shown} of shape {list(tensor.shape)} does not fit a module of the base")
 
 
-def _check_saved(tensor: Tensor, name: str, saved: tuple[str, ...], base: Base | None) -> None:
-    """A module trained as a whole: named in the settings, and of the shape that the base has."""
+def _check_saved(tensor: Tensor, name: str, saved: tuple[str, ...], base: Base | None, *, is_tied: bool) -> None:
+    """A module trained as a whole: named in the settings or tied to one that is, of the shape that the base has."""
     shown, module = repr(tensor.name[:80]), name.rpartition(".")[0]
-    if not any(f".{module}".endswith(f".{one}") for one in saved):
+    if is_tied and saved and (base is None or tensor.shape in base.shapes_of(saved)):
+        return  # the head of a base with tied embeddings: peft writes it beside them and names only them
+    if not _is_named(module, saved):
         raise DataError(f"{shown} is neither a low-rank pair nor a module that modules_to_save names")
     if base is None:
         return
@@ -103,3 +109,8 @@ def _check_saved(tensor: Tensor, name: str, saved: tuple[str, ...], base: Base |
     fits = tensor.shape == exact if exact is not None else tensor.shape in set(base.shapes.values())
     if not fits:
         raise DataError(f"{shown} of shape {list(tensor.shape)} does not fit a module of the base")
+
+
+def _is_named(module: str, names: Sequence[str]) -> bool:
+    """Whether one of the names is the module's, or the end of it at a dot."""
+    return any(f".{module}".endswith(f".{one}") for one in names)
