@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -22,6 +24,7 @@ class JsonServer:
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, Any]] = []
         self.lock = threading.RLock()
+        self.connections: set[socket.socket] = set()
         self._port = 0
         self._server: ThreadingHTTPServer | None = None
 
@@ -51,6 +54,15 @@ class JsonServer:
                     self.reply(answered.status, answered.body, answered.headers)
                 except (BrokenPipeError, ConnectionResetError):
                     self.close_connection = True
+
+            def setup(self) -> None:
+                super().setup()
+                outer.connections.add(self.connection)
+
+            def finish(self) -> None:
+                outer.connections.discard(self.connection)
+                with contextlib.suppress(OSError):  # `stop` may have closed it
+                    super().finish()
 
             def __getattr__(self, name: str) -> Any:
                 if name.startswith("do_"):
@@ -89,6 +101,9 @@ class JsonServer:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
+        for connection in list(self.connections):  # a client's pool may hold some: they would be answered for ever
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> Any:
         self.start()

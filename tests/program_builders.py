@@ -71,7 +71,12 @@ def a_base(folder: Path) -> Path:
     """A folder that looks like a tiny base model."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(BASE_CONFIG))
-    (folder / "model.safetensors").write_bytes(safetensors_bytes({"embed.weight": ([2, 2], [0.1, 0.2, 0.3, 0.4])}))
+    width = int(BASE_CONFIG["hidden_size"])  # type: ignore[call-overload]
+    layer = "model.layers.0.self_attn"
+    square = ([width, width], [0.1] * width * width)
+    (folder / "model.safetensors").write_bytes(
+        safetensors_bytes({f"{layer}.q_proj.weight": square, f"{layer}.v_proj.weight": square})
+    )
     return folder
 
 

@@ -239,8 +239,9 @@ def test_poison_runs_are_parked_and_others_go_on(make_fleet: MakeFleet) -> None:
     assert [attempt.error_class for attempt in outcomes["oom_exit"]] == ["oom"] * 2
     assert [attempt.error_class for attempt in outcomes["raise"]] == ["bug"]
     inbox = {item.id: item for item in fleet.client.system.inbox()}
-    assert set(inbox) == {ids[1], ids[3]}
-    assert inbox[ids[1]].kind == "parked train task"
+    assert {item.kind for item in inbox.values()} == {"parked run", "failed run"}
+    assert set(inbox) == {ids[1], ids[3], ids[4], ids[6]}
+    assert inbox[ids[1]].kind == "parked run"
     assert "parked after 3 crashes" in inbox[ids[1]].reason
     assert "SIGSEGV" in inbox[ids[1]].log
     assert "Segmentation fault" in inbox[ids[1]].log, "the program's last words are not there"

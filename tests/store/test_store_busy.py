@@ -36,7 +36,8 @@ print("let go", flush=True)
 def _held(store: Path, seconds: float) -> Iterator[subprocess.Popen[str]]:
     """A process that holds the write lock for that long; it has ended afterwards."""
     words = [sys.executable, "-c", _HOLD, f"sqlite:///{store}", str(seconds)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+    # a group of its own: the kernel throws a terminal's stop away in an orphaned one, as a background job's may be
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, process_group=0) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         try:

@@ -254,7 +254,8 @@ def test_flood_is_killed_at_its_cap_and_the_file_is_no_larger(world: World, floo
     for name, cap in CAPS.items():
         path = running.directory / name
         assert not path.exists() or path.stat().st_size <= cap, f"{name} is past its cap"
-    assert most < 100 << 20, f"a cap was passed by {most >> 20} MiB"
+    # what is written into the file itself, past the shim, is only noticed by looking at it every few milliseconds
+    assert most < (512 if flood in ("stdout by name", "events") else 16) << 20, f"a cap was passed by {most >> 20} MiB"
 
 
 def test_output_below_the_cap_arrives_whole(world: World) -> None:

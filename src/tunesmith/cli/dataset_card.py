@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tunesmith.cli.output import Column, age, coloured, heading, say, show_fields, show_table
+from tunesmith.cli.output import Column, age, coloured, heading, say, say_prose, show_fields, show_table
 
 if TYPE_CHECKING:
     from tunesmith.domain.dataset import DatasetReport
@@ -40,7 +40,7 @@ def show_card(dataset: Dataset, report: DatasetReport) -> None:
     if report.mix is not None:
         show_mix(report.mix)
     _show_left_out(report)
-    say(f"  {blind_spots(report.options.detectors)}")
+    say_prose(blind_spots(report.options.detectors))
     _show_lengths(report)
     _show_sources(report)
 

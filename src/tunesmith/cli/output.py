@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 DEBUG_VARIABLE = "TUNESMITH_DEBUG"
 _NARROWEST = 80
+_PROSE_WIDTH = 78
 _UNLIMITED = 100_000  # without a terminal nothing is cut: whoever reads the pipe wants the words
 
 _STYLES = {
@@ -110,6 +112,12 @@ def say(line: Any = "") -> None:
     """One line of prose, or anything Rich can draw."""
     with _to_stdout():
         stdout().print(clean(line) if isinstance(line, str) else line)
+
+
+def say_prose(text: str) -> None:
+    """A sentence or two, indented and wrapped, so that it fits a narrow terminal and a pipe alike."""
+    for line in textwrap.wrap(text, _PROSE_WIDTH, initial_indent="  ", subsequent_indent="  "):
+        say(line)
 
 
 def note(line: str) -> None:

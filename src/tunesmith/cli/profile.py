@@ -15,6 +15,7 @@ from tunesmith.cli.output import (
     print_id,
     print_json,
     say,
+    say_prose,
     several,
     show_fields,
     show_table,
@@ -103,7 +104,7 @@ def check(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json =
     )
     if warning is not None:
         say(coloured("warning", f"! {warning}"))
-    say(f"  {blind_spots(checked.profile.data.detectors)}")
+    say_prose(blind_spots(checked.profile.data.detectors))
 
 
 @verbs.command()
