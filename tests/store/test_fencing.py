@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from builders import a_workspace
 from store_builders import (
     ACTOR,
     ALL_KINDS,
+    ARCHITECTURE,
     WORKER,
     a_claimed_run,
     a_judgement,
@@ -19,14 +22,15 @@ from store_builders import (
     force,
 )
 from tunesmith import lifecycle
-from tunesmith.config.workspace import init_workspace
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.gate import Decision
 from tunesmith.domain.request import RequestKind
 from tunesmith.domain.run import RunState
+from tunesmith.domain.spec import BaseModelRef
 from tunesmith.domain.task import AttemptState, ErrorClass, TaskKind, TaskState
 from tunesmith.errors import LeaseLost, Refused
 from tunesmith.files import publish_folder
+from tunesmith.modeling.base_files import base_digest
 from tunesmith.settings import Settings
 from tunesmith.stages.context import DryRunPassed, Flipped, Looked, Measured, NotFlipped, Pulse, StageContext, StageEnd
 from tunesmith.stages.context import Trained as TrainedFact
@@ -69,12 +73,12 @@ WRITES: dict[str, Callable[[Tx, Claim], object]] = {
 }
 
 
-def _taken_over(database: Database, kind: TaskKind = TaskKind.TRAIN, state: RunState = RunState.TRAINING) -> tuple[
-    Claim, Claim
-]:  # fmt: skip
+def _taken_over(
+    database: Database, kind: TaskKind = TaskKind.TRAIN, state: RunState = RunState.TRAINING, **spec: Any
+) -> tuple[Claim, Claim]:
     """(the claim of a worker that was away too long, the claim of the one that took over)."""
     with database.write() as tx:
-        _, stale = a_claimed_run(tx, state, kind)
+        _, stale = a_claimed_run(tx, state, kind, **spec)
         force(tx, tables.tasks, stale.task.id, lease_until=tx.lease_now - 1.0)
     with database.write() as tx:
         [expired] = tasks.expired(tx)
@@ -166,12 +170,15 @@ def test_stale_settle_of_later_stages_is_refused_and_changes_nothing(
 
 
 def test_stale_deploy_flips_nothing_and_serves_nothing(database: Database, tmp_path: Path) -> None:
-    workspace = init_workspace(tmp_path / "ws")
+    with a_workspace(tmp_path) as client:
+        workspace = client.workspace
+    folder = workspace.root / "models" / "tiny"
+    base = BaseModelRef(path=str(folder), revision=None, digest=base_digest(folder), lock=ARCHITECTURE, context=512)
     staged = workspace.data_dir / "staged"
     staged.mkdir(parents=True)
     (staged / "adapter.txt").write_text("weights")
     digest = publish_folder(staged, workspace.data_dir / "adapters" / "x").digest
-    stale, fresh = _taken_over(database, TaskKind.DEPLOY, RunState.DEPLOYING)
+    stale, fresh = _taken_over(database, TaskKind.DEPLOY, RunState.DEPLOYING, base=base)
     with database.write() as tx:
         run = runs.get(tx, str(stale.task.run_id))
         adapter = an_adapter(tx, run_id=run.id)
