@@ -75,7 +75,13 @@ def a_base(folder: Path) -> Path:
     layer = "model.layers.0.self_attn"
     square = ([width, width], [0.1] * width * width)
     (folder / "model.safetensors").write_bytes(
-        safetensors_bytes({f"{layer}.q_proj.weight": square, f"{layer}.v_proj.weight": square})
+        safetensors_bytes(
+            {
+                "embed.weight": ([2, 2], [0.1, 0.2, 0.3, 0.4]),
+                f"{layer}.q_proj.weight": square,
+                f"{layer}.v_proj.weight": square,
+            }
+        )
     )
     return folder
 

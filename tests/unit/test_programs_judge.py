@@ -324,7 +324,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "pattern of scales": ({"alpha_pattern": {NESTED: 2}}, "alpha_pattern"),
     "pattern of saved modules": ({"modules_to_save": [NESTED]}, "modules_to_save"),
     "rank in a pattern": ({"rank_pattern": {"q_proj": 10**9}}, "rank_pattern"),
-    "another rank in a pattern": ({"rank_pattern": {"embed": 1}}, "has rank 2"),
+    "another rank in a pattern": ({"rank_pattern": {"q_proj": 1}}, "has rank 2"),
     "scale": ({"lora_alpha": 1e308}, "lora_alpha"),
     "layers": ({"layers_to_transform": [10**12]}, "layers_to_transform"),
     "many names": ({"target_modules": ["q_proj"] * 30_000}, "target_modules"),

@@ -106,7 +106,10 @@ def _show(made: RunPlan) -> None:
     else:
         fields.append(("data", "none given: for examples as long as recipe.max_length allows"))
     if made.per_thousand is not None:
-        fields.append(("training", f"for each 1,000 examples at most {_time(made.per_thousand)}"))
+        fields += [
+            ("training", f"for each 1,000 examples at most {duration(max(made.per_thousand.seconds, 1.0))}"),
+            ("from", made.per_thousand.basis),
+        ]
     show_fields(fields, indent=0)
     if made.memory is None:
         say(f"\nTrainer {made.trainer} makes no memory plan.")
