@@ -48,7 +48,7 @@ test: $(VENV)/.dev  ## all tests that need only package installs; COVERAGE=--cov
 	$(PYTEST) -m "not extra and not soak and not gpu" -n $(WORKERS) --dist loadgroup --reruns $(RERUNS) -r fEsR $(COVERAGE)
 
 test-extra: $(VENV)/.extra  ## the demo under test, models that teach, a real base (93 MB), a real vLLM (2.5 GB) and llama-server, each got once
-	test "$(SERVERS)" = no || $(VENV)/bin/python tests/install_servers.py $(VENV)/servers
+	test "$(SERVERS)" = no || $(VENV)/bin/python tests/support/install_servers.py $(VENV)/servers
 	$(PYTEST) -m "extra and not soak and not gpu" -n $(WORKERS) --dist loadfile --reruns $(RERUNS) -r fEsR
 
 soak: $(VENV)/.dev  ## drills with their full counts; hours

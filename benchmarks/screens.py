@@ -27,13 +27,9 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-import screen_fourth_look
-import screen_hard_rows
-import screen_second_look
-import screen_third_look
-import screen_whole_sets
-from screen_corpus import BAD, Row, bad_rows, prose
-from screen_good_rows import GOOD, good_rows
+from support import screen_fourth_look, screen_hard_rows, screen_second_look, screen_third_look, screen_whole_sets
+from support.screen_corpus import BAD, Row, bad_rows, prose
+from support.screen_good_rows import GOOD, good_rows
 from tunesmith.data.prepare import prepare
 from tunesmith.data.screens.near_copies import NearCopies, sketch
 from tunesmith.data.screens.overlap import EvaluationOverlap

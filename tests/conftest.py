@@ -1,4 +1,4 @@
-"""Puts the folder of shared builders on the import path of every test; what is costly is made once for all of them."""
+"""Puts `tests` on the import path, for `support`; what is costly is made once for all tests."""
 
 from __future__ import annotations
 

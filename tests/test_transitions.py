@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from databases import (  # noqa: F401
+from support.databases import (  # noqa: F401
     database,
     postgres,
     postgres_database,
@@ -21,7 +21,7 @@ from databases import (  # noqa: F401
     sqlite_template,
     store_url,
 )
-from store_builders import (
+from support.rows import (
     ACTOR,
     PROFILE,
     a_campaign,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from builders import PROFILE, a_profile, a_workspace, cli
+from support.workspaces import PROFILE, a_profile, a_workspace, cli
 from tunesmith.data.prepare import prepare
 from tunesmith.data.screens import detectors
 from tunesmith.data.screens.detectors import GROUP, check_installed, detector

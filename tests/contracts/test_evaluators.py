@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from native_builders import (
+from support.native import (
     a_base_ref,
     a_dataset,
     a_micro_base,
@@ -24,7 +24,7 @@ from native_builders import (
     small_rows,
     train_here,
 )
-from program_builders import World, finish
+from support.programs import World, finish
 from tunesmith.domain.parity import compare
 from tunesmith.domain.program import Phase, PhaseEvent, Progress, ResultStatus
 from tunesmith.domain.spec import AdapterRef, BaseModelRef, EvaluateSpec, Subject, TrainSpec

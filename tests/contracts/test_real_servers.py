@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from real_servers import RealVllm, llama_server
-from serving_bases import an_adapter, greedy, save_base
-from serving_families import FAMILIES, a_model, write_family
-from target_contract import comes_back, keeps_the_contract
-from target_worlds import Made, World, a_llamacpp, kill_processes, shared_adapters
+from support.real_servers import RealVllm, llama_server
+from support.serving_bases import an_adapter, greedy, save_base
+from support.serving_families import FAMILIES, a_model, write_family
+from support.target_contract import comes_back, keeps_the_contract
+from support.target_worlds import Made, World, a_llamacpp, kill_processes, shared_adapters
 from tunesmith.gateway.upstream import UpstreamServer
 from tunesmith.targets.base import ServedAdapter
 from tunesmith.targets.registry import make_target

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from target_contract import comes_back, keeps_the_contract
-from target_worlds import WORLDS, Made, World, shared_adapters
+from support.target_contract import comes_back, keeps_the_contract
+from support.target_worlds import WORLDS, Made, World, shared_adapters
 from tunesmith.errors import ConfigError
 from tunesmith.targets.registry import TARGETS, make_target
 

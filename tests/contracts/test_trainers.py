@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from program_builders import World, finish, strays, wait_until
+from support.programs import World, finish, strays, wait_until
 from tunesmith.domain.profile import Method
 from tunesmith.domain.program import Ack, CheckpointEvent, Finished, Metrics, Progress, Started, ValidationEvent
 from tunesmith.domain.request import RequestKind

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine_builders import KINDS, a_lively_base, an_adapter, asking
+from support.engine import KINDS, a_lively_base, an_adapter, asking
 from tunesmith.engine.rows import EngineRefusal, Row
 from tunesmith.engine.sites import Sites
 from tunesmith.engine.speech import Words

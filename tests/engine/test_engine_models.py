@@ -13,7 +13,7 @@ import torch
 import transformers
 from peft import LoraConfig, get_peft_model
 
-from engine_builders import asking
+from support.engine import asking
 from tunesmith.engine.rows import EngineRefusal, Row
 from tunesmith.engine.sites import Sites
 from tunesmith.engine.turns import Turns

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine_builders import Loop, a_lively_base, an_adapter, asking, whole_answer
+from support.engine import Loop, a_lively_base, an_adapter, asking, whole_answer
 from tunesmith.domain.engine_spec import EngineSpec
 from tunesmith.domain.generation import Ended, Piece
 from tunesmith.gateway.embedded import EmbeddedEngine

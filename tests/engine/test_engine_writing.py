@@ -8,7 +8,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
 
-from engine_builders import asking
+from support.engine import asking
 from tunesmith.demo.base_model import byte_tokenizer
 from tunesmith.engine.sampling import Taste, pick
 from tunesmith.engine.writing import Writer

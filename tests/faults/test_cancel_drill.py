@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from builders import PROFILE, wait_for
-from story_builders import Fleet, MakeFleet, freeze_program
+from support.fleet import Fleet, MakeFleet, freeze_program
+from support.workspaces import PROFILE, wait_for
 from tunesmith.errors import Refused
 
-TARGET_PROGRAM = Path(__file__).parents[1] / "target_program.py"
+TARGET_PROGRAM = Path(__file__).parents[1] / "support" / "target_program.py"
 ENDLESS = ("trainer.options.steps=100000", "trainer.options.step_s=0.02")
 PATIENT = {"worker": {"lease_s": 20.0, "heartbeat_s": 0.4}}
 """A worker that is stopped for a moment keeps its task."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from builders import PROFILE, a_base, cli
-from story_builders import Fleet, MakeFleet
+from support.fleet import Fleet, MakeFleet
+from support.workspaces import PROFILE, a_base, cli
 from tunesmith.errors import ConfigError, LockedError, Refused
 from tunesmith.modeling.base_files import base_digest, known_digest
 

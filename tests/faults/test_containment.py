@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from program_builders import World, finish, strays, wait_until
+from support.programs import World, finish, strays, wait_until
 from tunesmith.domain.spec import TrainSpec
 from tunesmith.domain.task import AttemptState
 from tunesmith.programs.judge import judge_train

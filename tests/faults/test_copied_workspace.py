@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from builders import PROFILE, a_jsonl, a_workspace, cli
-from story_builders import Fleet, MakeFleet
+from support.fleet import Fleet, MakeFleet
+from support.workspaces import PROFILE, a_jsonl, a_workspace, cli
 from tunesmith.client import Client
 from tunesmith.config.spec_paths import located
 from tunesmith.store import runs, tables

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from builders import PROFILE, cli_environ, wait_for
-from story_builders import Fleet, MakeFleet
-from teacher_server import Call, Teacher, a_teacher, better
+from support.fleet import Fleet, MakeFleet
+from support.teacher_server import Call, Teacher, a_teacher, better
+from support.workspaces import PROFILE, cli_environ, wait_for
 from tunesmith.client import Client
 from tunesmith.config.resolve import resolve
 from tunesmith.domain.curriculum import cost_of, most_tokens

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from builders import PROFILE, a_profile, states_of, wait_for
-from story_builders import Fleet, MakeFleet
+from support.fleet import Fleet, MakeFleet
+from support.workspaces import PROFILE, a_profile, states_of, wait_for
 from tunesmith.errors import DataError, Refused
 
 WATCHED = {"watch": {"for_s": 3600.0, "interval_s": 0.1, "max_failures": 3}}

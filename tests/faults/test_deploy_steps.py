@@ -16,10 +16,10 @@ import pytest
 import sqlalchemy as sa
 from drill_target import DrillServer, serving
 
-from builders import PROFILE, a_profile
-from deploy_builders import a_candidate
-from store_builders import force
-from story_builders import Fleet, MakeFleet
+from support.candidates import a_candidate
+from support.fleet import Fleet, MakeFleet
+from support.rows import force
+from support.workspaces import PROFILE, a_profile
 from tunesmith import lifecycle
 from tunesmith.client import Client
 from tunesmith.store import tables, tasks

@@ -15,8 +15,8 @@ import httpx2
 import pytest
 from openai import AsyncOpenAI
 
-from flip_builders import LETTERS, a_workspace_of_letters, flip, letter_of
-from gateway_builders import PROFILE, ServerProcess, a_server
+from support.flips import LETTERS, a_workspace_of_letters, flip, letter_of
+from support.gateway import PROFILE, ServerProcess, a_server
 from tunesmith.client import Client
 
 

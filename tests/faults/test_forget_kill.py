@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from builders import PROFILE, a_workspace
-from forgotten_builders import PARTED, a_dataset_of, as_member, everything_on_disk, everything_stored
+from support.forgotten import PARTED, a_dataset_of, as_member, everything_on_disk, everything_stored
+from support.workspaces import PROFILE, a_workspace
 from tunesmith.client import Client
 from tunesmith.data.dataset import verify
 from tunesmith.domain.example import Split

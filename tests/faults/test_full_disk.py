@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from builders import PROFILE, cli_environ, wait_for
-from disk_builders import MakeDisk, SmallDisk, make_disk, own_mounts
-from story_builders import Fleet, MakeFleet
+from support.disks import MakeDisk, SmallDisk, make_disk, own_mounts
+from support.fleet import Fleet, MakeFleet
+from support.workspaces import PROFILE, cli_environ, wait_for
 from tunesmith.errors import StoreError
 from tunesmith.store import queue
 

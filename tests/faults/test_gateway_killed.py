@@ -11,10 +11,10 @@ import drill_target
 import pytest
 import sqlalchemy as sa
 
-from deploy_builders import a_candidate
-from flip_builders import LETTERS, a_workspace_of_letters, letter_of, references_of
-from gateway_builders import PROFILE, ServerProcess, a_server, ask
-from native_builders import a_base_ref
+from support.candidates import a_candidate
+from support.flips import LETTERS, a_workspace_of_letters, letter_of, references_of
+from support.gateway import PROFILE, ServerProcess, a_server, ask
+from support.native import a_base_ref
 from tunesmith.client import Client
 from tunesmith.store import tables
 

@@ -15,11 +15,11 @@ import pytest
 from openai import APIStatusError
 from openai.types.chat import ChatCompletion
 
-from builders import wait_for, write_settings
-from databases import Postgres
-from engine_builders import a_lively_base
-from gateway_builders import SERVE
-from hand_over_world import HOST, SERVED, SHARED, World
+from support.databases import Postgres
+from support.engine import a_lively_base
+from support.gateway import SERVE
+from support.hand_over_world import HOST, SERVED, SHARED, World
+from support.workspaces import wait_for, write_settings
 from tunesmith.domain.engine_spec import EngineSpec
 from tunesmith.domain.hand_over import HELD
 from tunesmith.gateway.embedded import EmbeddedEngine

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from builders import PROFILE, cli_environ, wait_for
-from local_teachers import an_endless_school
-from story_builders import Fleet, MakeFleet
+from support.fleet import Fleet, MakeFleet
+from support.local_teachers import an_endless_school
+from support.workspaces import PROFILE, cli_environ, wait_for
 from tunesmith.programs.shim import all_processes, read_process
 from tunesmith.stages.lesson import remove_left_behind
 from tunesmith.store.learning_tables import corrections

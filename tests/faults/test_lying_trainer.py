@@ -9,8 +9,8 @@ from pathlib import Path
 import hostile_trainer
 import pytest
 
-from builders import PROFILE
-from story_builders import Fleet, MakeFleet
+from support.fleet import Fleet, MakeFleet
+from support.workspaces import PROFILE
 from tunesmith.files import sha256_file
 from tunesmith.store import queue
 from tunesmith.trainers import registry

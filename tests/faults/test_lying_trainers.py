@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from program_builders import World, adapter_ref, finish, strays, wait_until
+from support.programs import World, adapter_ref, finish, strays, wait_until
 from tunesmith.domain.program import CheckpointEvent, Metrics
 from tunesmith.domain.spec import AdapterRef, Subject, TrainSpec
 from tunesmith.domain.task import AttemptState, ErrorClass

@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from builders import wait_for
-from native_builders import (
+from support.fleet import Fleet, MakeFleet, programs_below
+from support.native import (
     a_base_ref,
     a_dataset,
     a_micro_base,
@@ -35,7 +35,7 @@ from native_builders import (
     losses_of,
     small_rows,
 )
-from story_builders import Fleet, MakeFleet, programs_below
+from support.workspaces import wait_for
 from tunesmith.demo.base_model import byte_tokenizer
 from tunesmith.domain.profile import Checkpoints, Validation
 from tunesmith.domain.program import CheckpointEvent, Log, Metrics, Result, ResultStatus

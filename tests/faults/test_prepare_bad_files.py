@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from data_builders import HALF, a_chat, a_file, a_pair, chats, encoded, num_examples
+from support.data import HALF, a_chat, a_file, a_pair, chats, encoded, num_examples
 from tunesmith.data.prepare import prepare
 from tunesmith.domain.dataset import PreparedDataset, PrepareOptions
 from tunesmith.errors import DataError

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_builders import HALF, a_file, chats, encoded, num_examples
+from support.data import HALF, a_file, chats, encoded, num_examples
 from tunesmith.data.dataset import summary, verify
 from tunesmith.data.prepare import prepare
 from tunesmith.errors import TunesmithError

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from builders import PROFILE, a_workspace
+from support.workspaces import PROFILE, a_workspace
 from tunesmith.data.prepare import prepare
 from tunesmith.domain.dataset import PreparedDataset, PrepareOptions
 from tunesmith.errors import DataError, TunesmithError, UsageError

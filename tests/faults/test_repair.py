@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from builders import PROFILE, a_jsonl, a_workspace, submit, wait_for, work_here
+from support.workspaces import PROFILE, a_jsonl, a_workspace, submit, wait_for, work_here
 from tunesmith.client import Client
 from tunesmith.errors import DataError
 from tunesmith.files import verify_folder

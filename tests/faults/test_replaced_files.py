@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from builders import a_workspace, submit
-from program_builders import World, finish, wait_until
+from support.programs import World, finish, wait_until
+from support.workspaces import a_workspace, submit
 from tunesmith.client.attempt_progress import read_progress
 from tunesmith.domain.request import RequestKind
 from tunesmith.errors import DataError

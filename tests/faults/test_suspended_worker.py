@@ -15,9 +15,9 @@ import drill_target
 import pytest
 from drill_target import DrillServer, serving
 
-from builders import PROFILE, wait_for
-from deploy_builders import a_candidate
-from story_builders import Fleet, MakeFleet
+from support.candidates import a_candidate
+from support.fleet import Fleet, MakeFleet
+from support.workspaces import PROFILE, wait_for
 from tunesmith.programs.shim import read_process
 from tunesmith.targets.base import ServedAdapter, TargetError
 from tunesmith.targets.directory import DirectoryTarget

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from builders import PROFILE, a_profile, cli
-from deploy_builders import a_candidate
-from ollama_server import BASE, OllamaServer
-from story_builders import Fleet, MakeFleet
-from target_worlds import Made, shared_adapters
+from support.candidates import a_candidate
+from support.fleet import Fleet, MakeFleet
+from support.ollama_server import BASE, OllamaServer
+from support.target_worlds import Made, shared_adapters
+from support.vllm_server import VllmServer
+from support.workspaces import PROFILE, a_profile, cli
 from tunesmith.errors import ConfigError
 from tunesmith.targets.base import ServedAdapter, TargetError
 from tunesmith.targets.directory import DirectoryTarget
 from tunesmith.targets.registry import make_target
-from vllm_server import VllmServer
 
 OTHER = "other"
 

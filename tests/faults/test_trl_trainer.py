@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from native_builders import (
+from support.native import (
     Row,
     a_base_ref,
     a_dataset,
@@ -29,7 +29,7 @@ from native_builders import (
     train_here,
     weights_of,
 )
-from program_builders import finish
+from support.programs import finish
 from tunesmith.data.dataset import read_split
 from tunesmith.domain.dataset import Split
 from tunesmith.domain.profile import Budgets, Checkpoints, Method, Recipe, Validation

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url, text
 
-from builders import DRILL_WORKER, wait_for
-from databases import Postgres
-from story_builders import Fleet, MakeFleet, end_of_programs, freeze_program, programs_below
+from support.databases import Postgres
+from support.fleet import Fleet, MakeFleet, end_of_programs, freeze_program, programs_below
+from support.workspaces import DRILL_WORKER, wait_for
 from tunesmith.domain.task import backoff_s
 from tunesmith.errors import StoreError
 from tunesmith.store import queue, tasks

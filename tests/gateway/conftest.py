@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from databases import postgres, sqlite_template  # noqa: F401 - fixtures
-from engine_builders import a_lively_base
-from gateway_builders import ServerProcess, a_served_workspace, a_server
+from support.databases import postgres, sqlite_template  # noqa: F401 - fixtures
+from support.engine import a_lively_base
+from support.gateway import ServerProcess, a_served_workspace, a_server
 from tunesmith.client import Client
 
 

@@ -14,9 +14,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from builders import a_profile, wait_for
-from databases import Postgres
-from gateway_builders import (
+from support.databases import Postgres
+from support.gateway import (
     CHAT,
     PROFILE,
     ServerProcess,
@@ -27,10 +26,11 @@ from gateway_builders import (
     make_live,
     warm,
 )
+from support.vllm_server import VllmServer
+from support.workspaces import a_profile, wait_for
 from tunesmith.client import Client
 from tunesmith.client.experience_views import ExperienceView
 from tunesmith.openai import learn_from
-from vllm_server import VllmServer
 
 
 def experience_of(client: Client, response_id: str, profile: str = PROFILE) -> ExperienceView | None:

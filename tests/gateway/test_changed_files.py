@@ -10,8 +10,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from builders import wait_for
-from gateway_builders import ServerProcess, a_served_workspace, a_server, ask, engine_of, warm
+from support.gateway import ServerProcess, a_served_workspace, a_server, ask, engine_of, warm
+from support.workspaces import wait_for
 from tunesmith.client import Client
 
 

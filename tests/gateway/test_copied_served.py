@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from builders import wait_for, work_here
-from gateway_builders import a_served_workspace, a_server, ask
+from support.gateway import a_served_workspace, a_server, ask
+from support.workspaces import wait_for, work_here
 from tunesmith.client import Client
 
 

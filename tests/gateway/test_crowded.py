@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from builders import wait_for
-from gateway_builders import ServerProcess, a_served_workspace, ask, frozen_engine, in_background, num_in_use, warm
+from support.gateway import ServerProcess, a_served_workspace, ask, frozen_engine, in_background, num_in_use, warm
+from support.workspaces import wait_for
 from tunesmith.client import Client
 
 FILES = 256

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway_builders import PROFILE, ServerProcess, a_served_workspace, a_server, memory_of
+from support.gateway import PROFILE, ServerProcess, a_served_workspace, a_server, memory_of
 from tunesmith.errors import ConfigError, TunesmithError
 from tunesmith.gateway.app import ENDPOINTS, guarded, names_of
 from tunesmith.gateway.messages import check_messages

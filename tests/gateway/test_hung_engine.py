@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from builders import wait_for
-from gateway_builders import (
+from support.gateway import (
     CHAT,
     ServerProcess,
     a_served_workspace,
@@ -25,7 +24,8 @@ from gateway_builders import (
     num_in_use,
     warm,
 )
-from stuck_threads import stuck_thread
+from support.stuck_threads import stuck_thread
+from support.workspaces import wait_for
 from tunesmith.client import Client
 
 HANG_S = 2.0

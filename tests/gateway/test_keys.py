@@ -11,8 +11,8 @@ import openai
 import pytest
 from starlette.responses import Response
 
-from builders import a_profile, wait_for
-from gateway_builders import CHAT, PROFILE, ServerProcess, a_served_workspace, a_server
+from support.gateway import CHAT, PROFILE, ServerProcess, a_served_workspace, a_server
+from support.workspaces import a_profile, wait_for
 from tunesmith.client import Client
 from tunesmith.gateway.limits import Pace
 from tunesmith.gateway.refusals import ApiError

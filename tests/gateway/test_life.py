@@ -10,8 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from builders import cli, wait_for
-from gateway_builders import (
+from support.gateway import (
     PROFILE,
     ServerProcess,
     a_served_workspace,
@@ -23,6 +22,7 @@ from gateway_builders import (
     num_in_use,
     warm,
 )
+from support.workspaces import cli, wait_for
 from tunesmith.client import Client
 
 

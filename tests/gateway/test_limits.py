@@ -14,8 +14,7 @@ import httpx2
 import openai
 import pytest
 
-from builders import cli, wait_for
-from gateway_builders import (
+from support.gateway import (
     CHAT,
     ServerProcess,
     a_served_workspace,
@@ -28,6 +27,7 @@ from gateway_builders import (
     num_in_use,
     warm,
 )
+from support.workspaces import cli, wait_for
 from tunesmith.client import Client
 
 

@@ -9,8 +9,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from builders import a_profile, wait_for
-from gateway_builders import PROFILE, ServerProcess, make_live
+from support.gateway import PROFILE, ServerProcess, make_live
+from support.workspaces import a_profile, wait_for
 from tunesmith.client import Client
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]

@@ -8,10 +8,10 @@ from pathlib import Path
 import openai
 import pytest
 
-from builders import a_profile, wait_for
-from gateway_builders import PROFILE, ServerProcess, a_served_workspace, a_server, make_live
+from support.gateway import PROFILE, ServerProcess, a_served_workspace, a_server, make_live
+from support.vllm_server import VllmServer
+from support.workspaces import a_profile, wait_for
 from tunesmith.client import Client
-from vllm_server import VllmServer
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from builders import wait_for
-from gateway_builders import (
+from support.gateway import (
     PROFILE,
     ServerProcess,
     a_served_workspace,
@@ -23,7 +22,8 @@ from gateway_builders import (
     make_live,
     num_in_use,
 )
-from store_builders import force
+from support.rows import force
+from support.workspaces import wait_for
 from tunesmith.cli.serve import _show
 from tunesmith.client import Client
 from tunesmith.domain.adapter import AdapterState

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from json_server import Answered, JsonServer
+from support.json_server import Answered, JsonServer
+from support.vllm_server import VllmServer
 from tunesmith.gateway import upstream as module
 from tunesmith.gateway.engine import EngineError
 from tunesmith.gateway.upstream import UpstreamServer
 from tunesmith.targets.base import Door, ServedAdapter, TargetError
-from vllm_server import VllmServer
 
 CHAT = "/v1/chat/completions"
 ADAPTER = ServedAdapter("support@v7", Path("/nowhere"), "0" * 64)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from native_builders import (
+from support.native import (
     a_base_ref,
     a_dataset,
     a_recipe,

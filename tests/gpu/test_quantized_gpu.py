@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from native_builders import (
+from support.native import (
     a_dataset,
     a_recipe,
     a_train_spec,
@@ -20,7 +20,7 @@ from native_builders import (
     small_rows,
     train_here,
 )
-from quantized_builders import a_base_of_blocks, skip_without_bitsandbytes
+from support.quantized import a_base_of_blocks, skip_without_bitsandbytes
 from tunesmith.domain.profile import Checkpoints, Method
 from tunesmith.domain.program import ResultStatus
 from tunesmith.domain.spec import BaseModelRef

@@ -21,14 +21,14 @@ NUM_TOKENS = 16
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from engine_builders import a_lively_base
+    from support.engine import a_lively_base
 
     return a_lively_base(tmp_path_factory.mktemp("gpu-serving") / "base")
 
 
 @pytest.fixture(scope="module")
 def loop() -> Iterator[Any]:
-    from engine_builders import Loop
+    from support.engine import Loop
 
     loop = Loop()
     yield loop
@@ -45,7 +45,7 @@ def used_mib() -> int:
 
 @pytest.mark.parametrize("kind", ["plain", "dora", "saved"])
 def test_engine_on_cuda_reads_prompts_as_the_cpu_does(base: Path, loop: Any, tmp_path: Path, kind: str) -> None:
-    from engine_builders import an_adapter
+    from support.engine import an_adapter
     from tunesmith.domain.engine_spec import EngineSpec
     from tunesmith.gateway.embedded import EmbeddedEngine
 
@@ -66,8 +66,8 @@ def test_engine_on_cuda_reads_prompts_as_the_cpu_does(base: Path, loop: Any, tmp
 
 def test_device_is_free_while_training_has_it_and_serving_returns(base: Path, tmp_path: Path) -> None:
     """The real trainer on the real device: auto must see that both want it."""
-    from builders import wait_for
-    from hand_over_world import World
+    from support.hand_over_world import World
+    from support.workspaces import wait_for
 
     before = used_mib()
     world = World(tmp_path, base, device="auto", shares_device="auto", patience_s=60.0)

@@ -1,6 +1,6 @@
 """Every test here that asks for `database` runs on SQLite and on PostgreSQL."""
 
-from databases import (  # noqa: F401 - fixtures
+from support.databases import (  # noqa: F401 - fixtures
     database,
     postgres,
     postgres_database,

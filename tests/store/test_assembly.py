@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from builders import PROFILE, a_workspace
-from experience_processes import assemble_for_ever
-from store_builders import ACTOR, a_run, an_adapter, force
-from store_processes import kill_amid, start
+from support.experience_processes import assemble_for_ever
+from support.rows import ACTOR, a_run, an_adapter, force
+from support.store_processes import kill_amid, start
+from support.workspaces import PROFILE, a_workspace
 from tunesmith import lifecycle
 from tunesmith.client import Client
 from tunesmith.data.dataset import iter_examples

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from builders import PROFILE, a_workspace
-from databases import Postgres
+from support.databases import Postgres
+from support.workspaces import PROFILE, a_workspace
 from tunesmith.client import Client
 from tunesmith.client.capturing import CaptureQueue
 from tunesmith.errors import UsageError

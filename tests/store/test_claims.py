@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
-from store_builders import ACTOR, ALL_KINDS, WORKER, a_profile, a_run, a_task, claim_of, force, moves
+from support.rows import ACTOR, ALL_KINDS, WORKER, a_profile, a_run, a_task, claim_of, force, moves
 from tunesmith.domain.run import Priority, RunState
 from tunesmith.domain.task import STOPPED_BY_ESTOP, AttemptState, ErrorClass, TaskKind, TaskState
 from tunesmith.errors import LeaseLost

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import exc
 
-from store_builders import ACTOR, PROFILE, a_profile, an_experience, force
+from support.rows import ACTOR, PROFILE, a_profile, an_experience, force
 from tunesmith.domain.classification import Feedback, Judgement, Thresholds, assess
 from tunesmith.domain.curriculum import CurriculumPolicy, not_due
 from tunesmith.domain.experience import Context, ExperienceClass, ExperienceState

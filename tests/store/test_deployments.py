@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from store_builders import ACTOR, PROFILE, WORKER, a_claimed_run, a_profile, a_run, a_task, an_adapter, dump, moves
+from support.rows import ACTOR, PROFILE, WORKER, a_claimed_run, a_profile, a_run, a_task, an_adapter, dump, moves
 from tunesmith import lifecycle
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.gate import BARE_BASE

@@ -34,9 +34,9 @@ from typing import Any, Literal
 
 import pytest
 
-from builders import PROFILE, a_jsonl, a_workspace, wait_for
-from deploy_builders import a_candidate
-from store_builders import an_evaluation, force
+from support.candidates import a_candidate
+from support.rows import an_evaluation, force
+from support.workspaces import PROFILE, a_jsonl, a_workspace, wait_for
 from tunesmith.client import Client
 from tunesmith.domain.campaign import Breaker, breaker
 from tunesmith.domain.gate import Decision

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from builders import PROFILE, a_workspace
-from screen_whole_sets import World, a_line
-from store_builders import a_run
+from support.rows import a_run
+from support.screen_whole_sets import World, a_line
+from support.workspaces import PROFILE, a_workspace
 from tunesmith.domain.example import Split
 from tunesmith.domain.run import RunState
 from tunesmith.store import datasets

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from builders import PROFILE, a_workspace
-from experience_processes import add_for_ever, add_the_same
-from store_builders import ACTOR, a_dataset
-from store_processes import end_all, kill_amid, start
+from support.experience_processes import add_for_ever, add_the_same
+from support.rows import ACTOR, a_dataset
+from support.store_processes import end_all, kill_amid, start
+from support.workspaces import PROFILE, a_workspace
 from tunesmith.client import Client
 from tunesmith.errors import Conflict, DataError, NotFound, Refused, UsageError
 from tunesmith.store import experiences, tables

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from builders import PROFILE, a_workspace
+from support.workspaces import PROFILE, a_workspace
 from tunesmith.client import Client
 from tunesmith.errors import Refused, UsageError
 from tunesmith.store import candidates, feedback

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from builders import a_workspace
-from store_builders import (
+from support.rows import (
     ACTOR,
     ALL_KINDS,
     ARCHITECTURE,
@@ -21,6 +20,7 @@ from store_builders import (
     dump,
     force,
 )
+from support.workspaces import a_workspace
 from tunesmith import lifecycle
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.gate import Decision

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import sqlalchemy as sa
 
-from store_builders import ACTOR, PROFILE, a_profile, an_adapter
+from support.rows import ACTOR, PROFILE, a_profile, an_adapter
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.lock import ProfileLock
 from tunesmith.store import deployments, experiences, profiles, switches, tables
@@ -62,7 +62,7 @@ def test_one_observation_per_target(database: Database) -> None:
 
 
 def test_first_lock_of_a_profile_stays(database: Database) -> None:
-    from store_builders import ARCHITECTURE
+    from support.rows import ARCHITECTURE
 
     def lock(tx: Tx, number: int) -> ProfileLock:
         facts = ProfileLock(architecture=ARCHITECTURE, heldout_share=0.1 + number / 100, validation_share=0.05)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from builders import PROFILE, a_workspace
-from forgotten_builders import PARTED, SECRET, a_dataset_of, add, as_member, everything_on_disk, everything_stored
-from store_builders import ACTOR, a_claimed_run, a_run, an_adapter, force
+from support.forgotten import PARTED, SECRET, a_dataset_of, add, as_member, everything_on_disk, everything_stored
+from support.rows import ACTOR, a_claimed_run, a_run, an_adapter, force
+from support.workspaces import PROFILE, a_workspace
 from tunesmith import lifecycle
 from tunesmith.client import Client
 from tunesmith.domain.adapter import AdapterState

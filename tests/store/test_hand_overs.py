@@ -16,10 +16,10 @@ from typing import Any, Literal
 import pytest
 import sqlalchemy as sa
 
-from builders import PROFILE, a_workspace
-from local_teachers import DATES, add_dates, school_of
-from native_builders import a_micro_base
-from store_builders import ACTOR, WORKER, Unreachable, a_claimed_run, a_run, claim_of
+from support.local_teachers import DATES, add_dates, school_of
+from support.native import a_micro_base
+from support.rows import ACTOR, WORKER, Unreachable, a_claimed_run, a_run, claim_of
+from support.workspaces import PROFILE, a_workspace
 from tunesmith import lifecycle
 from tunesmith.clock import boot_seconds
 from tunesmith.config.workspace import init_workspace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from store_builders import PROFILE, a_dataset, a_run, dump
+from support.rows import PROFILE, a_dataset, a_run, dump
 from tunesmith.domain.run import RunState
 from tunesmith.store import datasets
 from tunesmith.store.database import Database, Tx

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from store_builders import (
+from support.rows import (
     ACTOR,
     PROFILE,
     WORKER,

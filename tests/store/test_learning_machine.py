@@ -27,11 +27,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from builders import PROFILE
-from databases import Postgres
-from learning_checks import Remembered, check_all, forgotten_words
-from learning_world import World
-from store_builders import ACTOR
+from support.databases import Postgres
+from support.learning_checks import Remembered, check_all, forgotten_words
+from support.learning_world import World
+from support.rows import ACTOR
+from support.workspaces import PROFILE
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.learning import CorrectionState
 from tunesmith.domain.run import RUN, RunState

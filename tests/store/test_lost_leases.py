@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from store_builders import (
+from support.rows import (
     ACTOR,
     ALL_KINDS,
     WORKER,
@@ -265,7 +265,7 @@ def test_clock_jump_steals_no_lease_and_changes_no_order(
 
 @pytest.mark.parametrize("jump", JUMPS, ids=str)
 def test_clock_jump_changes_no_listing(database: Database, monkeypatch: pytest.MonkeyPatch, jump: timedelta) -> None:
-    from store_builders import a_campaign, a_dataset
+    from support.rows import a_campaign, a_dataset
     from tunesmith.domain.campaign import CampaignState
     from tunesmith.store import campaigns, datasets
 

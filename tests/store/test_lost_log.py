@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from builders import a_workspace, cli
-from store_builders import a_task
-from store_processes import kill_amid, start, write_for_ever
+from support.rows import a_task
+from support.store_processes import kill_amid, start, write_for_ever
+from support.workspaces import a_workspace, cli
 from tunesmith.errors import StoreCorrupt, StoreError
 from tunesmith.store.database import Database
 from tunesmith.store.engines import sqlite_module, wal_is_safe

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from store_builders import a_claimed_run, force
+from support.rows import a_claimed_run, force
 from tunesmith.clock import utc_now
 from tunesmith.domain.run import RunState
 from tunesmith.domain.task import TaskKind

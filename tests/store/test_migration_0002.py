@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from databases import an_empty_url, upgrade_to
-from store_builders import ARCHITECTURE
+from support.databases import an_empty_url, upgrade_to
+from support.rows import ARCHITECTURE
 from tunesmith.domain.experience import ExperienceClass
 from tunesmith.domain.lock import ProfileLock
 from tunesmith.store import assessments, experiences

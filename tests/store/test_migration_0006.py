@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from databases import an_empty_url, upgrade_to
+from support.databases import an_empty_url, upgrade_to
 from tunesmith.store.database import connect
 from tunesmith.store.schema import HEAD, integrity_problem, open_store
 

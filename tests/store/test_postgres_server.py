@@ -8,9 +8,9 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from databases import Postgres
-from store_builders import ALL_KINDS, WORKER, a_task, claim_of, dump
-from store_processes import broken_invariants, create_store, end_all, fail_then_add, start
+from support.databases import Postgres
+from support.rows import ALL_KINDS, WORKER, a_task, claim_of, dump
+from support.store_processes import broken_invariants, create_store, end_all, fail_then_add, start
 from tunesmith.domain.task import AttemptState
 from tunesmith.errors import StoreError, StoreTooNew
 from tunesmith.store import tables, tasks

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from builders import PROFILE, a_workspace
-from store_builders import ACTOR, a_dataset, a_run
+from support.rows import ACTOR, a_dataset, a_run
+from support.workspaces import PROFILE, a_workspace
 from tunesmith import lifecycle
 from tunesmith.client import Client
 from tunesmith.domain.experience import ExperienceState

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from builders import PROFILE
-from learning_world import World
-from store_builders import a_run
+from support.learning_world import World
+from support.rows import a_run
+from support.workspaces import PROFILE
 from tunesmith.domain.run import RunState
 from tunesmith.errors import Refused
 from tunesmith.store import deployments, tables

@@ -12,8 +12,7 @@ from typing import Any, Literal
 import pytest
 import sqlalchemy as sa
 
-from builders import a_workspace
-from store_builders import (
+from support.rows import (
     ACTOR,
     PROFILE,
     WORKER,
@@ -25,6 +24,7 @@ from store_builders import (
     claim_of,
     force,
 )
+from support.workspaces import a_workspace
 from tunesmith import control, lifecycle
 from tunesmith.client import Client
 from tunesmith.clock import boot_seconds

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 
-from store_builders import ACTOR, PROFILE, a_profile, moves
+from support.rows import ACTOR, PROFILE, a_profile, moves
 from tunesmith.domain.curriculum import Limits, Spent
 from tunesmith.domain.learning import SpendState
 from tunesmith.errors import Conflict

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from builders import PROFILE, a_profile, a_workspace
-from forgotten_builders import add
-from store_builders import force
+from support.forgotten import add
+from support.rows import force
+from support.workspaces import PROFILE, a_profile, a_workspace
 from tunesmith.client import Client
 from tunesmith.data.dataset import read_split
 from tunesmith.domain.example import Split

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from store_builders import a_task
-from store_processes import (
+from support.rows import a_task
+from support.store_processes import (
     broken_invariants,
     create_store,
     end_all,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from builders import a_workspace, cli, wait_for
-from store_builders import a_task
+from support.rows import a_task
+from support.workspaces import a_workspace, cli, wait_for
 from tunesmith.client import Client
 from tunesmith.errors import StoreBusy
 from tunesmith.store.database import Patience

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from builders import PROFILE, a_jsonl, a_workspace
+from support.workspaces import PROFILE, a_jsonl, a_workspace
 from tunesmith.client import Client
 from tunesmith.errors import Conflict
 from tunesmith.store import tables

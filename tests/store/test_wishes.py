@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pytest
 
-from store_builders import (
+from support.rows import (
     ACTOR,
     WORKER,
     a_claimed_run,

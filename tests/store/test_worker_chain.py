@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from store_builders import ACTOR, ALL_KINDS, PROFILE, WORKER, a_profile, a_task, claim_of
-from store_processes import broken_invariants
+from support.rows import ACTOR, ALL_KINDS, PROFILE, WORKER, a_profile, a_task, claim_of
+from support.store_processes import broken_invariants
 from tunesmith.config.workspace import Workspace, init_workspace
 from tunesmith.domain.task import TaskKind, TaskState
 from tunesmith.settings import Settings, WorkerSettings

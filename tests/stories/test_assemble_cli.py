@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from builders import PROFILE, a_workspace, cli, work_here
+from support.workspaces import PROFILE, a_workspace, cli, work_here
 from tunesmith.client import Client
 
 MIX = {"min_new": 10, "max_examples": 60}

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from builders import PROFILE, write_settings
-from story_builders import Fleet, MakeFleet
+from support.fleet import Fleet, MakeFleet
+from support.workspaces import PROFILE, write_settings
 from tunesmith.client import Client
 from tunesmith.config.explain import Row
 

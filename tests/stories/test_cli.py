@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from builders import (
+from support.workspaces import (
     Ended,
     a_jsonl,
     a_profile,

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from builders import Ended, a_jsonl, a_workspace, cli, cli_environ, submit
+from support.workspaces import Ended, a_jsonl, a_workspace, cli, cli_environ, submit
 from tunesmith.cli.main import call
 
 LONG = "x" * 10_000

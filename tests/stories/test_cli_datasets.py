@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from builders import Ended, a_workspace
-from data_builders import a_chat, a_label, chats, encoded
+from support.data import a_chat, a_label, chats, encoded
+from support.workspaces import Ended, a_workspace
 from tunesmith.cli.main import call
 from tunesmith.client import Client
 from tunesmith.errors import UsageError

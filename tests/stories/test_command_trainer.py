@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from story_builders import Fleet, MakeFleet
+from support.fleet import Fleet, MakeFleet
 from tunesmith.errors import ConfigError
 from tunesmith.files import verify_folder
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from builders import PROFILE, a_profile, states_of, wait_for
-from story_builders import Fleet, MakeFleet, freeze_program, programs_below
+from support.fleet import Fleet, MakeFleet, freeze_program, programs_below
+from support.workspaces import PROFILE, a_profile, states_of, wait_for
 from tunesmith.client.views import AnswerView
 from tunesmith.domain.run import RunState
 from tunesmith.errors import Refused

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from builders import PROFILE, a_profile, a_workspace, cli, work_until_idle
-from teacher_server import Call, Teacher, a_teacher, better
+from support.teacher_server import Call, Teacher, a_teacher, better
+from support.workspaces import PROFILE, a_profile, a_workspace, cli, work_until_idle
 from tunesmith.cli.main import call
 from tunesmith.client import Client
 from tunesmith.store import cycles

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from builders import PROFILE, a_profile, cli, states_of
-from story_builders import Fleet, MakeFleet
+from support.fleet import Fleet, MakeFleet
+from support.workspaces import PROFILE, a_profile, cli, states_of
 from tunesmith.errors import Refused, TunesmithError, UsageError
 
 V1, V2 = f"{PROFILE}@v1", f"{PROFILE}@v2"

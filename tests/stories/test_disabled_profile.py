@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from builders import PROFILE, a_profile, cli, wait_for
-from story_builders import Fleet, MakeFleet
+from support.fleet import Fleet, MakeFleet
+from support.workspaces import PROFILE, a_profile, cli, wait_for
 
 
 def disable(fleet: Fleet, how: str) -> str:

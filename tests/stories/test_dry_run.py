@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from builders import PROFILE, a_workspace, cli
-from forgotten_builders import add
-from native_builders import a_micro_base, small_rows
-from store_builders import dump
+from support.forgotten import add
+from support.native import a_micro_base, small_rows
+from support.rows import dump
+from support.workspaces import PROFILE, a_workspace, cli
 from tunesmith.client import Client
 from tunesmith.errors import DataError, Refused, UsageError
 from tunesmith.store.database import Database

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from builders import PROFILE, a_workspace, cli
+from support.workspaces import PROFILE, a_workspace, cli
 from tunesmith.cli.main import call
 from tunesmith.errors import TunesmithError
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from builders import Ended, cli
-from gateway_builders import ServerProcess, a_server
+from support.gateway import ServerProcess, a_server
+from support.workspaces import Ended, cli
 from tunesmith.demo.notes import Note, make_notes
 from tunesmith.demo.real_base import PackageUnavailable, cached_smollm2, default_cache
 from tunesmith.openai import learn_from

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from builders import PROFILE, wait_for
-from forgotten_builders import add, everything_on_disk, everything_stored
-from story_builders import Fleet, MakeFleet
+from support.fleet import Fleet, MakeFleet
+from support.forgotten import add, everything_on_disk, everything_stored
+from support.workspaces import PROFILE, wait_for
 from tunesmith.domain.example import Split
 from tunesmith.store import members
 

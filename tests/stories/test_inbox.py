@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from builders import cli
-from story_builders import MakeFleet
+from support.fleet import MakeFleet
+from support.workspaces import cli
 from tunesmith.client.inbox import telling_line
 
 SEGFAULT = """the program ended by signal 11

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from builders import PROFILE, a_base, a_workspace, cli_environ, work_until_idle
-from local_teachers import DATES, add_dates, school_of
-from native_builders import a_micro_base, an_attempt, quick_base
+from support.local_teachers import DATES, add_dates, school_of
+from support.native import a_micro_base, an_attempt, quick_base
+from support.workspaces import PROFILE, a_base, a_workspace, cli_environ, work_until_idle
 from tunesmith.cli.main import call
 from tunesmith.client import Client
 from tunesmith.domain.spec import AttemptRef

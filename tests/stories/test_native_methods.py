@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from native_builders import (
+from support.native import (
     a_base_ref,
     a_dataset,
     a_micro_base,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from native_builders import (
+from support.native import (
     a_base_ref,
     a_dataset,
     a_micro_base,
@@ -97,7 +97,7 @@ def test_a_process_of_the_team_that_dies_ends_the_training(
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path\n"
         "from tunesmith.domain.spec import TrainSpec\n"
-        "from native_builders import train_here\n"
+        "from support.native import train_here\n"
         "train_here(TrainSpec.model_validate_json(sys.stdin.read()), Path(sys.argv[2]))\n"
     )
     argv = [sys.executable, "-c", script, str(Path(__file__).parents[1]), str(folder)]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from native_builders import (
+from support.native import (
     a_base_ref,
     a_dataset,
     a_micro_base,
@@ -36,7 +36,7 @@ from native_builders import (
     train_here,
     weights_of,
 )
-from program_builders import finish, wait_until
+from support.programs import finish, wait_until
 from tunesmith.data.dataset import read_split
 from tunesmith.demo import dates
 from tunesmith.domain.profile import Budgets, Checkpoints, Validation

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from builders import PROFILE, a_jsonl, a_profile, a_workspace, cli
-from forgotten_builders import PARTED, a_dataset_of, as_member
-from native_builders import a_base_ref, a_micro_base, an_evaluate_spec, evaluate_here, quick_base, rows_of
+from support.forgotten import PARTED, a_dataset_of, as_member
+from support.native import a_base_ref, a_micro_base, an_evaluate_spec, evaluate_here, quick_base, rows_of
+from support.workspaces import PROFILE, a_jsonl, a_profile, a_workspace, cli
 from tunesmith.cli.main import call
 from tunesmith.client import Client
 from tunesmith.demo import dates

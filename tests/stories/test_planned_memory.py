@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from builders import Ended, a_jsonl, a_workspace
-from native_builders import (
+from support.fleet import MakeFleet
+from support.native import (
     a_base_ref,
     a_dataset,
     a_micro_base,
@@ -25,7 +25,7 @@ from native_builders import (
     train_here,
     weights_of,
 )
-from story_builders import MakeFleet
+from support.workspaces import Ended, a_jsonl, a_workspace
 from tunesmith.cli.main import call
 from tunesmith.cli.run_page import note_of
 from tunesmith.client import Client

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from story_builders import MakeFleet
+from support.fleet import MakeFleet
 
 OTHERS = 0o077
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from native_builders import (
+from support.native import (
     a_base_ref,
     a_dataset,
     a_micro_base,
@@ -27,7 +27,7 @@ from native_builders import (
     train_here,
     weights_of,
 )
-from quantized_builders import a_base_of_blocks, skip_without_bitsandbytes
+from support.quantized import a_base_of_blocks, skip_without_bitsandbytes
 from tunesmith.demo import dates
 from tunesmith.domain.profile import Checkpoints, Method, Validation
 from tunesmith.domain.program import Log, Result, ResultStatus, Scores

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from native_builders import (
+from support.fleet import MakeFleet
+from support.native import (
     a_base_ref,
     a_dataset,
     a_micro_base,
@@ -22,7 +23,6 @@ from native_builders import (
     train_here,
     weights_of,
 )
-from story_builders import MakeFleet
 from tunesmith.domain.profile import Checkpoints, Method, Validation
 from tunesmith.domain.program import Log, Progress, ResultStatus
 from tunesmith.domain.spec import BaseModelRef, DatasetRef, TrainSpec

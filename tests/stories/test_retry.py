@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from builders import PROFILE, a_jsonl, a_profile, a_workspace, cli, submit, work_here
-from story_builders import MakeFleet
+from support.fleet import MakeFleet
+from support.workspaces import PROFILE, a_jsonl, a_profile, a_workspace, cli, submit, work_here
 from tunesmith.errors import Refused
 
 TOLD = (

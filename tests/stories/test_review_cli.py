@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from builders import PROFILE, Ended, a_workspace, cli
-from forgotten_builders import a_dataset_of, as_member
-from store_builders import a_claimed_run
+from support.forgotten import a_dataset_of, as_member
+from support.rows import a_claimed_run
+from support.workspaces import PROFILE, Ended, a_workspace, cli
 from tunesmith.cli.main import call
 from tunesmith.client import Client
 from tunesmith.domain.example import Split

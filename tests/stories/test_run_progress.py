@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from builders import a_workspace, cli, start_worker, stop_worker, submit, wait_for
+from support.workspaces import a_workspace, cli, start_worker, stop_worker, submit, wait_for
 from tunesmith.client.attempt_progress import read_progress
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from builders import a_jsonl, a_workspace, cli
+from support.workspaces import a_jsonl, a_workspace, cli
 from tunesmith.domain.example import Split
 
 

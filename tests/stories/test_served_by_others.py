@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from builders import wait_for
-from gateway_builders import SERVE, a_server
-from real_servers import RealVllm, llama_server, vllm_python
-from serving_bases import save_base, write_gguf
-from story_builders import Fleet, MakeFleet
-from target_worlds import kill_processes, llama_pids
+from support.fleet import Fleet, MakeFleet
+from support.gateway import SERVE, a_server
+from support.real_servers import RealVllm, llama_server, vllm_python
+from support.serving_bases import save_base, write_gguf
+from support.target_worlds import kill_processes, llama_pids
+from support.workspaces import wait_for
 from tunesmith.programs.fingerprint import code_fingerprint
 from tunesmith.programs.process_identity import identify, is_alive
 

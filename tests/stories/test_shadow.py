@@ -12,11 +12,11 @@ import pytest
 import sqlalchemy as sa
 from openai.types.chat import ChatCompletion
 
-from builders import wait_for
-from engine_builders import a_lively_base, an_adapter
-from gateway_builders import PROFILE, ServerProcess, a_served_workspace, a_server
-from store_builders import WORKER, a_claimed_run, a_judgement, claim_of
-from story_builders import Fleet
+from support.engine import a_lively_base, an_adapter
+from support.fleet import Fleet
+from support.gateway import PROFILE, ServerProcess, a_served_workspace, a_server
+from support.rows import WORKER, a_claimed_run, a_judgement, claim_of
+from support.workspaces import wait_for
 from tunesmith import lifecycle
 from tunesmith.domain.gate import Decision
 from tunesmith.domain.run import RunState

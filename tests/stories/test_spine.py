@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from builders import PROFILE, states_of, wait_for
-from story_builders import Fleet, MakeFleet
+from support.fleet import Fleet, MakeFleet
+from support.workspaces import PROFILE, states_of, wait_for
 from tunesmith.files import sha256_file, verify_folder
 
 

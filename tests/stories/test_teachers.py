@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from builders import PROFILE, a_workspace
-from teacher_server import Call, Teacher, a_teacher, better
+from support.teacher_server import Call, Teacher, a_teacher, better
+from support.workspaces import PROFILE, a_workspace
 from tunesmith.client import Client
 from tunesmith.config.resolve import resolve
 from tunesmith.domain.curriculum import cost_of, most_tokens

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chat_families import FAMILIES, PRINTED_ARGUMENTS, TEXT_ARGUMENTS, Family, a_tokenizer, special_tokens_in
-from data_builders import a_tool, a_tool_chat, encoded, prepared
+from support.chat_families import FAMILIES, PRINTED_ARGUMENTS, TEXT_ARGUMENTS, Family, a_tokenizer, special_tokens_in
+from support.data import a_tool, a_tool_chat, encoded, prepared
 from tunesmith.data.dataset import read_split
 from tunesmith.domain.example import Split
 from tunesmith.errors import ConfigError, DataError, TunesmithError

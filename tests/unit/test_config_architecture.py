@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_builders import TENSORS, a_base, a_workspace, write_safetensors
 
+from support.config import TENSORS, a_base, a_workspace, write_safetensors
 from tunesmith.domain.lock import ArchitectureLock
 from tunesmith.errors import ConfigError
 from tunesmith.modeling.architecture import adaptable_modules, read_architecture, read_tensor_shapes

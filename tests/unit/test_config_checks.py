@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_builders import HEAD, a_base, a_workspace, write_profile
 
+from support.config import HEAD, a_base, a_workspace, write_profile
 from tunesmith.config.checks import CheckedProfile, check_profile
 from tunesmith.config.resolve import resolve
 from tunesmith.config.workspace import Workspace

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_builders import HEAD, a_workspace, write_profile
 
+from support.config import HEAD, a_workspace, write_profile
 from tunesmith.config.resolve import check_overrides, list_profiles, resolve, resolve_settings
 from tunesmith.config.schema import places
 from tunesmith.config.value_checks import _kinds

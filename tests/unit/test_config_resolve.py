@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_builders import HEAD, a_workspace, write_profile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.config import HEAD, a_workspace, write_profile
 from tunesmith.config.explain import explain, without_password
 from tunesmith.config.layers import Layer
 from tunesmith.config.resolve import Resolved, check_overrides, resolve, resolve_settings

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from config_builders import a_workspace
 
+from support.config import a_workspace
 from tunesmith.config.resolve import resolve, resolve_settings
 from tunesmith.config.sample import sample_profile, sample_project
 from tunesmith.config.schema import places

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from config_builders import HEAD, a_workspace, write_profile
 
+from support.config import HEAD, a_workspace, write_profile
 from tunesmith.config.resolve import resolve
 from tunesmith.config.yaml_files import MAX_BYTES, parse_inline, read_yaml
 from tunesmith.errors import ConfigError

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_builders import a_chat, chats, encoded, prepared
+from support.data import a_chat, chats, encoded, prepared
 from tunesmith.data.dataset import fingerprint_of, iter_examples, read_split, summary, verify
 from tunesmith.domain.dataset import PreparedDataset
 from tunesmith.domain.example import Split, identity

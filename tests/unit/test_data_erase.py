@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from data_builders import HALF, a_file, encoded
+from support.data import HALF, a_file, encoded
 from tunesmith.data.dataset import read_split, summary, verify
 from tunesmith.data.erase import erase
 from tunesmith.data.prepare import prepare

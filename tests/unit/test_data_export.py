@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from data_builders import HALF, a_chat, a_label, a_pair, a_tool_chat, chats, encoded, num_examples, prepared
+from support.data import HALF, a_chat, a_label, a_pair, a_tool_chat, chats, encoded, num_examples, prepared
 from tunesmith.data.diff import diff
 from tunesmith.data.export import export
 from tunesmith.data.prepare import prepare

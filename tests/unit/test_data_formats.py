@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_builders import a_call, a_tool, an_importer, read_row
+from support.data import a_call, a_tool, an_importer, read_row
 from tunesmith.data.bad_row import BadRow
 
 USER = {"role": "user", "content": "Why?"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from data_builders import a_chat, a_label, a_pair, encoded, num_examples, prepared
+from support.data import a_chat, a_label, a_pair, encoded, num_examples, prepared
 from tunesmith.data.dataset import read_split, summary, verify
 from tunesmith.data.prepare import prepare
 from tunesmith.domain.dataset import PreparedDataset, PrepareOptions

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from builders import PROFILE, a_workspace, cli, submit, work_here
-from data_builders import a_chat, a_label, a_pair, a_tool_chat, encoded
+from support.data import a_chat, a_label, a_pair, a_tool_chat, encoded
+from support.workspaces import PROFILE, a_workspace, cli, submit, work_here
 from tunesmith.client import Client
 from tunesmith.errors import ConfigError
 

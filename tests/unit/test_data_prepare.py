@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_builders import HALF, a_chat, a_file, a_pair, chats, encoded, num_examples, prepared
+from support.data import HALF, a_chat, a_file, a_pair, chats, encoded, num_examples, prepared
 from tunesmith.data.dataset import fingerprint_of, read_split, summary, verify
 from tunesmith.data.prepare import prepare
 from tunesmith.domain.dataset import PreparedDataset, PrepareOptions

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_builders import a_file
+from support.data import a_file
 from tunesmith.data.readers import Block, LineReader, size_of
 from tunesmith.errors import DataError
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from data_builders import HALF, a_chat, a_file, encoded, num_examples, prepared
-from screen_whole_sets import World, a_line
+from support.data import HALF, a_chat, a_file, encoded, num_examples, prepared
+from support.screen_whole_sets import World, a_line
 from tunesmith.data.prepare import prepare
 from tunesmith.domain.dataset import PreparedDataset
 from tunesmith.domain.screen import DEFAULT_SCREENS

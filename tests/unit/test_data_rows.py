@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from data_builders import a_chat, a_pair, an_importer, read_row
+from support.data import a_chat, a_pair, an_importer, read_row
 from tunesmith.data.bad_row import BadRow
 
 USER = {"role": "user", "content": "Why?"}

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_builders import HALF, a_chat, a_file, a_label, a_pair, a_tool_chat, chats, encoded, num_examples, prepared
+from support.data import HALF, a_chat, a_file, a_label, a_pair, a_tool_chat, chats, encoded, num_examples, prepared
 from tunesmith.data.dataset import read_split, verify
 from tunesmith.data.json_arrays import ArrayItems, array_start, item_groups
 from tunesmith.data.prepare import prepare

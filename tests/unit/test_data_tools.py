@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_builders import HALF, a_call, a_tool, a_tool_chat, an_importer, encoded, prepared, read_row
+from support.data import HALF, a_call, a_tool, a_tool_chat, an_importer, encoded, prepared, read_row
 from tunesmith.data.bad_row import BadRow
 from tunesmith.data.dataset import read_split, verify
 from tunesmith.data.splitting import group_of

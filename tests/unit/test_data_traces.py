@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from data_builders import a_call, a_tool, an_importer
+from support.data import a_call, a_tool, an_importer
 from tunesmith.data.bad_row import BadRow
 
 USER = {"role": "user", "content": "Why?"}

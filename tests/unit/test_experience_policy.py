@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from config_builders import a_workspace
 
+from support.config import a_workspace
 from tunesmith.config.resolve import resolve
 from tunesmith.domain.experience_policy import ExperiencePolicy
 from tunesmith.errors import ConfigError

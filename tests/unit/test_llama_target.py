@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from serving_bases import ALPHA, KV_HEADS, RANK, a_tiny_llama
-from target_worlds import PROFILE, Made, World, a_llamacpp, kill_processes, llama_pids, shared_adapters
+from support.serving_bases import ALPHA, KV_HEADS, RANK, a_tiny_llama
+from support.target_worlds import PROFILE, Made, World, a_llamacpp, kill_processes, llama_pids, shared_adapters
 from tunesmith.errors import DataError
 from tunesmith.files import sha256_file
 from tunesmith.programs.process_identity import identify, is_alive
@@ -48,7 +48,7 @@ def test_gguf_holds_the_pairs_under_their_names_with_rotated_rows_and_alpha(made
     import numpy as np
     from safetensors.numpy import load_file
 
-    from serving_bases import write_gguf
+    from support.serving_bases import write_gguf
 
     base = read_base(write_gguf(tmp_path / "base.gguf"))
     convert(made.first.path, base, tmp_path / "a.gguf")

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from native_builders import a_micro_base, a_recipe
+from support.native import a_micro_base, a_recipe
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.modeling.adapters import (
     adapter_norms,

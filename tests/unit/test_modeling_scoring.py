@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from native_builders import a_micro_base, small_rows
+from support.native import a_micro_base, small_rows
 from tunesmith.modeling.chat import ChatFormat, Tokenized
 from tunesmith.modeling.generation import Sampling, answer_all
 from tunesmith.modeling.loading import load_base, load_tokenizer

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from native_builders import a_recipe
+from support.native import a_recipe
 from tunesmith.trainers.native.optimizer import learning_rate
 from tunesmith.trainers.native.order import Order
 from tunesmith.trainers.native.validation import chosen_cases, is_better

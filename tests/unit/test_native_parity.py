@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from native_builders import a_micro_base, a_recipe
+from support.native import a_micro_base, a_recipe
 from tunesmith.domain.profile import Method
 from tunesmith.modeling.adapters import new_adapter, trained_parameters
 from tunesmith.modeling.chat import Tokenized

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from native_builders import (
+from support.native import (
     a_base_ref,
     a_dataset,
     a_micro_base,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from native_builders import a_recipe, a_train_spec
+from support.native import a_recipe, a_train_spec
 from tunesmith.domain.lock import ArchitectureLock
 from tunesmith.domain.profile import Method, Recipe
 from tunesmith.domain.spec import AdapterRef, BaseModelRef, DatasetRef, RunSpec

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from native_builders import a_micro_base, a_recipe
+from support.native import a_micro_base, a_recipe
 from tunesmith.demo.base_model import CHAT_TEMPLATE, byte_tokenizer
 from tunesmith.domain.parity import MAX_TOKENS, Parity, Reading, References, choose_prompts, compare, tolerance_of
 from tunesmith.modeling.adapters import load_adapter, new_adapter, save_adapter

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from program_builders import World, finish, wait_until
+from support.programs import World, finish, wait_until
 from tunesmith.domain.program import Ack, Log, Started
 from tunesmith.domain.request import RequestKind
 from tunesmith.domain.task import AttemptState, ErrorClass

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from program_builders import World, adapter_ref
+from support.programs import World, adapter_ref
 from tunesmith.domain.program import Scores
 from tunesmith.domain.spec import EvaluateSpec, Subject, TrainSpec
 from tunesmith.domain.task import AttemptState, ErrorClass

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from config_builders import a_base, a_workspace
 from pydantic import ValidationError
 
-from native_builders import a_base_ref, a_dataset, a_micro_base, a_recipe, a_train_spec, small_rows, train_here
+from support.config import a_base, a_workspace
+from support.native import a_base_ref, a_dataset, a_micro_base, a_recipe, a_train_spec, small_rows, train_here
 from tunesmith.config.checks import check_profile
 from tunesmith.config.resolve import resolve
 from tunesmith.domain.profile import Recipe

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from data_builders import HALF, a_chat, a_file, chats, encoded, num_examples, prepared
+from support.data import HALF, a_chat, a_file, chats, encoded, num_examples, prepared
 from tunesmith.data.dataset import read_split, summary, verify
 from tunesmith.data.prepare import prepare
 from tunesmith.data.screens.near_copies import NearCopies, sketch

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from screen_corpus import BAD, bad_rows
-from screen_good_rows import good_rows
+from support.screen_corpus import BAD, bad_rows
+from support.screen_good_rows import good_rows
 from tunesmith.data.screens.finding import Finding
 from tunesmith.data.screens.rows import ROW_SCREENS, RowScreens
 from tunesmith.domain.screen import DEFAULT_SCREENS, Screen, chosen_screens

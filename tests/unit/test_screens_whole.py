@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from data_builders import HALF, a_file, encoded, prepared
-from screen_whole_sets import CLUSTERS, World, a_line, overlaps, whole_rows
+from support.data import HALF, a_file, encoded, prepared
+from support.screen_whole_sets import CLUSTERS, World, a_line, overlaps, whole_rows
 from tunesmith.data.dataset import read_split, verify
 from tunesmith.data.prepare import prepare
 from tunesmith.data.screens.overlap import EvaluationOverlap

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from builders import a_jsonl, a_workspace
-from json_server import JsonServer
-from ollama_server import BASE, OllamaServer
-from target_worlds import PROFILE, TESTS, Made, shared_adapters
+from support.json_server import JsonServer
+from support.ollama_server import BASE, OllamaServer
+from support.target_worlds import PROFILE, SUPPORT, Made, shared_adapters
+from support.vllm_server import VllmServer
+from support.workspaces import a_jsonl, a_workspace
 from tunesmith.errors import ConfigError
 from tunesmith.programs.process_identity import identify
 from tunesmith.targets.base import ServedAdapter, Target, TargetError
 from tunesmith.targets.registry import make_target
-from vllm_server import VllmServer
 
 pytestmark = pytest.mark.xdist_group("targets")
 HI = [{"role": "user", "content": "hi"}]
@@ -251,7 +251,7 @@ def test_ollama_model_of_the_same_name_that_is_not_ours_is_not_taken_for_it(made
     ],
 )
 def test_program_that_misbehaves_is_a_target_error(manner: str, told: str, made: Made, tmp_path: Path) -> None:
-    argv = [sys.executable, str(TESTS / "target_program.py"), str(tmp_path / "state.json"), manner]
+    argv = [sys.executable, str(SUPPORT / "target_program.py"), str(tmp_path / "state.json"), manner]
     target = a_target("command", tmp_path, program=argv, timeout_s=0.5 if manner == "hangs" else 20)
     begun = time.monotonic()
     with pytest.raises(TargetError, match=told):

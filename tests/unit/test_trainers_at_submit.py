@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_builders import a_base, a_workspace
 
+from support.config import a_base, a_workspace
 from tunesmith.config.checks import check_profile
 from tunesmith.config.resolve import resolve
 from tunesmith.errors import ConfigError

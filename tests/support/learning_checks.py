@@ -6,7 +6,7 @@ import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from learning_world import Seen, World
+from support.learning_world import Seen, World
 from tunesmith.domain.erasure import tombstone_key
 from tunesmith.domain.example import Example, Split
 from tunesmith.files import read_manifest

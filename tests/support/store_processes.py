@@ -14,14 +14,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from store_builders import ACTOR, ALL_KINDS
+from support.rows import ACTOR, ALL_KINDS
 from tunesmith.domain.task import AttemptState, ErrorClass, TaskKind
 from tunesmith.store import tables, tasks
 from tunesmith.store.database import Database
 from tunesmith.store.schema import open_store
 
 _context = get_context("forkserver")
-_context.set_forkserver_preload(["store_processes"])
+_context.set_forkserver_preload(["support.store_processes"])
 
 
 def start(action: Callable[..., None], *arguments: Any) -> BaseProcess:

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from builders import PROFILE
-from native_builders import a_micro_base
-from story_builders import Fleet, MakeFleet
+from support.fleet import Fleet, MakeFleet
+from support.native import a_micro_base
+from support.workspaces import PROFILE
 from tunesmith.client import Client
 
 BY_REFERENCE = {"experience": {"verifiers": {"exact_match": {}}}}

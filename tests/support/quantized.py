@@ -24,7 +24,7 @@ def a_base_of_blocks(folder: Path) -> BaseModelRef:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from native_builders import a_base_ref
+    from support.native import a_base_ref
 
     tokenizer = byte_tokenizer()
     with torch.random.fork_rng(devices=[]):

@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
-from builders import a_workspace
-from store_builders import WORKER, a_judgement, claim_of, dump
+from support.rows import WORKER, a_judgement, claim_of, dump
+from support.workspaces import a_workspace
 from tunesmith import clock, ids, lifecycle
 from tunesmith.data.dataset import read_split
 from tunesmith.domain.example import Example, Split

@@ -5,9 +5,9 @@ from __future__ import annotations
 import string
 from pathlib import Path
 
-from gateway_builders import PROFILE, a_served_workspace
-from native_builders import a_micro_base
-from store_builders import a_run
+from support.gateway import PROFILE, a_served_workspace
+from support.native import a_micro_base
+from support.rows import a_run
 from tunesmith.client import Client
 from tunesmith.domain.parity import MAX_TOKENS, References
 from tunesmith.domain.run import RunState
@@ -94,7 +94,7 @@ def references_of(base: Path, folder: Path) -> References:
     """What the evaluator would have written down about a letter."""
     import torch
 
-    from deploy_builders import ASKED
+    from support.candidates import ASKED
     from tunesmith.modeling.adapters import load_adapter
     from tunesmith.modeling.chat import ChatFormat
     from tunesmith.modeling.loading import load_base, load_tokenizer

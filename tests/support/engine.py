@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from native_builders import a_micro_base
+from support.native import a_micro_base
 from tunesmith.domain.generation import Ended, Generation, Piece
 from tunesmith.files import publish_folder
 from tunesmith.targets.base import ServedAdapter

@@ -8,7 +8,7 @@ import time
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from json_server import Answered, JsonServer
+from support.json_server import Answered, JsonServer
 
 
 class LlamaServer(JsonServer):

@@ -7,7 +7,7 @@ import re
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from json_server import Answered, JsonServer
+from support.json_server import Answered, JsonServer
 
 BASE = "tiny:fp32"
 _NAME = re.compile(r"[a-zA-Z0-9._-]+(:[a-zA-Z0-9._-]+)?\Z")

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-from json_server import Answered, JsonServer
+from support.json_server import Answered, JsonServer
 
 
 class VllmServer(JsonServer):

@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from builders import PROFILE
-from store_builders import ACTOR, dump
+from support.rows import ACTOR, dump
+from support.workspaces import PROFILE
 from tunesmith.client import Client
 from tunesmith.data.dataset import read_split
 from tunesmith.domain.example import Example, Split

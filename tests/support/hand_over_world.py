@@ -9,11 +9,11 @@ from typing import Any
 
 from openai.types.chat import ChatCompletion
 
-from builders import wait_for
-from engine_builders import an_adapter
-from gateway_builders import PROFILE, SERVE, ServerProcess, a_served_workspace, make_live
-from store_builders import a_run
-from story_builders import Fleet, programs_below
+from support.engine import an_adapter
+from support.fleet import Fleet, programs_below
+from support.gateway import PROFILE, SERVE, ServerProcess, a_served_workspace, make_live
+from support.rows import a_run
+from support.workspaces import wait_for
 from tunesmith.domain.run import RunState
 from tunesmith.modeling.base_files import base_digest
 from tunesmith.programs.shim import all_processes

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from builders import wait_for
+from support.workspaces import wait_for
 
 _SEIZE, _INTERRUPT = 0x4206, 0x4207
 _WALL = 0x40000000

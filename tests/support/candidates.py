@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from store_builders import ACTOR, ARCHITECTURE, PROFILE, a_run
+from support.rows import ACTOR, ARCHITECTURE, PROFILE, a_run
 from tunesmith.client import Client
 from tunesmith.domain.evaluation import Report
 from tunesmith.domain.gate import Decision, Evidence, Judged, Verdict

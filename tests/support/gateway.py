@@ -19,9 +19,9 @@ from typing import Any
 import httpx2
 from openai import OpenAI
 
-from builders import a_profile, cli_environ, wait_for, write_settings
-from engine_builders import an_adapter
-from store_builders import a_run, force
+from support.engine import an_adapter
+from support.rows import a_run, force
+from support.workspaces import a_profile, cli_environ, wait_for, write_settings
 from tunesmith.client import Client
 from tunesmith.domain.adapter import AdapterState
 from tunesmith.domain.run import RunState

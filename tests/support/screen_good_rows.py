@@ -9,7 +9,7 @@ import string
 import uuid
 from collections.abc import Callable, Iterator
 
-from screen_corpus import _ALNUM, _HEX, Row, _chars, prose
+from support.screen_corpus import _ALNUM, _HEX, Row, _chars, prose
 
 
 def _code(rng: random.Random) -> str:

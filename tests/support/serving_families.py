@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from serving_bases import CONTEXT, HEADS, HIDDEN, INNER, KV_HEADS, LAYERS
+from support.serving_bases import CONTEXT, HEADS, HIDDEN, INNER, KV_HEADS, LAYERS
 from tunesmith.demo.base_model import CHAT_TEMPLATE, byte_tokenizer
 from tunesmith.targets.gguf_adapter import ROTATED, rotated_rows
 

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from builders import PROFILE, a_jsonl, a_workspace, cli_environ, wait_for, wait_for_state
-from databases import BOTH, Postgres
+from support.databases import BOTH, Postgres
+from support.workspaces import PROFILE, a_jsonl, a_workspace, cli_environ, wait_for, wait_for_state
 from tunesmith.client import Client
 from tunesmith.client.views import AttemptView
 from tunesmith.domain.run import RUN

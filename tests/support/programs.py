@@ -51,7 +51,7 @@ from tunesmith.trainers.registry import find_trainer
 from tunesmith.trainers.sim_files import safetensors_bytes
 
 _numbers = itertools.count(1)
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 """The workspace of command trainers: they are named as examples/NAME.py."""
 
 BASE_CONFIG = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from target_worlds import World
+from support.target_worlds import World
 from tunesmith.targets.base import TargetError
 
 

@@ -14,17 +14,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from engine_builders import a_lively_base
-from gateway_builders import ServerProcess, a_served_workspace, make_live
-from ollama_server import BASE, OllamaServer
-from serving_bases import an_adapter, write_gguf
+from support.engine import a_lively_base
+from support.gateway import ServerProcess, a_served_workspace, make_live
+from support.ollama_server import BASE, OllamaServer
+from support.serving_bases import an_adapter, write_gguf
+from support.vllm_server import VllmServer
 from tunesmith.store import adapters
 from tunesmith.targets.base import ServedAdapter, Target
 from tunesmith.targets.registry import make_target
-from vllm_server import VllmServer
 
 PROFILE = "support"
-TESTS = Path(__file__).parent
+SUPPORT = Path(__file__).parent
 
 
 def _nothing() -> None:
@@ -116,7 +116,7 @@ def a_command(root: Path, made: Made) -> Iterator[World]:
     def lose() -> None:
         place.write_text(json.dumps({**json.loads(place.read_text()), "held": {}}))
 
-    options = {"program": [sys.executable, str(TESTS / "target_program.py"), str(place)], "timeout_s": 20}
+    options = {"program": [sys.executable, str(SUPPORT / "target_program.py"), str(place)], "timeout_s": 20}
     yield World("command", options, root, made.first, made.second, made.damaged(root), "not what the manifest", lose)
 
 
@@ -146,7 +146,7 @@ def an_ollama(root: Path, made: Made) -> Iterator[World]:
 def a_llamacpp(root: Path, made: Made, program: list[str] | None = None) -> Iterator[World]:
     """Processes that take llama-server's arguments; all of them are killed."""
     write_gguf(root / "base.gguf")
-    start = program or [sys.executable, str(TESTS / "llama_server_program.py")]
+    start = program or [sys.executable, str(SUPPORT / "llama_server_program.py")]
     options = {"model": "base.gguf", "start": start, "timeout_s": 60}
     try:
         yield World("llamacpp", options, root, made.first, made.second, made.scaled, "rslora",
