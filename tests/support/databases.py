@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import subprocess
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -45,6 +46,14 @@ class Postgres:
     def create(self, name: str, template: str = "template0") -> str:
         self._ask(f"CREATE DATABASE {name} TEMPLATE {template}")
         return self.url(name)
+
+    def copy(self, url: str) -> str:
+        """A database of its own with the same rows, taken while others write, as an operator does it."""
+        tools, copy = self._server.bin_path, self.create(f"copy_{next(_numbers)}")
+        dump = subprocess.run([tools / "pg_dump", "--no-owner", "--dbname", url], check=True, capture_output=True)
+        load = [tools / "psql", "--quiet", "--no-psqlrc", "--set", "ON_ERROR_STOP=1", "--dbname", copy]
+        subprocess.run(load, input=dump.stdout, check=True, capture_output=True)
+        return copy
 
     def drop(self, name: str) -> None:
         self._ask(f"DROP DATABASE {name} WITH (FORCE)")
