@@ -10,7 +10,8 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from functools import cache
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -119,8 +120,14 @@ def call(words: Sequence[str]) -> int:
     return output.end_of_output() or code
 
 
+@cache
+def command_tree() -> Any:
+    """Every noun and verb, built once: most of the time of a second call in the same process."""
+    return typer.main.get_command(app)
+
+
 def _invoke(words: list[str]) -> int:
-    command = typer.main.get_command(app)
+    command = command_tree()
     try:
         with command.make_context("tunesmith", words) as context:
             code = command.invoke(context)
