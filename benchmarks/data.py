@@ -182,10 +182,10 @@ def run_arm(arm: str, source: Path) -> None:
 
 
 def run_tunesmith(source: Path, folder: Path, num_processes: int, has_screens: bool) -> tuple[float, int]:
-    import tunesmith.data.blocks  # noqa: F401  imports are not part of the job
-    from tunesmith.data.prepare import prepare
-    from tunesmith.domain.dataset import PrepareOptions
-    from tunesmith.domain.screen import DEFAULT_SCREENS
+    import tunesmith.datasets.blocks  # noqa: F401  imports are not part of the job
+    from tunesmith.datasets.preparation import prepare
+    from tunesmith.datasets.report import PrepareOptions
+    from tunesmith.profiles.screen_section import DEFAULT_SCREENS
 
     options = PrepareOptions(screens=DEFAULT_SCREENS if has_screens else ())
     begin = time.perf_counter()

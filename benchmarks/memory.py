@@ -133,9 +133,11 @@ def run(job: Job) -> dict[str, Any]:
     import torch
     from benchmarks.training_arms.native import assemble, forecast_bytes
 
-    from tunesmith.trainers.native.memory import peak_bytes
+    from tunesmith.training.trainers.native.memory import peak_bytes
 
-    importlib.import_module("tunesmith.trainers.native.step")  # every library is loaded before the process is weighed
+    importlib.import_module(
+        "tunesmith.training.trainers.native.step"
+    )  # every library is loaded before the process is weighed
     examples = examples_of(job)
     before = 0 if torch.cuda.is_available() else peak_bytes()
     foretold = None

@@ -39,12 +39,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-from tunesmith.domain.task import AttemptState, TaskKind
-from tunesmith.store import tasks
+from tunesmith.runs.queries import tasks
+from tunesmith.runs.queries.tasks import Claim
+from tunesmith.runs.rules.task import AttemptState, TaskKind
+from tunesmith.store.connections import sqlite_module
 from tunesmith.store.database import Database
-from tunesmith.store.engines import sqlite_module
 from tunesmith.store.schema import open_store
-from tunesmith.store.tasks import Claim
 
 PER_TURN = 5
 

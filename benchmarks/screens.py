@@ -30,12 +30,12 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from support import screen_fourth_look, screen_hard_rows, screen_second_look, screen_third_look, screen_whole_sets
 from support.screen_corpus import BAD, Row, bad_rows, prose
 from support.screen_good_rows import GOOD, good_rows
-from tunesmith.data.prepare import prepare
-from tunesmith.data.screens.near_copies import NearCopies, sketch
-from tunesmith.data.screens.overlap import EvaluationOverlap
-from tunesmith.data.screens.rows import ROW_SCREENS, RowScreens
-from tunesmith.domain.dataset import PrepareOptions
-from tunesmith.domain.screen import DEFAULT_SCREENS, Screen
+from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.report import PrepareOptions
+from tunesmith.datasets.screens.contamination import EvaluationOverlap
+from tunesmith.datasets.screens.near_duplicates import NearCopies, sketch
+from tunesmith.datasets.screens.rows import ROW_SCREENS, RowScreens
+from tunesmith.profiles.screen_section import DEFAULT_SCREENS, Screen
 
 SEED = 20
 NUM_BAD, NUM_GOOD = 60, 900  # of each class

@@ -43,9 +43,10 @@ import httpx2
 import yaml
 
 from tunesmith.client import Client
-from tunesmith.files import publish_folder
-from tunesmith.modeling.base_files import base_digest
-from tunesmith.store import adapters, deployments
+from tunesmith.core.files import publish_folder
+from tunesmith.deployment import queries as deployments
+from tunesmith.models import queries as adapters
+from tunesmith.profiles.base_model import base_digest
 
 PROFILE = "bench"
 NUM_VERSIONS = 4
@@ -256,10 +257,10 @@ def _block(http: httpx2.Client, consent: str, block: int, max_tokens: int) -> li
 
 async def measure_engine_alone(site: Site, num: int, max_tokens: int) -> float:
     """The same requests to an engine process of our own, without HTTP: the median, in milliseconds."""
-    from tunesmith.domain.engine_spec import EngineSpec
-    from tunesmith.domain.generation import Generation
-    from tunesmith.gateway.embedded import EmbeddedEngine
-    from tunesmith.targets.base import ServedAdapter
+    from tunesmith.deployment.targets.base import ServedAdapter
+    from tunesmith.serving.engine_spec import EngineSpec
+    from tunesmith.serving.gateway.embedded import EmbeddedEngine
+    from tunesmith.serving.generation import Generation
 
     root = site.client.workspace.root
     spec = EngineSpec(

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tunesmith.domain.engine_spec import EngineSpec
-from tunesmith.domain.generation import Generation, Piece
-from tunesmith.files import publish_folder
-from tunesmith.gateway.embedded import EmbeddedEngine
-from tunesmith.targets.base import ServedAdapter
+from tunesmith.core.files import publish_folder
+from tunesmith.deployment.targets.base import ServedAdapter
+from tunesmith.serving.engine_spec import EngineSpec
+from tunesmith.serving.gateway.embedded import EmbeddedEngine
+from tunesmith.serving.generation import Generation, Piece
 
 _CONTEXT = 1024
 _NUM_ADAPTERS = 4
@@ -89,7 +89,7 @@ class _Plain:
     def __init__(self, base: Path, device: str) -> None:
         import torch
 
-        from tunesmith.modeling.loading import load_base, pick_device
+        from tunesmith.models.loading import load_base, pick_device
 
         self.device = pick_device() if device == "auto" else torch.device(device)
         self._model = load_base(base, self.device)
@@ -269,9 +269,9 @@ def _a_base(folder: Path, quick: bool) -> Path:
 def _an_adapter(base: Path, folder: Path, seed: int) -> ServedAdapter:
     import torch
 
-    from tunesmith.domain.profile import Method, Recipe
-    from tunesmith.modeling.adapters import new_adapter, save_adapter
-    from tunesmith.modeling.loading import load_base
+    from tunesmith.models.adapters import new_adapter, save_adapter
+    from tunesmith.models.loading import load_base
+    from tunesmith.profiles.profile import Method, Recipe
 
     torch.manual_seed(seed)
     adapted = new_adapter(load_base(base, torch.device("cpu")), Recipe(method=Method.SFT, lora_rank=16))

@@ -12,11 +12,11 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from tunesmith.domain.program import Artifact, Phase, Result, ResultStatus
-from tunesmith.files import publish_folder, verify_folder
+from tunesmith.core.files import publish_folder, verify_folder
 from tunesmith.programs.host import Program, host
-from tunesmith.trainers.inputs import read_inputs
-from tunesmith.trainers.sim_files import safetensors_bytes
+from tunesmith.programs.messages import Artifact, Phase, Result, ResultStatus
+from tunesmith.training.trainers.inputs import read_inputs
+from tunesmith.training.trainers.sim.files import safetensors_bytes
 
 LAYER, RANK, LR = "base_model.model.model.layers.0.self_attn.q_proj", 2, 0.1
 ENDINGS = {"stop": ResultStatus.STOPPED, "pause": ResultStatus.INTERRUPTED, "cancel": ResultStatus.INTERRUPTED}

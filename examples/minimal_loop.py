@@ -16,27 +16,27 @@ from pathlib import Path
 
 import torch
 
-from tunesmith.data.dataset import read_split
-from tunesmith.data.prepare import prepare
+from tunesmith.core.files import publish_folder
+from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.reading import read_split
+from tunesmith.datasets.report import Example, PrepareOptions, Split
 from tunesmith.demo import dates
 from tunesmith.demo.base_model import cached_base
-from tunesmith.domain.dataset import Example, PrepareOptions, Split
-from tunesmith.domain.evaluation import compare
-from tunesmith.domain.gate import Decision, Verdict, decide
-from tunesmith.domain.memory_plan import UNPLANNED_PACK_TOKENS
-from tunesmith.domain.profile import Gate, Recipe
-from tunesmith.domain.program import CaseScore
-from tunesmith.files import publish_folder
-from tunesmith.modeling.adapters import load_adapter, new_adapter, save_adapter
-from tunesmith.modeling.chat import ChatFormat, Tokenized
-from tunesmith.modeling.loading import load_base, load_tokenizer, pick_device
-from tunesmith.modeling.packs import Packer, single
-from tunesmith.modeling.scoring import PlainEngine, batches_by_count, mean_nlls
-from tunesmith.trainers.native.objectives import Sft
-from tunesmith.trainers.native.optimizer import new_optimizer
-from tunesmith.trainers.native.order import Order
-from tunesmith.trainers.native.step import StepMaker
-from tunesmith.trainers.native.team import Team
+from tunesmith.evaluation.rules.comparison import compare
+from tunesmith.evaluation.rules.gate import Decision, Verdict, decide
+from tunesmith.models.adapters import load_adapter, new_adapter, save_adapter
+from tunesmith.models.chat import ChatFormat, Tokenized
+from tunesmith.models.loading import load_base, load_tokenizer, pick_device
+from tunesmith.models.packs import Packer, single
+from tunesmith.models.scoring import PlainEngine, batches_by_count, mean_nlls
+from tunesmith.profiles.profile import Gate, Recipe
+from tunesmith.programs.messages import CaseScore
+from tunesmith.training.rules.memory_plan import UNPLANNED_PACK_TOKENS
+from tunesmith.training.trainers.native.batch_sampler import Order
+from tunesmith.training.trainers.native.distributed import Team
+from tunesmith.training.trainers.native.objectives import Sft
+from tunesmith.training.trainers.native.optimizer import new_optimizer
+from tunesmith.training.trainers.native.step import StepMaker
 
 RECIPE = Recipe(
     lr=3e-3, lora_rank=8, lora_dropout=0.0, batch_tokens=1536, max_steps=30, epochs=50, train_embeddings=True

@@ -35,17 +35,22 @@ from support.rows import (
     force,
     moves,
 )
-from tunesmith import clock, lifecycle
-from tunesmith.domain.adapter import ADAPTER, AdapterState
-from tunesmith.domain.campaign import CAMPAIGN, Breaker, CampaignState, breaker
-from tunesmith.domain.experience import EXPERIENCE, ExperienceState
-from tunesmith.domain.run import RUN, RunState
-from tunesmith.domain.task import ATTEMPT, TASK, AttemptState, TaskState
-from tunesmith.domain.transitions import Transitions
-from tunesmith.errors import InvalidTransition, Refused
-from tunesmith.store import adapters, campaigns, experiences, runs, tables, tasks
+from tunesmith.core import clock
+from tunesmith.core.errors import InvalidTransition, Refused
+from tunesmith.core.states import Transitions
+from tunesmith.experience.queries import experiences
+from tunesmith.experience.rules.experience import EXPERIENCE, ExperienceState
+from tunesmith.models import queries as adapters
+from tunesmith.models.rules import ADAPTER, AdapterState
+from tunesmith.orchestration import lifecycle
+from tunesmith.profiles.queries import campaigns
+from tunesmith.profiles.rules.campaign import CAMPAIGN, Breaker, CampaignState, breaker
+from tunesmith.runs.queries import runs, tasks
+from tunesmith.runs.queries.runs import Run
+from tunesmith.runs.rules.run import RUN, RunState
+from tunesmith.runs.rules.task import ATTEMPT, TASK, AttemptState, TaskState
+from tunesmith.store import tables
 from tunesmith.store.database import Database, Tx
-from tunesmith.store.runs import Run
 
 # Written out from DESIGN.md, "States, in full", by hand: old state: what may follow.
 DESIGN = {

@@ -89,20 +89,20 @@ def run_native(job: Job) -> Measured:
 
 
 def assemble(job: Job, examples: Sequence[Example]) -> Native:
-    """As `tunesmith.trainers.native.train` and `assemble` do from a spec."""
-    from tunesmith.domain.profile import Method, Recipe
-    from tunesmith.modeling.adapters import new_adapter
-    from tunesmith.modeling.loading import pick_device
-    from tunesmith.modeling.packs import Packer
-    from tunesmith.modeling.quantized import quantize_linears
-    from tunesmith.modeling.scoring import answer_log_probs
-    from tunesmith.trainers.native.engine import engine_for
-    from tunesmith.trainers.native.objectives import objective_of
-    from tunesmith.trainers.native.optimizer import new_optimizer
-    from tunesmith.trainers.native.order import Order
-    from tunesmith.trainers.native.random_state import repeat_exactly
-    from tunesmith.trainers.native.step import StepMaker
-    from tunesmith.trainers.native.team import Team
+    """As `tunesmith.training.trainers.native.train` and `assemble` do from a spec."""
+    from tunesmith.models.adapters import new_adapter
+    from tunesmith.models.loading import pick_device
+    from tunesmith.models.packs import Packer
+    from tunesmith.models.quantized import quantize_linears
+    from tunesmith.models.scoring import answer_log_probs
+    from tunesmith.profiles.profile import Method, Recipe
+    from tunesmith.training.trainers.native.batch_sampler import Order
+    from tunesmith.training.trainers.native.compute import engine_for
+    from tunesmith.training.trainers.native.distributed import Team
+    from tunesmith.training.trainers.native.objectives import objective_of
+    from tunesmith.training.trainers.native.optimizer import new_optimizer
+    from tunesmith.training.trainers.native.random_state import repeat_exactly
+    from tunesmith.training.trainers.native.step import StepMaker
 
     repeat_exactly()
     method, items = Method(job.method), [item_of(job.method, number, one) for number, one in enumerate(examples)]
@@ -137,8 +137,8 @@ def assemble(job: Job, examples: Sequence[Example]) -> Native:
 
 
 def item_of(method: str, number: int, example: Example) -> Any:
-    from tunesmith.modeling.chat import Tokenized
-    from tunesmith.modeling.packs import siblings, single
+    from tunesmith.models.chat import Tokenized
+    from tunesmith.models.packs import siblings, single
 
     def tokenized(answer: list[int]) -> Tokenized:
         trained = (False,) * len(example.prompt) + (True,) * len(answer)
@@ -152,8 +152,8 @@ def item_of(method: str, number: int, example: Example) -> Any:
 
 def loss_of(native: Native, items: Sequence[Any]) -> float:
     """As validation measures it."""
-    from tunesmith.modeling.scoring import evaluating
-    from tunesmith.trainers.native.objectives import weigh
+    from tunesmith.models.scoring import evaluating
+    from tunesmith.training.trainers.native.objectives import weigh
 
     weights, total = weigh(items), 0.0
     with evaluating(native.engine.model):
@@ -166,9 +166,9 @@ def loss_of(native: Native, items: Sequence[Any]) -> float:
 
 def forecast_bytes(job: Job, native: Native, process_bytes: int = 0) -> int:
     """As a run of the product foretells its peak, with nothing learnt from earlier runs."""
-    from tunesmith.domain.memory_forecast import Shape, forecast, terms_for
-    from tunesmith.domain.profile import Method
-    from tunesmith.modeling.scoring import PlainEngine
+    from tunesmith.models.scoring import PlainEngine
+    from tunesmith.profiles.profile import Method
+    from tunesmith.training.rules.memory_forecast import Shape, forecast, terms_for
 
     config, method = native.engine.model.config, Method(job.method)
     shape = Shape(

@@ -21,8 +21,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tunesmith.domain.generation import was_cut
-from tunesmith.domain.visible import says_nothing
+from tunesmith.core.visible_text import says_nothing
+from tunesmith.serving.generation import was_cut
 
 C = TypeVar("C")
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from support.workspaces import PROFILE, a_profile, a_workspace, cli
-from tunesmith.data.prepare import prepare
-from tunesmith.data.screens import detectors
-from tunesmith.data.screens.detectors import GROUP, check_installed, detector
-from tunesmith.data.screens.finding import Hit, redacted
-from tunesmith.domain.dataset import PrepareOptions
-from tunesmith.errors import ConfigError
+from tunesmith.core.errors import ConfigError
+from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.report import PrepareOptions
+from tunesmith.datasets.screens import detectors
+from tunesmith.datasets.screens.detectors import GROUP, check_installed, detector
+from tunesmith.datasets.screens.finding import Hit, redacted
 
 TOLD = "Maria Okafor, 12 Harbour Lane, born 4 May 1971, pays with 4111 1111 1111 1111."
 

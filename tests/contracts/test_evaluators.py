@@ -25,18 +25,18 @@ from support.native import (
     train_here,
 )
 from support.programs import World, finish
-from tunesmith.domain.parity import compare
-from tunesmith.domain.program import Phase, PhaseEvent, Progress, ResultStatus
-from tunesmith.domain.spec import AdapterRef, BaseModelRef, EvaluateSpec, Subject, TrainSpec
-from tunesmith.domain.task import AttemptState, ErrorClass
-from tunesmith.errors import ConfigError, DataError
-from tunesmith.evaluators.held_out import evaluate
-from tunesmith.files import sha256_file
+from tunesmith.core.errors import ConfigError, DataError
+from tunesmith.core.files import sha256_file
+from tunesmith.deployment.rules.parity import compare
+from tunesmith.evaluation.evaluators.held_out import evaluate
 from tunesmith.programs.host import ProgramFailure
-from tunesmith.programs.judge import judge_evaluate, read_references, read_scores
 from tunesmith.programs.launch import launch
+from tunesmith.programs.messages import Phase, PhaseEvent, Progress, ResultStatus
+from tunesmith.programs.result_check import judge_evaluate, read_references, read_scores
+from tunesmith.runs.rules.task import AttemptState, ErrorClass
+from tunesmith.runs.spec import AdapterRef, BaseModelRef, EvaluateSpec, Subject, TrainSpec
 
-ARGV = ("python", "-m", "tunesmith.evaluators.main")
+ARGV = ("python", "-m", "tunesmith.evaluation.evaluators.main")
 ALL = ("heldout_loss", "exact_match_greedy", "exact_match_sampled")
 
 

@@ -14,9 +14,9 @@ from support.serving_bases import an_adapter, greedy, save_base
 from support.serving_families import FAMILIES, a_model, write_family
 from support.target_contract import comes_back, keeps_the_contract
 from support.target_worlds import Made, World, a_llamacpp, kill_processes, shared_adapters
-from tunesmith.gateway.upstream import UpstreamServer
-from tunesmith.targets.base import ServedAdapter
-from tunesmith.targets.registry import make_target
+from tunesmith.deployment.targets.base import ServedAdapter
+from tunesmith.deployment.targets.registry import make_target
+from tunesmith.serving.gateway.upstream import UpstreamServer
 
 pytestmark = [pytest.mark.extra, pytest.mark.timeout(900), pytest.mark.xdist_group("real_servers")]
 QUESTION = "the same question, long enough to fill several blocks of a cache of prompts, is asked again and again"

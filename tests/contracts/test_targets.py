@@ -9,8 +9,8 @@ import pytest
 
 from support.target_contract import comes_back, keeps_the_contract
 from support.target_worlds import WORLDS, Made, World, shared_adapters
-from tunesmith.errors import ConfigError
-from tunesmith.targets.registry import TARGETS, make_target
+from tunesmith.core.errors import ConfigError
+from tunesmith.deployment.targets.registry import TARGETS, make_target
 
 pytestmark = pytest.mark.xdist_group("targets")
 

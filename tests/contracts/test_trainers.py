@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 
 from support.programs import World, finish, strays, wait_until
-from tunesmith.domain.profile import Method
-from tunesmith.domain.program import Ack, CheckpointEvent, Finished, Metrics, Progress, Started, ValidationEvent
-from tunesmith.domain.request import RequestKind
-from tunesmith.domain.spec import ResumeSource, TrainSpec
-from tunesmith.domain.task import AttemptState, ErrorClass
-from tunesmith.errors import NotFound
-from tunesmith.files import verify_folder
-from tunesmith.programs.judge import judge_train
+from tunesmith.core.errors import NotFound
+from tunesmith.core.files import verify_folder
+from tunesmith.profiles.profile import Method
 from tunesmith.programs.launch import RunningProgram, tail_of_log
-from tunesmith.trainers.base import TrainerInfo
-from tunesmith.trainers.registry import TRAINERS, find_trainer
+from tunesmith.programs.messages import Ack, CheckpointEvent, Finished, Metrics, Progress, Started, ValidationEvent
+from tunesmith.programs.result_check import judge_train
+from tunesmith.runs.rules.request import RequestKind
+from tunesmith.runs.rules.task import AttemptState, ErrorClass
+from tunesmith.runs.spec import ResumeSource, TrainSpec
+from tunesmith.training.trainers.base import TrainerInfo
+from tunesmith.training.trainers.registry import TRAINERS, find_trainer
 
 BY_HAND = "command by hand"
 COMMANDS = {"command": "examples/command_trainer.py", BY_HAND: "examples/trainer_without_tunesmith.py"}

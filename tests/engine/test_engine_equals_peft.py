@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from support.engine import KINDS, a_lively_base, an_adapter, asking
-from tunesmith.engine.rows import EngineRefusal, Row
-from tunesmith.engine.sites import Sites
-from tunesmith.engine.speech import Words
-from tunesmith.engine.turns import Turns
-from tunesmith.modeling.adapter_parts import AdapterReader
-from tunesmith.modeling.adapters import load_adapter
-from tunesmith.modeling.chat import ChatFormat
-from tunesmith.modeling.generation import stop_ids
-from tunesmith.modeling.loading import load_base, load_tokenizer
+from tunesmith.models.adapter_parts import AdapterReader
+from tunesmith.models.adapters import load_adapter
+from tunesmith.models.chat import ChatFormat
+from tunesmith.models.generation import stop_ids
+from tunesmith.models.loading import load_base, load_tokenizer
+from tunesmith.serving.engine.lora_layers import Sites
+from tunesmith.serving.engine.scheduler import Turns
+from tunesmith.serving.engine.sequence_state import EngineRefusal, Row
+from tunesmith.serving.engine.tokenization import Words
 
 CPU = torch.device("cpu")
 # what peft says about merging and shards, which nobody does here

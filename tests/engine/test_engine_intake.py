@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tunesmith.engine.desk import Do, Intake, Outbox
-from tunesmith.engine.pulse import Pulse
+from tunesmith.serving.engine.engine_io import Do, Intake, Outbox
+from tunesmith.serving.engine.heartbeat import Pulse
 
 LONG_S = 10.0
 

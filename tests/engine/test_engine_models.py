@@ -14,11 +14,11 @@ import transformers
 from peft import LoraConfig, get_peft_model
 
 from support.engine import asking
-from tunesmith.engine.rows import EngineRefusal, Row
-from tunesmith.engine.sites import Sites
-from tunesmith.engine.turns import Turns
-from tunesmith.modeling.adapter_parts import AdapterReader
-from tunesmith.modeling.adapters import save_adapter
+from tunesmith.models.adapter_parts import AdapterReader
+from tunesmith.models.adapters import save_adapter
+from tunesmith.serving.engine.lora_layers import Sites
+from tunesmith.serving.engine.scheduler import Turns
+from tunesmith.serving.engine.sequence_state import EngineRefusal, Row
 
 COMMON: dict[str, Any] = {
     "vocab_size": 97,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tunesmith.domain.generation import Ended, Generation, Piece
-from tunesmith.domain.parity import Reading
-from tunesmith.gateway.engine import EngineError
-from tunesmith.gateway.paging import Pager
-from tunesmith.targets.base import ServedAdapter
+from tunesmith.deployment.rules.parity import Reading
+from tunesmith.deployment.targets.base import ServedAdapter
+from tunesmith.serving.gateway.adapter_cache import Pager
+from tunesmith.serving.gateway.engine_contract import EngineError
+from tunesmith.serving.generation import Ended, Generation, Piece
 
 
 class Ledger:

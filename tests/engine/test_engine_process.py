@@ -18,17 +18,17 @@ import pytest
 import torch
 
 from support.engine import Loop, a_lively_base, an_adapter, asking, whole_answer
-from tunesmith.domain.engine_spec import EngineSpec
-from tunesmith.domain.generation import Ended, Generation, Piece
-from tunesmith.gateway.embedded import EmbeddedEngine
-from tunesmith.gateway.engine import EngineError
-from tunesmith.gateway.heartbeat import Heartbeat
-from tunesmith.gateway.paging import Pager
-from tunesmith.modeling.adapters import load_adapter
-from tunesmith.modeling.chat import ChatFormat
-from tunesmith.modeling.loading import load_base, load_tokenizer
-from tunesmith.modeling.readings import read_prompts
-from tunesmith.targets.base import ServedAdapter
+from tunesmith.deployment.targets.base import ServedAdapter
+from tunesmith.evaluation.evaluators.probe import read_prompts
+from tunesmith.models.adapters import load_adapter
+from tunesmith.models.chat import ChatFormat
+from tunesmith.models.loading import load_base, load_tokenizer
+from tunesmith.serving.engine_spec import EngineSpec
+from tunesmith.serving.gateway.adapter_cache import Pager
+from tunesmith.serving.gateway.embedded import EmbeddedEngine
+from tunesmith.serving.gateway.engine_contract import EngineError
+from tunesmith.serving.gateway.heartbeat import Heartbeat
+from tunesmith.serving.generation import Ended, Generation, Piece
 
 KINDS = ("plain", "dora", "saved")
 
@@ -350,8 +350,8 @@ def test_engine_goes_when_the_gateway_is_killed(base: Path) -> None:
     code = (
         "import asyncio, os\n"
         "from pathlib import Path\n"
-        "from tunesmith.domain.engine_spec import EngineSpec\n"
-        "from tunesmith.gateway.embedded import EmbeddedEngine\n"
+        "from tunesmith.serving.engine_spec import EngineSpec\n"
+        "from tunesmith.serving.gateway.embedded import EmbeddedEngine\n"
         "async def main():\n"
         f"    engine = EmbeddedEngine(EngineSpec(base={str(base)!r}, device='cpu', threads=1))\n"
         "    starting = asyncio.create_task(engine.start())\n"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tunesmith.domain.engine_health import LONGEST_STEP_S, StageHealth, hang_of, worry_of
-from tunesmith.engine.pulse import Pulse
+from tunesmith.serving.engine.heartbeat import Pulse
+from tunesmith.serving.rules.engine_health import LONGEST_STEP_S, StageHealth, hang_of, worry_of
 
 
 class Pulsed:

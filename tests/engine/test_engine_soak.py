@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from support.engine import Loop, a_lively_base, an_adapter, asking, whole_answer
-from tunesmith.domain.engine_spec import EngineSpec
-from tunesmith.domain.generation import Ended, Piece
-from tunesmith.gateway.embedded import EmbeddedEngine
-from tunesmith.gateway.engine import EngineError
-from tunesmith.gateway.paging import Pager
+from tunesmith.serving.engine_spec import EngineSpec
+from tunesmith.serving.gateway.adapter_cache import Pager
+from tunesmith.serving.gateway.embedded import EmbeddedEngine
+from tunesmith.serving.gateway.engine_contract import EngineError
+from tunesmith.serving.generation import Ended, Piece
 
 KINDS = ("plain", "rslora", "dora", "saved", "patterns")
 

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, decoders, models
 
 from support.engine import asking
 from tunesmith.demo.base_model import byte_tokenizer
-from tunesmith.engine.sampling import Taste, pick
-from tunesmith.engine.writing import Writer
-from tunesmith.modeling.chat import ChatFormat
+from tunesmith.models.chat import ChatFormat
+from tunesmith.serving.engine.detokenizer import Writer
+from tunesmith.serving.engine.sampling import Taste, pick
 
 CHAT = ChatFormat(byte_tokenizer())
 

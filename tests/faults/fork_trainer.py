@@ -27,7 +27,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers.models.llama import modeling_llama
 
 from tunesmith.programs.host import host
-from tunesmith.trainers.native.train import train
+from tunesmith.training.trainers.native.train import train
 
 _NEW_MOUNTS = 0x20000  # CLONE_NEWNS
 

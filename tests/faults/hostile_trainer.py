@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tunesmith.domain.program import Result, ResultStatus
-from tunesmith.domain.task import ErrorClass
 from tunesmith.programs.host import Program, host
-from tunesmith.trainers import sim
-from tunesmith.trainers.base import ALL_TIERS, TrainerInfo
-from tunesmith.trainers.registry import TRAINERS
+from tunesmith.programs.messages import Result, ResultStatus
+from tunesmith.runs.rules.task import ErrorClass
+from tunesmith.training.trainers.base import ALL_TIERS, TrainerInfo
+from tunesmith.training.trainers.registry import TRAINERS
+from tunesmith.training.trainers.sim import sim
 
 NAME = "hostile"
 INFO = TrainerInfo(

@@ -17,7 +17,7 @@ import pytest
 
 from support.fleet import Fleet, MakeFleet, freeze_program
 from support.workspaces import PROFILE, wait_for
-from tunesmith.errors import Refused
+from tunesmith.core.errors import Refused
 
 TARGET_PROGRAM = Path(__file__).parents[1] / "support" / "target_program.py"
 ENDLESS = ("trainer.options.steps=100000", "trainer.options.step_s=0.02")

@@ -11,8 +11,8 @@ import pytest
 
 from support.fleet import Fleet, MakeFleet
 from support.workspaces import PROFILE, a_base, cli
-from tunesmith.errors import ConfigError, LockedError, Refused
-from tunesmith.modeling.base_files import base_digest, known_digest
+from tunesmith.core.errors import ConfigError, LockedError, Refused
+from tunesmith.profiles.base_model import base_digest, known_digest
 
 APPROVED = {"deploy": {"when": "approved"}}
 CHANGED = "is not the one"
@@ -176,8 +176,8 @@ def test_known_digest_reads_again_only_what_was_touched(tmp_path: Path, monkeypa
     for path in base.iterdir():
         os.utime(path, (long_ago, long_ago))
     read: list[str] = []
-    monkeypatch.setattr("tunesmith.modeling.base_files.sha256_file", lambda path: (read.append(path.name), "0")[1])
-    monkeypatch.setattr("tunesmith.modeling.base_files._RECENT_NS", 0)
+    monkeypatch.setattr("tunesmith.profiles.base_model.sha256_file", lambda path: (read.append(path.name), "0")[1])
+    monkeypatch.setattr("tunesmith.profiles.base_model._RECENT_NS", 0)
     first = known_digest(base, cache)
     assert len(read) == 3
     assert known_digest(base, cache) == first

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from support.programs import World, finish, strays, wait_until
-from tunesmith.domain.spec import TrainSpec
-from tunesmith.domain.task import AttemptState
-from tunesmith.programs.judge import judge_train
 from tunesmith.programs.launch import RunningProgram
 from tunesmith.programs.process_identity import ProcessIdentity, identify, is_alive, kill_stray
+from tunesmith.programs.result_check import judge_train
 from tunesmith.programs.shim import all_processes, descendants, read_process
+from tunesmith.runs.rules.task import AttemptState
+from tunesmith.runs.spec import TrainSpec
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containment is the process group only elsewhere")
 
@@ -38,11 +38,11 @@ def world(tmp_path: Path) -> Iterator[World]:
 DRIVER = """
 import sys, time
 from pathlib import Path
-from tunesmith.domain.spec import TrainSpec
+from tunesmith.runs.spec import TrainSpec
 from tunesmith.programs.launch import launch
 
 spec = TrainSpec.model_validate_json(Path(sys.argv[1]).read_bytes())
-program = launch(("python", "-m", "tunesmith.trainers.main"), spec, Path(sys.argv[2]))
+program = launch(("python", "-m", "tunesmith.training.trainers.main"), spec, Path(sys.argv[2]))
 print(program.identity.to_json(), flush=True)
 while program.poll() is None:
     program.keepalive()

@@ -15,8 +15,9 @@ from support.databases import Postgres
 from support.fleet import Fleet, MakeFleet
 from support.workspaces import PROFILE, a_jsonl, a_workspace, cli, write_settings
 from tunesmith.client import Client
-from tunesmith.config.spec_paths import located
-from tunesmith.store import runs, tables
+from tunesmith.runs.queries import runs
+from tunesmith.runs.spec_paths import located
+from tunesmith.store import tables
 
 SLOW = ("trainer.options.steps=40", "trainer.options.step_s=0.1", "checkpoints.every_steps=2")
 
@@ -224,17 +225,17 @@ def test_base_outside_the_workspace_keeps_its_absolute_path(make_fleet: MakeFlee
 
 def test_servers_of_the_original_are_not_those_of_the_copy(mover: Mover) -> None:
     """Its file and its row are copied along, and its process lives: here, this one."""
-    from tunesmith.gateway.presence import Presence
-    from tunesmith.stages.followers import followers
-    from tunesmith.store import servers
-    from tunesmith.targets.base import TargetError
-    from tunesmith.targets.registry import make_target
+    from tunesmith.deployment.serving_targets import followers
+    from tunesmith.deployment.targets.base import TargetError
+    from tunesmith.deployment.targets.registry import make_target
+    from tunesmith.programs.device.queries import servers
+    from tunesmith.serving.gateway.server_lock import Presence
 
     original = mover.original
     presence = Presence(original.client.workspace)
     process = presence.announce("srv-1", "http://127.0.0.1:9", "token")
-    from tunesmith.clock import utc_now
-    from tunesmith.domain.serving import ServerState
+    from tunesmith.core.clock import utc_now
+    from tunesmith.programs.device.server_state import ServerState
 
     row = servers.Server("srv-1", os.uname().nodename, process, "http://127.0.0.1:9", "cpu", ServerState.SERVING, {},
                          {}, utc_now())  # fmt: skip

@@ -19,12 +19,12 @@ from support.fleet import Fleet, MakeFleet
 from support.teacher_server import Call, Teacher, a_teacher, better
 from support.workspaces import PROFILE, cli_environ, wait_for
 from tunesmith.client import Client
-from tunesmith.config.resolve import resolve
-from tunesmith.domain.curriculum import cost_of, most_tokens
-from tunesmith.domain.learning import CorrectionState
-from tunesmith.stages.curriculum import ABANDONED_AFTER
-from tunesmith.stages.curriculum_due import open_due
-from tunesmith.store import spends
+from tunesmith.curriculum.cycle import ABANDONED_AFTER
+from tunesmith.curriculum.due import open_due
+from tunesmith.curriculum.queries import spends
+from tunesmith.curriculum.rules.cycle import cost_of, most_tokens
+from tunesmith.experience.rules.learning import CorrectionState
+from tunesmith.profiles.resolve import resolve
 from tunesmith.store.learning_tables import spends as spends_table
 
 NUM = 6

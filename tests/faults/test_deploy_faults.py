@@ -12,7 +12,7 @@ import pytest
 
 from support.fleet import Fleet, MakeFleet
 from support.workspaces import PROFILE, a_profile, states_of, wait_for
-from tunesmith.errors import DataError, Refused
+from tunesmith.core.errors import DataError, Refused
 
 WATCHED = {"watch": {"for_s": 3600.0, "interval_s": 0.1, "max_failures": 3}}
 

@@ -20,13 +20,16 @@ from support.candidates import a_candidate
 from support.fleet import Fleet, MakeFleet
 from support.rows import force
 from support.workspaces import PROFILE, a_profile
-from tunesmith import lifecycle
 from tunesmith.client import Client
-from tunesmith.store import tables, tasks
+from tunesmith.orchestration import lifecycle
+from tunesmith.runs.queries import tasks
+from tunesmith.store import tables
 
 QUICK = {"worker": {"lease_s": 30.0, "sweep_s": 0.05, "poll_s": 0.02, "targets_s": 0.05}}
 _processes = get_context("forkserver")
-_processes.set_forkserver_preload(["tunesmith.worker", "tunesmith.client", "tunesmith.stages.submit"])
+_processes.set_forkserver_preload(
+    ["tunesmith.orchestration.worker", "tunesmith.client", "tunesmith.orchestration.submit"]
+)
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ import pytest
 from support.forgotten import PARTED, a_dataset_of, as_member, everything_on_disk, everything_stored
 from support.workspaces import PROFILE, a_workspace
 from tunesmith.client import Client
-from tunesmith.data.dataset import verify
-from tunesmith.domain.example import Split
-from tunesmith.errors import Refused
+from tunesmith.core.errors import Refused
+from tunesmith.datasets.example import Split
+from tunesmith.datasets.reading import verify
 
 FORGET = """
 import os, signal, sys
 from tunesmith.client import Client
-from tunesmith.stages import forget
+from tunesmith.experience.forgetting import forget
 
 root, known, stage = sys.argv[1:]
 whole = forget.finish

@@ -10,8 +10,8 @@ import pytest
 from support.disks import MakeDisk, SmallDisk, make_disk, own_mounts
 from support.fleet import Fleet, MakeFleet
 from support.workspaces import PROFILE, cli_environ, wait_for
-from tunesmith.errors import StoreError
-from tunesmith.store import queue
+from tunesmith.core.errors import StoreError
+from tunesmith.runs.queries import queue
 
 __all__ = ["make_disk", "own_mounts"]
 

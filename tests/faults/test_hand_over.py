@@ -20,12 +20,14 @@ from support.engine import a_lively_base
 from support.gateway import SERVE
 from support.hand_over_world import HOST, SERVED, SHARED, World
 from support.workspaces import wait_for, write_settings
-from tunesmith.domain.engine_spec import EngineSpec
-from tunesmith.domain.hand_over import HELD
-from tunesmith.gateway.embedded import EmbeddedEngine
-from tunesmith.gateway.engine import EngineError
-from tunesmith.store import events, hand_overs, switches, tasks
-from tunesmith.store.hand_overs import HandOver
+from tunesmith.programs.device.queries import hand_overs
+from tunesmith.programs.device.queries.hand_overs import HandOver
+from tunesmith.programs.device.rules import HELD
+from tunesmith.runs.queries import switches, tasks
+from tunesmith.serving.engine_spec import EngineSpec
+from tunesmith.serving.gateway.embedded import EmbeddedEngine
+from tunesmith.serving.gateway.engine_contract import EngineError
+from tunesmith.store import events
 
 pytestmark = pytest.mark.extra  # minutes of starting programs; see make test-extra
 

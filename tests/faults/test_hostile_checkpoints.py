@@ -30,15 +30,15 @@ from support.native import (
     small_rows,
     train_here,
 )
-from tunesmith.domain.profile import Checkpoints, Validation
-from tunesmith.domain.program import Artifact
-from tunesmith.domain.spec import AdapterRef, ResumeSource, TrainSpec
-from tunesmith.domain.task import ErrorClass
-from tunesmith.files import canonical_json, read_manifest, sha256_file, sha256_text
+from tunesmith.core.files import canonical_json, read_manifest, sha256_file, sha256_text
+from tunesmith.profiles.profile import Checkpoints, Validation
 from tunesmith.programs.artifact import adapter_problems
 from tunesmith.programs.failure import ProgramFailure, as_failure
-from tunesmith.trainers.inputs import read_inputs
-from tunesmith.trainers.native.state import read_state
+from tunesmith.programs.messages import Artifact
+from tunesmith.runs.rules.task import ErrorClass
+from tunesmith.runs.spec import AdapterRef, ResumeSource, TrainSpec
+from tunesmith.training.trainers.inputs import read_inputs
+from tunesmith.training.trainers.native.state import read_state
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 REFUSALS = {ErrorClass.DATA, ErrorClass.MISMATCH, ErrorClass.NONFINITE, ErrorClass.TRANSIENT}

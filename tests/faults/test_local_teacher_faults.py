@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from support.fleet import Fleet, MakeFleet
 from support.local_teachers import an_endless_school
 from support.workspaces import PROFILE, cli_environ, wait_for
+from tunesmith.curriculum.cycle_config import remove_left_behind
 from tunesmith.programs.shim import all_processes, read_process
-from tunesmith.stages.lesson import remove_left_behind
 from tunesmith.store.learning_tables import corrections
 
 pytestmark = pytest.mark.extra  # every test starts a program that loads a model: minutes in all
@@ -32,7 +32,11 @@ def program_of(fleet: Fleet) -> int:
             words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"tunesmith.teachers.main" in words and b"-m" in words[:4] and os.fsencode(fleet.root) in b"".join(words):
+        if (
+            b"tunesmith.curriculum.teachers.main" in words
+            and b"-m" in words[:4]
+            and os.fsencode(fleet.root) in b"".join(words)
+        ):
             return process.pid
     return 0
 

@@ -11,9 +11,9 @@ import pytest
 
 from support.fleet import Fleet, MakeFleet
 from support.workspaces import PROFILE
-from tunesmith.files import sha256_file
-from tunesmith.store import queue
-from tunesmith.trainers import registry
+from tunesmith.core.files import sha256_file
+from tunesmith.runs.queries import queue
+from tunesmith.training.trainers import registry
 
 # script → (how the attempt ended, its error class, what the reason must say)
 LIES = {

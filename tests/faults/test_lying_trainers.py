@@ -10,13 +10,13 @@ from typing import get_args
 import pytest
 
 from support.programs import World, adapter_ref, finish, strays, wait_until
-from tunesmith.domain.program import CheckpointEvent, Metrics
-from tunesmith.domain.spec import AdapterRef, Subject, TrainSpec
-from tunesmith.domain.task import AttemptState, ErrorClass
-from tunesmith.errors import ProgramError
-from tunesmith.programs.judge import Judgement, judge_evaluate, judge_train, read_scores
+from tunesmith.core.errors import ProgramError
 from tunesmith.programs.launch import tail_of_log
-from tunesmith.trainers.sim_options import Script
+from tunesmith.programs.messages import CheckpointEvent, Metrics
+from tunesmith.programs.result_check import Judgement, judge_evaluate, judge_train, read_scores
+from tunesmith.runs.rules.task import AttemptState, ErrorClass
+from tunesmith.runs.spec import AdapterRef, Subject, TrainSpec
+from tunesmith.training.trainers.sim.options import Script
 
 
 @pytest.fixture

@@ -36,15 +36,15 @@ from support.native import (
     small_rows,
 )
 from support.workspaces import wait_for
+from tunesmith.core.errors import DataError
+from tunesmith.core.files import verify_folder
 from tunesmith.demo.base_model import byte_tokenizer
-from tunesmith.domain.profile import Checkpoints, Validation
-from tunesmith.domain.program import CheckpointEvent, Log, Metrics, Result, ResultStatus
-from tunesmith.domain.spec import ResumeSource, TrainSpec
-from tunesmith.domain.task import ErrorClass
-from tunesmith.errors import DataError
-from tunesmith.files import verify_folder
+from tunesmith.profiles.profile import Checkpoints, Validation
 from tunesmith.programs.event_log import EventReader, EventWriter
 from tunesmith.programs.fingerprint import code_fingerprint
+from tunesmith.programs.messages import CheckpointEvent, Log, Metrics, Result, ResultStatus
+from tunesmith.runs.rules.task import ErrorClass
+from tunesmith.runs.spec import ResumeSource, TrainSpec
 
 pytestmark = pytest.mark.extra  # minutes of starting programs; see make test-extra
 

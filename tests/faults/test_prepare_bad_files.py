@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from support.data import HALF, a_chat, a_file, a_pair, chats, encoded, num_examples
-from tunesmith.data.prepare import prepare
-from tunesmith.domain.dataset import PreparedDataset, PrepareOptions
-from tunesmith.errors import DataError
+from tunesmith.core.errors import DataError
+from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.report import PreparedDataset, PrepareOptions
 
 USER = {"role": "user", "content": "Why?"}
 ANSWER = {"role": "assistant", "content": "Because."}

@@ -17,15 +17,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.data import HALF, a_file, chats, encoded, num_examples
-from tunesmith.data.dataset import summary, verify
-from tunesmith.data.prepare import prepare
-from tunesmith.errors import TunesmithError
+from tunesmith.core.errors import TunesmithError
+from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.reading import summary, verify
 
 PREPARE = """
 import sys, os, signal, resource
 from pathlib import Path
-from tunesmith.data.prepare import prepare
-from tunesmith.domain.dataset import PrepareOptions
+from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.report import PrepareOptions
 
 def on_progress(done, total, rows):
     {on_progress}

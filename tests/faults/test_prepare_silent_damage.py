@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.workspaces import PROFILE, a_workspace
-from tunesmith.data.prepare import prepare
-from tunesmith.domain.dataset import PreparedDataset, PrepareOptions
-from tunesmith.errors import DataError, TunesmithError, UsageError
+from tunesmith.core.errors import DataError, TunesmithError, UsageError
+from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.report import PreparedDataset, PrepareOptions
 
 ROWS = [{"prompt": f"Question {n}", "completion": f"Answer {n}"} for n in range(60)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()

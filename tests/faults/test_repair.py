@@ -10,8 +10,8 @@ import pytest
 
 from support.workspaces import PROFILE, a_jsonl, a_workspace, submit, wait_for, work_here
 from tunesmith.client import Client
-from tunesmith.errors import DataError
-from tunesmith.files import verify_folder
+from tunesmith.core.errors import DataError
+from tunesmith.core.files import verify_folder
 
 
 def flip_a_byte(path: Path) -> None:

@@ -14,11 +14,11 @@ import pytest
 from support.programs import World, finish, wait_until
 from support.workspaces import a_workspace, submit
 from tunesmith.client.attempt_progress import read_progress
-from tunesmith.domain.request import RequestKind
-from tunesmith.errors import DataError
-from tunesmith.files import read_manifest
+from tunesmith.core.errors import DataError
+from tunesmith.core.files import read_manifest
 from tunesmith.programs.launch import tail_of_log
 from tunesmith.programs.protocol import EXIT_KEEPALIVE_LOST
+from tunesmith.runs.rules.request import RequestKind
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pipes and links as Linux has them")
 

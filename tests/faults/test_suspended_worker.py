@@ -18,10 +18,10 @@ from drill_target import DrillServer, serving
 from support.candidates import a_candidate
 from support.fleet import Fleet, MakeFleet
 from support.workspaces import PROFILE, wait_for
+from tunesmith.deployment.targets.base import ServedAdapter, TargetError
+from tunesmith.deployment.targets.directory import DirectoryTarget
+from tunesmith.deployment.targets.flip_order import StaleFlip
 from tunesmith.programs.shim import read_process
-from tunesmith.targets.base import ServedAdapter, TargetError
-from tunesmith.targets.directory import DirectoryTarget
-from tunesmith.targets.in_order import StaleFlip
 
 QUICK = {
     "worker": {"lease_s": 0.6, "heartbeat_s": 0.15, "sweep_s": 0.05, "poll_s": 0.02, "grace_s": 0.1, "targets_s": 0.2}

@@ -16,10 +16,10 @@ from support.ollama_server import BASE, OllamaServer
 from support.target_worlds import Made, shared_adapters
 from support.vllm_server import VllmServer
 from support.workspaces import PROFILE, a_profile, cli
-from tunesmith.errors import ConfigError
-from tunesmith.targets.base import ServedAdapter, TargetError
-from tunesmith.targets.directory import DirectoryTarget
-from tunesmith.targets.registry import make_target
+from tunesmith.core.errors import ConfigError
+from tunesmith.deployment.targets.base import ServedAdapter, TargetError
+from tunesmith.deployment.targets.directory import DirectoryTarget
+from tunesmith.deployment.targets.registry import make_target
 
 OTHER = "other"
 

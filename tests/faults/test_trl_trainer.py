@@ -30,19 +30,19 @@ from support.native import (
     weights_of,
 )
 from support.programs import finish
-from tunesmith.data.dataset import read_split
-from tunesmith.domain.dataset import Split
-from tunesmith.domain.profile import Budgets, Checkpoints, Method, Recipe, Validation
-from tunesmith.domain.program import Metrics, Result, ResultStatus
-from tunesmith.domain.spec import BaseModelRef, DatasetRef, TrainSpec
-from tunesmith.domain.task import ErrorClass
-from tunesmith.errors import ConfigError
-from tunesmith.files import verify_folder
+from tunesmith.core.errors import ConfigError
+from tunesmith.core.files import verify_folder
+from tunesmith.datasets.reading import read_split
+from tunesmith.datasets.report import Split
+from tunesmith.profiles.profile import Budgets, Checkpoints, Method, Recipe, Validation
 from tunesmith.programs.fingerprint import code_fingerprint
 from tunesmith.programs.host import ProgramFailure
-from tunesmith.programs.judge import judge_train
 from tunesmith.programs.launch import launch
-from tunesmith.trainers.registry import find_trainer
+from tunesmith.programs.messages import Metrics, Result, ResultStatus
+from tunesmith.programs.result_check import judge_train
+from tunesmith.runs.rules.task import ErrorClass
+from tunesmith.runs.spec import BaseModelRef, DatasetRef, TrainSpec
+from tunesmith.training.trainers.registry import find_trainer
 
 pytestmark = [
     pytest.mark.extra,
@@ -93,7 +93,7 @@ def a_spec(base: BaseModelRef, dataset: DatasetRef, method: Method = Method.SFT,
 
 
 def train_by_trl(spec: TrainSpec, folder: Path) -> Result:
-    from tunesmith.trainers.trl.train import train
+    from tunesmith.training.trainers.trl.train import train
 
     return train(a_program(spec, folder))
 
@@ -185,7 +185,7 @@ def test_trl_nan_in_the_base_is_seen_raw_and_names_the_examples(tmp_path: Path) 
 
 
 def break_embedding_of(base: Path, character: str) -> None:
-    from tunesmith.modeling.loading import load_tokenizer  # isort: skip - it sets how torch's threads wait
+    from tunesmith.models.loading import load_tokenizer  # isort: skip - it sets how torch's threads wait
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(base / "model.safetensors")
@@ -227,10 +227,10 @@ def test_trl_long_examples_are_dropped_and_counted_never_cut(base: BaseModelRef,
 def test_trl_is_given_exactly_the_tokens_of_the_chat_template(
     base: BaseModelRef, dataset: DatasetRef, method: Method
 ) -> None:
-    from tunesmith.modeling.chat import ChatFormat
-    from tunesmith.modeling.loading import load_tokenizer
-    from tunesmith.trainers.native.items import item_of
-    from tunesmith.trainers.trl.rows import collator_of
+    from tunesmith.models.chat import ChatFormat
+    from tunesmith.models.loading import load_tokenizer
+    from tunesmith.training.trainers.native.items import item_of
+    from tunesmith.training.trainers.trl.rows import collator_of
 
     chat = ChatFormat(load_tokenizer(Path(base.path)))
     run = a_spec(base, dataset, method).run
@@ -313,7 +313,7 @@ def lengths_of(num: int) -> Sequence[int]:
 
 
 def test_plan_after_running_out_of_memory_has_the_same_steps_in_smaller_portions() -> None:
-    from tunesmith.trainers.trl.plan import Plan
+    from tunesmith.training.trainers.trl.plan import Plan
 
     recipe = Recipe(epochs=2.5, batch_tokens=400, micro_batch_tokens=330, seed=7)
     plan, smaller = Plan(lengths_of(50), 40, recipe), Plan(lengths_of(50), 40, recipe, divisor=4)
@@ -327,7 +327,7 @@ def test_plan_after_running_out_of_memory_has_the_same_steps_in_smaller_portions
 
 
 def test_plan_of_few_or_long_examples_still_has_whole_steps() -> None:
-    from tunesmith.trainers.trl.plan import Plan
+    from tunesmith.training.trainers.trl.plan import Plan
 
     one = Plan([5000], 5000, Recipe(epochs=3, batch_tokens=16, micro_batch_tokens=16))
     assert (one.portions.size, one.portions.num, one.num_steps, one.step(2)) == (1, 1, 3, [0])

@@ -15,10 +15,10 @@ from sqlalchemy import make_url, text
 from support.databases import Postgres
 from support.fleet import Fleet, MakeFleet, end_of_programs, freeze_program, programs_below
 from support.workspaces import DRILL_WORKER, wait_for
-from tunesmith.domain.task import backoff_s
-from tunesmith.errors import StoreError
-from tunesmith.store import queue, tasks
-from tunesmith.store.fence import Lease
+from tunesmith.core.errors import StoreError
+from tunesmith.runs.queries import queue, tasks
+from tunesmith.runs.queries.leases import Lease
+from tunesmith.runs.rules.task import backoff_s
 
 LONG = {"steps": 60, "step_s": 0.005, "script": "slow", "fail_attempts": 1}
 """The first attempt takes six seconds, so that something can happen to it; the next one is quick."""

@@ -20,11 +20,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from support.gateway import PROFILE, ServerProcess, a_served_workspace, a_server, memory_of
-from tunesmith.errors import ConfigError, TunesmithError
-from tunesmith.gateway.app import ENDPOINTS, guarded, names_of
-from tunesmith.gateway.messages import check_messages
-from tunesmith.gateway.scopes import Keys, Scope
-from tunesmith.settings import ServeSettings
+from tunesmith.core.errors import ConfigError, TunesmithError
+from tunesmith.profiles.settings import ServeSettings
+from tunesmith.serving.gateway.app import ENDPOINTS, guarded, names_of
+from tunesmith.serving.gateway.messages import check_messages
+from tunesmith.serving.gateway.scopes import Keys, Scope
 
 FULL, READER, RATER = "sk-full-0123456789abcdef", "sk-read-0123456789abcdef", "sk-rate-0123456789abcdef"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD")

@@ -194,4 +194,8 @@ def engines_of(server: ServerProcess) -> list[int]:
     """Its engine processes. One that does not run our program yet holds up the process that forks it."""
     pid = server.process.pid
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in children if b"tunesmith.engine.main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [
+        int(child)
+        for child in children
+        if b"tunesmith.serving.engine.main" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]

@@ -14,12 +14,12 @@ from starlette.responses import Response
 from support.gateway import CHAT, PROFILE, ServerProcess, a_served_workspace, a_server
 from support.workspaces import a_profile, wait_for
 from tunesmith.client import Client
-from tunesmith.gateway.limits import Pace
-from tunesmith.gateway.refusals import ApiError
-from tunesmith.gateway.repeats import Repeats
-from tunesmith.gateway.scopes import derived_label
+from tunesmith.experience.queries import candidates
 from tunesmith.openai import learn_from
-from tunesmith.store import candidates
+from tunesmith.serving.gateway.admission import Pace
+from tunesmith.serving.gateway.api_errors import ApiError
+from tunesmith.serving.gateway.idempotency import Repeats
+from tunesmith.serving.gateway.scopes import derived_label
 
 SHOP, DESK, NEW_SHOP, BACKEND, NAMELESS, TESTER = (
     f"sk-{name}-0123456789abcdef" for name in ("shop", "desk", "new", "all", "x", "test")

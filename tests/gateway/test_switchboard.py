@@ -26,9 +26,10 @@ from support.rows import force
 from support.workspaces import wait_for
 from tunesmith.cli.serve import _show
 from tunesmith.client import Client
-from tunesmith.domain.adapter import AdapterState
-from tunesmith.gateway.server import Ready
-from tunesmith.store import adapters, tables
+from tunesmith.models import queries as adapters
+from tunesmith.models.rules import AdapterState
+from tunesmith.serving.gateway.server import Ready
+from tunesmith.store import tables
 
 
 def serving(server: ServerProcess) -> str:

@@ -15,10 +15,10 @@ import pytest
 
 from support.json_server import Answered, JsonServer
 from support.vllm_server import VllmServer
-from tunesmith.gateway import upstream as module
-from tunesmith.gateway.engine import EngineError
-from tunesmith.gateway.upstream import UpstreamServer
-from tunesmith.targets.base import Door, ServedAdapter, TargetError
+from tunesmith.deployment.targets.base import Door, ServedAdapter, TargetError
+from tunesmith.serving.gateway import upstream as module
+from tunesmith.serving.gateway.engine_contract import EngineError
+from tunesmith.serving.gateway.upstream import UpstreamServer
 
 CHAT = "/v1/chat/completions"
 ADAPTER = ServedAdapter("support@v7", Path("/nowhere"), "0" * 64)

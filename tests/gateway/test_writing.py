@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from tunesmith.domain.generation import Ended, Generation, Piece
-from tunesmith.gateway.engine import EngineError
-from tunesmith.gateway.limits import Room
-from tunesmith.gateway.parameters import read_chat, read_completion
-from tunesmith.gateway.refusals import ApiError, headers_of, status_of
-from tunesmith.gateway.writing import Writing, limit_of, rows_of
+from tunesmith.serving.gateway.admission import Room
+from tunesmith.serving.gateway.api_errors import ApiError, headers_of, status_of
+from tunesmith.serving.gateway.choice_streams import Writing, limit_of, rows_of
+from tunesmith.serving.gateway.engine_contract import EngineError
+from tunesmith.serving.gateway.parameters import read_chat, read_completion
+from tunesmith.serving.generation import Ended, Generation, Piece
 
 CHAT = {"model": "support", "messages": [{"role": "user", "content": "hi"}]}
 

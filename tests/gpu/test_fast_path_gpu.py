@@ -27,8 +27,8 @@ from support.native import (
     train_here,
 )
 from tunesmith.demo import dates
-from tunesmith.domain.profile import Checkpoints, Method, Recipe
-from tunesmith.domain.program import Log, ResultStatus
+from tunesmith.profiles.profile import Checkpoints, Method, Recipe
+from tunesmith.programs.messages import Log, ResultStatus
 from tunesmith.programs.protocol import CONTROL, SPEC
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'tunesmith[train]'")
@@ -116,7 +116,15 @@ def test_killed_on_cuda_and_resumed_it_follows_the_uninterrupted_one(tmp_path: P
     killed.mkdir()
     (killed / CONTROL).touch()
     (killed / SPEC).write_text(spec.model_dump_json())
-    argv = [sys.executable, "-m", "tunesmith.trainers.main", "--spec", str(killed / SPEC), "--output-dir", str(killed)]
+    argv = [
+        sys.executable,
+        "-m",
+        "tunesmith.training.trainers.main",
+        "--spec",
+        str(killed / SPEC),
+        "--output-dir",
+        str(killed),
+    ]
     program = subprocess.Popen(argv, start_new_session=True)
     deadline = time.monotonic() + 90
     while not any(step >= 22 for step in losses_of(killed)) and time.monotonic() < deadline:

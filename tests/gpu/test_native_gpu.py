@@ -22,8 +22,8 @@ from support.native import (
     small_rows,
     train_here,
 )
-from tunesmith.domain.profile import Checkpoints, Method
-from tunesmith.domain.program import ResultStatus
+from tunesmith.profiles.profile import Checkpoints, Method
+from tunesmith.programs.messages import ResultStatus
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'tunesmith[train]'")
 pytestmark = [

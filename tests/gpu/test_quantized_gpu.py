@@ -21,9 +21,9 @@ from support.native import (
     train_here,
 )
 from support.quantized import a_base_of_blocks, skip_without_bitsandbytes
-from tunesmith.domain.profile import Checkpoints, Method
-from tunesmith.domain.program import ResultStatus
-from tunesmith.domain.spec import BaseModelRef
+from tunesmith.profiles.profile import Checkpoints, Method
+from tunesmith.programs.messages import ResultStatus
+from tunesmith.runs.spec import BaseModelRef
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'tunesmith[train]'")
 pytestmark = [
@@ -48,14 +48,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> BaseModelRef:
 
 
 def on_cuda(base: BaseModelRef, quantize: Any) -> Any:
-    from tunesmith.modeling.loading import load_base
+    from tunesmith.models.loading import load_base
 
     return load_base(Path(base.path), torch.device("cuda"), quantize=quantize)
 
 
 def test_quantized_base_on_cuda_is_near_the_dense_one_and_smaller(base: BaseModelRef) -> None:
-    from tunesmith.modeling.quantized import dense_weight, is_quantized
-    from tunesmith.modeling.scoring import keeps_apart
+    from tunesmith.models.quantized import dense_weight, is_quantized
+    from tunesmith.models.scoring import keeps_apart
 
     dense, quantized = on_cuda(base, "none"), on_cuda(base, "nf4")
     names = [name for name, module in quantized.named_modules() if is_quantized(module)]
@@ -75,7 +75,7 @@ def test_quantized_base_on_cuda_is_near_the_dense_one_and_smaller(base: BaseMode
 
 
 def test_product_on_cuda_is_the_unpacked_weights_forwards_and_backwards(base: BaseModelRef) -> None:
-    from tunesmith.modeling.quantized import dense_weight
+    from tunesmith.models.quantized import dense_weight
 
     layer = on_cuda(base, "nf4").model.layers[1].mlp.down_proj
     weight = dense_weight(layer).float()

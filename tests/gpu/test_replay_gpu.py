@@ -16,9 +16,9 @@ pytestmark = [
 def a_model(num_layers: int = 3) -> Any:
     import transformers
 
-    from tunesmith.domain.profile import Recipe
-    from tunesmith.modeling.adapters import new_adapter, trained_parameters
-    from tunesmith.modeling.fast.model import FastModel
+    from tunesmith.models.adapters import new_adapter, trained_parameters
+    from tunesmith.models.fast.model import FastModel
+    from tunesmith.profiles.profile import Recipe
 
     torch.manual_seed(1)
     config = transformers.AutoConfig.for_model(
@@ -34,7 +34,7 @@ def a_model(num_layers: int = 3) -> Any:
 
 
 def a_row(seed: int, *, is_shared: bool) -> Any:
-    from tunesmith.modeling.packs import Branch, Item, packed
+    from tunesmith.models.packs import Branch, Item, packed
 
     draw = torch.Generator().manual_seed(seed)
 
@@ -62,7 +62,7 @@ def asked(model: Any, layout: Any) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["lone", "shared prompts"])
 def test_replayed_passes_equal_computed_ones_for_other_rows_and_moved_parameters(is_shared: bool) -> None:
-    from tunesmith.modeling.adapters import trained_parameters
+    from tunesmith.models.adapters import trained_parameters
 
     recording, computing = a_model(), a_model()
     computing.recordings = None
@@ -102,7 +102,7 @@ def test_a_pass_that_another_has_overtaken_says_so_instead_of_giving_its_numbers
 
 
 def test_scoring_between_two_passes_computes_and_disturbs_nothing() -> None:
-    from tunesmith.modeling.scoring import evaluating
+    from tunesmith.models.scoring import evaluating
 
     model, layout, other = a_model(), a_row(1, is_shared=False), a_row(2, is_shared=False)
     expected = [asked(model, layout)[1] for _ in range(3)][-1]

@@ -21,30 +21,23 @@ from support.experience_processes import assemble_for_ever
 from support.rows import ACTOR, a_run, an_adapter, force
 from support.store_processes import kill_amid, start
 from support.workspaces import PROFILE, a_workspace
-from tunesmith import lifecycle
 from tunesmith.client import Client
-from tunesmith.data.dataset import iter_examples
-from tunesmith.domain.classification import Judgement
-from tunesmith.domain.example import Example, Split
-from tunesmith.domain.experience import ExperienceState
-from tunesmith.domain.learning import CorrectionState
-from tunesmith.domain.run import RUN, DataEffect, RunState, effect_of_end
-from tunesmith.domain.standing import BASE_BESIDE_LIVE, NEVER_LIVE, TAKEN_BACK
-from tunesmith.errors import DataError, Refused, UsageError
-from tunesmith.ids import new_id
-from tunesmith.stages.unrecorded import remove_unrecorded
-from tunesmith.store import (
-    adapters,
-    candidates,
-    datasets,
-    deployments,
-    events,
-    experiences,
-    feedback,
-    learning_tables,
-    members,
-    tables,
-)
+from tunesmith.core.errors import DataError, Refused, UsageError
+from tunesmith.core.ids import new_id
+from tunesmith.datasets import queries as datasets
+from tunesmith.datasets.example import Example, Split
+from tunesmith.datasets.reading import iter_examples
+from tunesmith.datasets.unrecorded import remove_unrecorded
+from tunesmith.deployment import queries as deployments
+from tunesmith.experience.queries import candidates, experiences, feedback, members
+from tunesmith.experience.rules.classes import Judgement
+from tunesmith.experience.rules.experience import ExperienceState
+from tunesmith.experience.rules.learning import CorrectionState
+from tunesmith.experience.rules.standing import BASE_BESIDE_LIVE, NEVER_LIVE, TAKEN_BACK
+from tunesmith.models import queries as adapters
+from tunesmith.orchestration import lifecycle
+from tunesmith.runs.rules.run import RUN, DataEffect, RunState, effect_of_end
+from tunesmith.store import events, learning_tables, tables
 from tunesmith.store.database import Database
 
 SMALL = {"min_new": 5, "max_examples": 40}

@@ -17,9 +17,10 @@ import sqlalchemy as sa
 from support.databases import Postgres
 from support.workspaces import PROFILE, a_workspace
 from tunesmith.client import Client
-from tunesmith.client.capturing import CaptureQueue
-from tunesmith.errors import UsageError
-from tunesmith.store import candidates, tables
+from tunesmith.core.errors import UsageError
+from tunesmith.experience.capture_queue import CaptureQueue
+from tunesmith.experience.queries import candidates
+from tunesmith.store import tables
 from tunesmith.store.database import Database
 
 

@@ -9,18 +9,20 @@ import pytest
 from sqlalchemy import exc
 
 from support.rows import ACTOR, PROFILE, a_profile, an_experience, force
-from tunesmith.domain.classification import Feedback, Judgement, Thresholds, assess
-from tunesmith.domain.curriculum import CurriculumPolicy, not_due
-from tunesmith.domain.experience import Context, ExperienceClass, ExperienceState
-from tunesmith.domain.learning import CorrectionState, ReviewDecision
-from tunesmith.domain.verifiers import Finding
-from tunesmith.ids import new_id
-from tunesmith.stages.curriculum_due import outlook
-from tunesmith.stages.rate import judge
-from tunesmith.store import corrections, cycles, events, experiences, reviews, tables
-from tunesmith.store.corrections import Correction
+from tunesmith.core.ids import new_id
+from tunesmith.curriculum.due import outlook
+from tunesmith.curriculum.queries import corrections, cycles
+from tunesmith.curriculum.queries.corrections import Correction
+from tunesmith.curriculum.rules.cycle import CurriculumPolicy, not_due
+from tunesmith.experience.queries import experiences, reviews
+from tunesmith.experience.rate import judge
+from tunesmith.experience.rules.classes import Feedback, Judgement, Thresholds, assess
+from tunesmith.experience.rules.experience import Context, ExperienceClass, ExperienceState
+from tunesmith.experience.rules.learning import CorrectionState, ReviewDecision
+from tunesmith.store import events, tables
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.learning_tables import corrections as table
+from tunesmith.verifiers.verifiers import Finding
 
 POOR = {"entity_preservation": Finding(0.25, reason="lost two")}
 

@@ -9,17 +9,20 @@ import pytest
 import sqlalchemy as sa
 
 from support.rows import ACTOR, PROFILE, WORKER, a_claimed_run, a_profile, a_run, a_task, an_adapter, dump, moves
-from tunesmith import lifecycle
-from tunesmith.domain.adapter import AdapterState
-from tunesmith.domain.gate import BARE_BASE
-from tunesmith.domain.run import RunState
-from tunesmith.domain.task import ErrorClass, TaskKind
-from tunesmith.errors import Refused
-from tunesmith.stages.context import Looked, StageEnd
-from tunesmith.store import adapters, deployments, runs, tables, tasks
-from tunesmith.store.adapters import Adapter
+from tunesmith.core.errors import Refused
+from tunesmith.deployment import queries as deployments
+from tunesmith.deployment.queries import LiveMoved
+from tunesmith.evaluation.rules.gate import BARE_BASE
+from tunesmith.models import queries as adapters
+from tunesmith.models.queries import Adapter
+from tunesmith.models.rules import AdapterState
+from tunesmith.orchestration import lifecycle
+from tunesmith.programs.stage import Looked, StageEnd
+from tunesmith.runs.queries import runs, tasks
+from tunesmith.runs.rules.run import RunState
+from tunesmith.runs.rules.task import ErrorClass, TaskKind
+from tunesmith.store import tables
 from tunesmith.store.database import Database, Tx
-from tunesmith.store.deployments import LiveMoved
 
 TARGETS = [{"name": "directory", "kind": "directory", "options": {}}]
 

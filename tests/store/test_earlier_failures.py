@@ -38,10 +38,13 @@ from support.candidates import a_candidate
 from support.rows import an_evaluation, force
 from support.workspaces import PROFILE, a_jsonl, a_workspace, wait_for
 from tunesmith.client import Client
-from tunesmith.domain.campaign import Breaker, breaker
-from tunesmith.domain.gate import Decision
-from tunesmith.errors import ConfigError
-from tunesmith.store import campaigns, members, runs, tables, tasks
+from tunesmith.core.errors import ConfigError
+from tunesmith.evaluation.rules.gate import Decision
+from tunesmith.experience.queries import members
+from tunesmith.profiles.queries import campaigns
+from tunesmith.profiles.rules.campaign import Breaker, breaker
+from tunesmith.runs.queries import runs, tasks
+from tunesmith.store import tables
 from tunesmith.store.database import Database
 
 TESTS = Path(__file__).parents[1]

@@ -10,9 +10,9 @@ import pytest
 from support.rows import a_run
 from support.screen_whole_sets import World, a_line
 from support.workspaces import PROFILE, a_workspace
-from tunesmith.domain.example import Split
-from tunesmith.domain.run import RunState
-from tunesmith.store import datasets
+from tunesmith.datasets import queries as datasets
+from tunesmith.datasets.example import Split
+from tunesmith.runs.rules.run import RunState
 from tunesmith.store.database import Database
 
 

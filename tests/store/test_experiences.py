@@ -17,8 +17,9 @@ from support.rows import ACTOR, a_dataset
 from support.store_processes import end_all, kill_amid, start
 from support.workspaces import PROFILE, a_workspace
 from tunesmith.client import Client
-from tunesmith.errors import Conflict, DataError, NotFound, Refused, UsageError
-from tunesmith.store import experiences, tables
+from tunesmith.core.errors import Conflict, DataError, NotFound, Refused, UsageError
+from tunesmith.experience.queries import experiences
+from tunesmith.store import tables
 from tunesmith.store.database import Database
 from tunesmith.store.schema import integrity_problem
 

@@ -9,8 +9,8 @@ import pytest
 
 from support.workspaces import PROFILE, a_workspace
 from tunesmith.client import Client
-from tunesmith.errors import Refused, UsageError
-from tunesmith.store import candidates, feedback
+from tunesmith.core.errors import Refused, UsageError
+from tunesmith.experience.queries import candidates, feedback
 from tunesmith.store.database import Database
 
 FIRST, SECOND = "Order 17 goes to Rome, Italy.", "Order 17 goes to Rome, New York."

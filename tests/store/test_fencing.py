@@ -21,23 +21,25 @@ from support.rows import (
     force,
 )
 from support.workspaces import a_workspace
-from tunesmith import lifecycle
-from tunesmith.domain.adapter import AdapterState
-from tunesmith.domain.gate import Decision
-from tunesmith.domain.request import RequestKind
-from tunesmith.domain.run import RunState
-from tunesmith.domain.spec import BaseModelRef
-from tunesmith.domain.task import AttemptState, ErrorClass, TaskKind, TaskState
-from tunesmith.errors import LeaseLost, Refused
-from tunesmith.files import publish_folder
-from tunesmith.modeling.base_files import base_digest
-from tunesmith.settings import Settings
-from tunesmith.stages.context import DryRunPassed, Flipped, Looked, Measured, NotFlipped, Pulse, StageContext, StageEnd
-from tunesmith.stages.context import Trained as TrainedFact
-from tunesmith.stages.deploy import deploy
-from tunesmith.store import adapters, checkpoints, requests, runs, tables, tasks
+from tunesmith.core.errors import LeaseLost, Refused
+from tunesmith.core.files import publish_folder
+from tunesmith.deployment.deploy import deploy
+from tunesmith.evaluation.rules.gate import Decision
+from tunesmith.models import queries as adapters
+from tunesmith.models.rules import AdapterState
+from tunesmith.orchestration import lifecycle
+from tunesmith.profiles.base_model import base_digest
+from tunesmith.profiles.settings import Settings
+from tunesmith.programs.stage import DryRunPassed, Flipped, Looked, Measured, NotFlipped, Pulse, StageContext, StageEnd
+from tunesmith.programs.stage import Trained as TrainedFact
+from tunesmith.runs.queries import checkpoints, requests, runs, tasks
+from tunesmith.runs.queries.tasks import Claim
+from tunesmith.runs.rules.request import RequestKind
+from tunesmith.runs.rules.run import RunState
+from tunesmith.runs.rules.task import AttemptState, ErrorClass, TaskKind, TaskState
+from tunesmith.runs.spec import BaseModelRef
+from tunesmith.store import tables
 from tunesmith.store.database import Database, Tx
-from tunesmith.store.tasks import Claim
 
 TRAINED = TrainedFact(path="adapters/x", digest="d" * 64, metrics={}, stopped_early=False)
 ENDS: dict[str, StageEnd] = {

@@ -16,33 +16,26 @@ import sqlalchemy as sa
 from support.forgotten import PARTED, SECRET, a_dataset_of, add, as_member, everything_on_disk, everything_stored
 from support.rows import ACTOR, a_claimed_run, a_run, an_adapter, force
 from support.workspaces import PROFILE, a_workspace
-from tunesmith import lifecycle
 from tunesmith.client import Client
-from tunesmith.domain.adapter import AdapterState
-from tunesmith.domain.example import Split
-from tunesmith.domain.request import RequestKind
-from tunesmith.domain.run import RunState
-from tunesmith.domain.spec import AdapterRef
-from tunesmith.domain.task import ErrorClass, TaskKind
-from tunesmith.errors import InvalidTransition, NotFound, Refused, UsageError
-from tunesmith.files import read_manifest
-from tunesmith.stages import forget
-from tunesmith.stages.context import Looked, NotFlipped, StageEnd, Trained
-from tunesmith.store import (
-    adapters,
-    deployments,
-    erasures,
-    events,
-    experiences,
-    learning_tables,
-    members,
-    requests,
-    runs,
-    tables,
-    tasks,
-)
+from tunesmith.core.errors import InvalidTransition, NotFound, Refused, UsageError
+from tunesmith.core.files import read_manifest
+from tunesmith.datasets.example import Split
+from tunesmith.deployment import queries as deployments
+from tunesmith.experience.forgetting import forget
+from tunesmith.experience.forgetting.queries import erasures
+from tunesmith.experience.queries import experiences, members
+from tunesmith.models import queries as adapters
+from tunesmith.models.rules import AdapterState
+from tunesmith.orchestration import lifecycle
+from tunesmith.programs.stage import Looked, NotFlipped, StageEnd, Trained
+from tunesmith.runs.queries import requests, runs, tasks
+from tunesmith.runs.queries.runs import Run
+from tunesmith.runs.rules.request import RequestKind
+from tunesmith.runs.rules.run import RunState
+from tunesmith.runs.rules.task import ErrorClass, TaskKind
+from tunesmith.runs.spec import AdapterRef
+from tunesmith.store import events, learning_tables, tables
 from tunesmith.store.database import Database
-from tunesmith.store.runs import Run
 
 
 def _client(folder: Path, store_url: str) -> Client:

@@ -20,27 +20,29 @@ from support.local_teachers import DATES, add_dates, school_of
 from support.native import a_micro_base
 from support.rows import ACTOR, WORKER, Unreachable, a_claimed_run, a_run, claim_of
 from support.workspaces import PROFILE, a_workspace
-from tunesmith import lifecycle
-from tunesmith.clock import boot_seconds
-from tunesmith.config.workspace import init_workspace
-from tunesmith.domain.generation import Generation
-from tunesmith.domain.hand_over import HELD
-from tunesmith.domain.request import RequestKind
-from tunesmith.domain.run import RunState
-from tunesmith.domain.serving import HandOverState, ServerState
-from tunesmith.domain.task import AttemptState, ErrorClass, TaskKind, TaskState
-from tunesmith.errors import InvalidTransition, StoreError
-from tunesmith.gateway.engine import EngineError
-from tunesmith.gateway.hand_over import DeviceHandOver, Following
+from tunesmith.core.clock import boot_seconds
+from tunesmith.core.errors import InvalidTransition, StoreError
+from tunesmith.curriculum.cycle import curriculum
+from tunesmith.orchestration import lifecycle
+from tunesmith.profiles.settings import HandOverSettings, ServeSettings, Settings
+from tunesmith.profiles.workspace import init_workspace
+from tunesmith.programs.device.queries import hand_overs, servers
+from tunesmith.programs.device.rules import HELD
+from tunesmith.programs.device.server_state import HandOverState, ServerState
+from tunesmith.programs.device.take import take_device
 from tunesmith.programs.process_identity import identify, is_alive
-from tunesmith.settings import HandOverSettings, ServeSettings, Settings
-from tunesmith.stages.context import DeviceHeld, Pulse, StageContext, StageEnd
-from tunesmith.stages.curriculum import curriculum
-from tunesmith.stages.hand_over import take_device
-from tunesmith.store import events, hand_overs, queue, requests, runs, servers, tasks, workers
+from tunesmith.programs.stage import DeviceHeld, Pulse, StageContext, StageEnd
+from tunesmith.runs.queries import queue, requests, runs, tasks, workers
+from tunesmith.runs.queries.tasks import Claim
+from tunesmith.runs.rules.request import RequestKind
+from tunesmith.runs.rules.run import RunState
+from tunesmith.runs.rules.task import AttemptState, ErrorClass, TaskKind, TaskState
+from tunesmith.serving.gateway.engine_contract import EngineError
+from tunesmith.serving.gateway.hand_over import DeviceHandOver, Following
+from tunesmith.serving.generation import Generation
+from tunesmith.store import events
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.serving_tables import hand_overs as table
-from tunesmith.store.tasks import Claim
 
 HOST = socket.gethostname()
 S, H = ServerState, HandOverState

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from support.rows import PROFILE, a_dataset, a_run, dump
-from tunesmith.domain.run import RunState
-from tunesmith.store import datasets
+from tunesmith.datasets import queries as datasets
+from tunesmith.datasets.queries import HeldoutCase
+from tunesmith.runs.rules.run import RunState
 from tunesmith.store.database import Database, Tx
-from tunesmith.store.datasets import HeldoutCase
 
 
 def _cases(first: int, num: int, answer: str = "yes") -> list[HeldoutCase]:

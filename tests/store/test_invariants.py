@@ -25,14 +25,16 @@ from support.rows import (
     dump,
     force,
 )
-from tunesmith.domain.adapter import AdapterState
-from tunesmith.domain.campaign import CampaignState
-from tunesmith.domain.experience import ExperienceState
-from tunesmith.domain.request import RequestKind
-from tunesmith.domain.run import RunState
-from tunesmith.domain.task import AttemptState, TaskKind, TaskState
-from tunesmith.errors import Conflict, Refused
-from tunesmith.store import campaigns, requests, runs, tables, tasks
+from tunesmith.core.errors import Conflict, Refused
+from tunesmith.experience.rules.experience import ExperienceState
+from tunesmith.models.rules import AdapterState
+from tunesmith.profiles.queries import campaigns
+from tunesmith.profiles.rules.campaign import CampaignState
+from tunesmith.runs.queries import requests, runs, tasks
+from tunesmith.runs.rules.request import RequestKind
+from tunesmith.runs.rules.run import RunState
+from tunesmith.runs.rules.task import AttemptState, TaskKind, TaskState
+from tunesmith.store import tables
 from tunesmith.store.database import Database, Tx
 
 

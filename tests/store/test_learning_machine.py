@@ -32,14 +32,17 @@ from support.learning_checks import Remembered, check_all, forgotten_words
 from support.learning_world import World
 from support.rows import ACTOR
 from support.workspaces import PROFILE
-from tunesmith.domain.adapter import AdapterState
-from tunesmith.domain.learning import CorrectionState
-from tunesmith.domain.run import RUN, RunState
-from tunesmith.errors import Conflict, DataError, Refused
-from tunesmith.stages import forget
-from tunesmith.store import adapters, corrections, experiences, runs
-from tunesmith.store.corrections import Correction
-from tunesmith.store.runs import Run
+from tunesmith.core.errors import Conflict, DataError, Refused
+from tunesmith.curriculum.queries import corrections
+from tunesmith.curriculum.queries.corrections import Correction
+from tunesmith.experience.forgetting import forget
+from tunesmith.experience.queries import experiences
+from tunesmith.experience.rules.learning import CorrectionState
+from tunesmith.models import queries as adapters
+from tunesmith.models.rules import AdapterState
+from tunesmith.runs.queries import runs
+from tunesmith.runs.queries.runs import Run
+from tunesmith.runs.rules.run import RUN, RunState
 
 _PLACES = 14
 _pick = st.integers(0, 1_000_000)

@@ -19,14 +19,17 @@ from support.rows import (
     force,
     moves,
 )
-from tunesmith import clock, lifecycle
-from tunesmith.domain.adapter import AdapterState
-from tunesmith.domain.request import RequestKind
-from tunesmith.domain.run import RunState
-from tunesmith.domain.task import AttemptState, TaskKind, TaskState, backoff_s
-from tunesmith.errors import LeaseLost
-from tunesmith.stages.context import StageEnd
-from tunesmith.store import adapters, events, queue, requests, runs, tables, tasks, workers
+from tunesmith.core import clock
+from tunesmith.core.errors import LeaseLost
+from tunesmith.models import queries as adapters
+from tunesmith.models.rules import AdapterState
+from tunesmith.orchestration import lifecycle
+from tunesmith.programs.stage import StageEnd
+from tunesmith.runs.queries import queue, requests, runs, tasks, workers
+from tunesmith.runs.rules.request import RequestKind
+from tunesmith.runs.rules.run import RunState
+from tunesmith.runs.rules.task import AttemptState, TaskKind, TaskState, backoff_s
+from tunesmith.store import events, tables
 from tunesmith.store.database import Database
 
 
@@ -266,8 +269,9 @@ def test_clock_jump_steals_no_lease_and_changes_no_order(
 @pytest.mark.parametrize("jump", JUMPS, ids=str)
 def test_clock_jump_changes_no_listing(database: Database, monkeypatch: pytest.MonkeyPatch, jump: timedelta) -> None:
     from support.rows import a_campaign, a_dataset
-    from tunesmith.domain.campaign import CampaignState
-    from tunesmith.store import campaigns, datasets
+    from tunesmith.datasets import queries as datasets
+    from tunesmith.profiles.queries import campaigns
+    from tunesmith.profiles.rules.campaign import CampaignState
 
     real = clock.utc_now
     with database.write() as tx:

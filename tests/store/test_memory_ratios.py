@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from support.rows import a_claimed_run, force
-from tunesmith.clock import utc_now
-from tunesmith.domain.run import RunState
-from tunesmith.domain.task import TaskKind
-from tunesmith.stages.outlook import corrections
-from tunesmith.store import queue, tables
+from tunesmith.core.clock import utc_now
+from tunesmith.runs.queries import queue
+from tunesmith.runs.rules.run import RunState
+from tunesmith.runs.rules.task import TaskKind
+from tunesmith.store import tables
 from tunesmith.store.database import Database
+from tunesmith.training.memory_estimate import corrections
 
 
 def an_ended_training(database: Database, memory: Any, state: str = "succeeded", profile: str = "support") -> None:

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 
 from support.databases import an_empty_url, upgrade_to
 from support.rows import ARCHITECTURE
-from tunesmith.domain.experience import ExperienceClass
-from tunesmith.domain.lock import ProfileLock
-from tunesmith.store import assessments, experiences
+from tunesmith.experience.queries import assessments, experiences
+from tunesmith.experience.rules.experience import ExperienceClass
+from tunesmith.profiles.rules.lock import ProfileLock
 from tunesmith.store.database import connect
 from tunesmith.store.schema import HEAD, open_store
 

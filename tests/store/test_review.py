@@ -11,12 +11,13 @@ import sqlalchemy as sa
 
 from support.rows import ACTOR, a_dataset, a_run
 from support.workspaces import PROFILE, a_workspace
-from tunesmith import lifecycle
 from tunesmith.client import Client
-from tunesmith.domain.experience import ExperienceState
-from tunesmith.domain.run import DataEffect, RunState
-from tunesmith.errors import NotFound, Refused, UsageError
-from tunesmith.store import experiences, reviews, tables
+from tunesmith.core.errors import NotFound, Refused, UsageError
+from tunesmith.experience.queries import experiences, reviews
+from tunesmith.experience.rules.experience import ExperienceState
+from tunesmith.orchestration import lifecycle
+from tunesmith.runs.rules.run import DataEffect, RunState
+from tunesmith.store import tables
 from tunesmith.store.database import Database
 from tunesmith.store.learning_tables import reviews as reviews_table
 

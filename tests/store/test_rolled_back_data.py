@@ -11,9 +11,10 @@ import sqlalchemy as sa
 from support.learning_world import World
 from support.rows import a_run
 from support.workspaces import PROFILE
-from tunesmith.domain.run import RunState
-from tunesmith.errors import Refused
-from tunesmith.store import deployments, tables
+from tunesmith.core.errors import Refused
+from tunesmith.deployment import queries as deployments
+from tunesmith.runs.rules.run import RunState
+from tunesmith.store import tables
 from tunesmith.store.database import Database
 
 NEVER = ["deploy.when=never"]

@@ -7,11 +7,11 @@ import time
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from tunesmith.clock import utc_now
-from tunesmith.domain.serving import ServerState
-from tunesmith.store import servers
+from tunesmith.core.clock import utc_now
+from tunesmith.programs.device.queries import servers
+from tunesmith.programs.device.queries.servers import Server
+from tunesmith.programs.device.server_state import ServerState
 from tunesmith.store.database import Database
-from tunesmith.store.servers import Server
 
 
 def a_row(server_id: str = "srv-1") -> Server:

@@ -25,30 +25,35 @@ from support.rows import (
     force,
 )
 from support.workspaces import a_workspace
-from tunesmith import control, lifecycle
 from tunesmith.client import Client
-from tunesmith.clock import boot_seconds
-from tunesmith.config.workspace import init_workspace
-from tunesmith.domain.experience import ExperienceState
-from tunesmith.domain.gate import Decision
-from tunesmith.domain.generation import Generation
-from tunesmith.domain.profile import Deploy
-from tunesmith.domain.request import RequestKind
-from tunesmith.domain.run import RunState
-from tunesmith.domain.serving import ServerState, ShadowOutcome
-from tunesmith.domain.shadow import Shadow
-from tunesmith.domain.task import TaskKind, TaskState
-from tunesmith.gateway.engine import EngineError
-from tunesmith.gateway.hooks import Exchange
-from tunesmith.gateway.shadow import Mirror
-from tunesmith.settings import ServeSettings, Settings
-from tunesmith.stages.context import Measured, Pulse, StageContext, StageEnd
-from tunesmith.stages.watch import watch
-from tunesmith.store import adapters, erasures, events, experiences, runs, shadows, tables, tasks
+from tunesmith.core.clock import boot_seconds
+from tunesmith.deployment.watch import watch
+from tunesmith.evaluation.rules.gate import Decision
+from tunesmith.experience.forgetting.queries import erasures
+from tunesmith.experience.queries import experiences
+from tunesmith.experience.queries import shadow_answers as shadows
+from tunesmith.experience.queries.shadow_answers import ShadowAnswer
+from tunesmith.experience.rules.experience import ExperienceState
+from tunesmith.models import queries as adapters
+from tunesmith.orchestration import control, lifecycle
+from tunesmith.profiles.profile import Deploy
+from tunesmith.profiles.settings import ServeSettings, Settings
+from tunesmith.profiles.shadow_section import Shadow
+from tunesmith.profiles.workspace import init_workspace
+from tunesmith.programs.device.server_state import ServerState, ShadowOutcome
+from tunesmith.programs.stage import Measured, Pulse, StageContext, StageEnd
+from tunesmith.runs.queries import runs, tasks
+from tunesmith.runs.queries.tasks import Claim
+from tunesmith.runs.rules.request import RequestKind
+from tunesmith.runs.rules.run import RunState
+from tunesmith.runs.rules.task import TaskKind, TaskState
+from tunesmith.serving.gateway.engine_contract import EngineError
+from tunesmith.serving.gateway.interfaces import Exchange
+from tunesmith.serving.gateway.shadow import Mirror
+from tunesmith.serving.generation import Generation
+from tunesmith.store import events, tables
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.serving_tables import shadow_answers
-from tunesmith.store.shadows import ShadowAnswer
-from tunesmith.store.tasks import Claim
 
 ENABLED = Shadow(enabled=True, min_count=3, min_s=0.0, max_s=60.0)
 

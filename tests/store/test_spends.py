@@ -10,13 +10,14 @@ import pytest
 import sqlalchemy as sa
 
 from support.rows import ACTOR, PROFILE, a_profile, moves
-from tunesmith.domain.curriculum import Limits, Spent
-from tunesmith.domain.learning import SpendState
-from tunesmith.errors import Conflict
-from tunesmith.store import events, spends
+from tunesmith.core.errors import Conflict
+from tunesmith.curriculum.queries import spends
+from tunesmith.curriculum.queries.spends import Charge, OverBudget
+from tunesmith.curriculum.rules.cycle import Limits, Spent
+from tunesmith.experience.rules.learning import SpendState
+from tunesmith.store import events
 from tunesmith.store.database import Database
 from tunesmith.store.learning_tables import spends as table
-from tunesmith.store.spends import Charge, OverBudget
 
 PURPOSE = "curriculum"
 ENOUGH = Limits(per_cycle=10**12, per_month=10**12)

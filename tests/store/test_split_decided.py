@@ -12,10 +12,10 @@ from support.forgotten import add
 from support.rows import force
 from support.workspaces import PROFILE, a_profile, a_workspace
 from tunesmith.client import Client
-from tunesmith.data.dataset import read_split
-from tunesmith.domain.example import Split
-from tunesmith.domain.run import RunState
-from tunesmith.errors import LockedError, Refused, UsageError
+from tunesmith.core.errors import LockedError, Refused, UsageError
+from tunesmith.datasets.example import Split
+from tunesmith.datasets.reading import read_split
+from tunesmith.runs.rules.run import RunState
 from tunesmith.store import tables
 from tunesmith.store.database import Database
 

@@ -21,10 +21,10 @@ from support.store_processes import (
     write_transactions,
 )
 from tunesmith.client import Client
-from tunesmith.errors import StoreCorrupt, StoreError, StoreTooNew, UsageError
+from tunesmith.core.errors import StoreCorrupt, StoreError, StoreTooNew, UsageError
 from tunesmith.store import tables
+from tunesmith.store.connections import sqlite_module, wal_is_safe
 from tunesmith.store.database import Database, connect
-from tunesmith.store.engines import sqlite_module, wal_is_safe
 from tunesmith.store.schema import HEAD, integrity_problem, open_store
 from tunesmith.store.sqlite_files import file_system_of
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from support.workspaces import PROFILE, a_jsonl, a_workspace
 from tunesmith.client import Client
-from tunesmith.errors import Conflict
+from tunesmith.core.errors import Conflict
 from tunesmith.store import tables
 from tunesmith.store.database import Database
 

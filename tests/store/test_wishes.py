@@ -22,19 +22,24 @@ from support.rows import (
     force,
     moves,
 )
-from tunesmith import clock, control, lifecycle
-from tunesmith.domain.adapter import AdapterState
-from tunesmith.domain.evaluation import Report
-from tunesmith.domain.forced import Forced, forced_by
-from tunesmith.domain.gate import Decision
-from tunesmith.domain.request import RequestKind, strongest
-from tunesmith.domain.run import RUN, RunState
-from tunesmith.domain.task import AttemptState, ErrorClass, TaskKind, TaskState
-from tunesmith.errors import Refused
-from tunesmith.stages.context import DeviceHeld, Looked, NotFlipped, StageEnd, Trained
-from tunesmith.store import adapters, deployments, evaluations, events, queue, requests, runs, tables, tasks
+from tunesmith.core import clock
+from tunesmith.core.errors import Refused
+from tunesmith.deployment import queries as deployments
+from tunesmith.deployment.rules.forced import Forced, forced_by
+from tunesmith.evaluation import queries as evaluations
+from tunesmith.evaluation.rules.comparison import Report
+from tunesmith.evaluation.rules.gate import Decision
+from tunesmith.models import queries as adapters
+from tunesmith.models.rules import AdapterState
+from tunesmith.orchestration import control, lifecycle
+from tunesmith.programs.stage import DeviceHeld, Looked, NotFlipped, StageEnd, Trained
+from tunesmith.runs.queries import queue, requests, runs, tasks
+from tunesmith.runs.queries.runs import Run
+from tunesmith.runs.rules.request import RequestKind, strongest
+from tunesmith.runs.rules.run import RUN, RunState
+from tunesmith.runs.rules.task import AttemptState, ErrorClass, TaskKind, TaskState
+from tunesmith.store import events, tables
 from tunesmith.store.database import Database, Tx
-from tunesmith.store.runs import Run
 
 # DESIGN: "On unleased work the wish moves the state at once; on leased work it becomes a request. Pause: checkpoint,
 # give the worker back. Stop: end training now, evaluate the best so far. Cancel: end without a result. Skip: only

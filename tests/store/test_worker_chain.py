@@ -12,12 +12,13 @@ import sqlalchemy as sa
 
 from support.rows import ACTOR, ALL_KINDS, PROFILE, WORKER, a_profile, a_task, claim_of
 from support.store_processes import broken_invariants
-from tunesmith.config.workspace import Workspace, init_workspace
-from tunesmith.domain.task import TaskKind, TaskState
-from tunesmith.settings import Settings, WorkerSettings
-from tunesmith.store import events, tables, tasks
+from tunesmith.orchestration.worker import Worker
+from tunesmith.profiles.settings import Settings, WorkerSettings
+from tunesmith.profiles.workspace import Workspace, init_workspace
+from tunesmith.runs.queries import tasks
+from tunesmith.runs.rules.task import TaskKind, TaskState
+from tunesmith.store import events, tables
 from tunesmith.store.database import Database
-from tunesmith.worker import Worker
 
 FAST = Settings(worker=WorkerSettings(poll_s=0.01, sweep_s=60.0))
 

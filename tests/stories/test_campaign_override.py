@@ -9,7 +9,7 @@ import yaml
 from support.fleet import Fleet, MakeFleet
 from support.workspaces import PROFILE, write_settings
 from tunesmith.client import Client
-from tunesmith.config.explain import Row
+from tunesmith.profiles.explain import Row
 
 
 def explained(client: Client, key: str, *overrides: str) -> Row:

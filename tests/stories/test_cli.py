@@ -425,5 +425,13 @@ def test_help_is_quick_because_nothing_heavy_is_imported(tmp_path: Path) -> None
 
 
 def test_run_list_imports_only_what_a_listing_needs(finished: tuple[Path, dict[str, str]]) -> None:
-    unwanted = {"alembic", "pyarrow", "orjson", "torch", "tunesmith.lifecycle", "tunesmith.worker", "tunesmith.stages"}
+    unwanted = {
+        "alembic",
+        "pyarrow",
+        "orjson",
+        "torch",
+        "tunesmith.orchestration.lifecycle",
+        "tunesmith.orchestration.worker",
+        "tunesmith.stages",
+    }
     assert not imported_by("run", "list", cwd=finished[0]) & unwanted

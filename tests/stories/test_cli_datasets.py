@@ -15,7 +15,7 @@ from support.data import a_chat, a_label, chats, encoded
 from support.workspaces import Ended, a_workspace
 from tunesmith.cli.main import call
 from tunesmith.client import Client
-from tunesmith.errors import UsageError
+from tunesmith.core.errors import UsageError
 
 Tell = Callable[..., Ended]
 NUM = 60

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.fleet import Fleet, MakeFleet
-from tunesmith.errors import ConfigError
-from tunesmith.files import verify_folder
+from tunesmith.core.errors import ConfigError
+from tunesmith.core.files import verify_folder
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 

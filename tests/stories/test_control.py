@@ -13,9 +13,9 @@ import pytest
 from support.fleet import Fleet, MakeFleet, freeze_program, programs_below
 from support.workspaces import PROFILE, a_profile, states_of, wait_for
 from tunesmith.client.views import AnswerView
-from tunesmith.domain.run import RunState
-from tunesmith.errors import Refused
-from tunesmith.store import queue
+from tunesmith.core.errors import Refused
+from tunesmith.runs.queries import queue
+from tunesmith.runs.rules.run import RunState
 
 LONG = {"steps": 60, "step_s": 0.03}
 ENDLESS = {"steps": 100_000, "step_s": 0.03}

@@ -13,7 +13,7 @@ from support.teacher_server import Call, Teacher, a_teacher, better
 from support.workspaces import PROFILE, a_profile, a_workspace, cli, work_until_idle
 from tunesmith.cli.main import call
 from tunesmith.client import Client
-from tunesmith.store import cycles
+from tunesmith.curriculum.queries import cycles
 
 VERIFIERS = {"experience": {"verifiers": {"entity_preservation": {}}}}
 

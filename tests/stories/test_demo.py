@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tunesmith.client import Client
-from tunesmith.files import verify_folder
+from tunesmith.core.files import verify_folder
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'tunesmith[train]'")
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ import pytest
 
 from support.fleet import Fleet, MakeFleet
 from support.workspaces import PROFILE, a_profile, cli, states_of
-from tunesmith.errors import Refused, TunesmithError, UsageError
+from tunesmith.core.errors import Refused, TunesmithError, UsageError
 
 V1, V2 = f"{PROFILE}@v1", f"{PROFILE}@v2"
 

@@ -15,7 +15,7 @@ from support.native import a_micro_base, small_rows
 from support.rows import dump
 from support.workspaces import PROFILE, a_workspace, cli
 from tunesmith.client import Client
-from tunesmith.errors import DataError, Refused, UsageError
+from tunesmith.core.errors import DataError, Refused, UsageError
 from tunesmith.store.database import Database
 from tunesmith.store.schema import open_store
 

@@ -10,7 +10,7 @@ import pytest
 
 from support.workspaces import PROFILE, a_workspace, cli
 from tunesmith.cli.main import call
-from tunesmith.errors import TunesmithError
+from tunesmith.core.errors import TunesmithError
 
 POLICY = {"experience": {"verifiers": {"entity_preservation": {}}}}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from support.fleet import Fleet, MakeFleet
 from support.forgotten import add, everything_on_disk, everything_stored
 from support.workspaces import PROFILE, wait_for
-from tunesmith.domain.example import Split
-from tunesmith.store import members
+from tunesmith.datasets.example import Split
+from tunesmith.experience.queries import members
 
 POLICY = {"experience": {"mix": {"min_new": 10}}, "deploy": {"when": "never"}}
 

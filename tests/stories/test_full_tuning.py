@@ -20,13 +20,13 @@ from support.native import (
     small_rows,
     train_here,
 )
-from tunesmith.domain.profile import Checkpoints, Recipe
-from tunesmith.domain.spec import BaseModelRef, DatasetRef
-from tunesmith.domain.task import ErrorClass
-from tunesmith.errors import ConfigError
-from tunesmith.files import sha256_file
-from tunesmith.modeling.loading import load_base, load_tokenizer
+from tunesmith.core.errors import ConfigError
+from tunesmith.core.files import sha256_file
+from tunesmith.models.loading import load_base, load_tokenizer
+from tunesmith.profiles.profile import Checkpoints, Recipe
 from tunesmith.programs.artifact import adapter_problems
+from tunesmith.runs.rules.task import ErrorClass
+from tunesmith.runs.spec import BaseModelRef, DatasetRef
 
 FULL = {"tuning": "full", "lr": 3e-3, "max_steps": 8, "epochs": 50.0}
 

@@ -19,10 +19,10 @@ from support.native import a_micro_base, an_attempt, quick_base
 from support.workspaces import PROFILE, a_base, a_workspace, cli_environ, work_until_idle
 from tunesmith.cli.main import call
 from tunesmith.client import Client
-from tunesmith.domain.spec import AttemptRef
-from tunesmith.domain.teaching import Taught, TeachSpec
 from tunesmith.programs.host import Program
 from tunesmith.programs.protocol import ANSWERS, CONTROL
+from tunesmith.runs.spec import AttemptRef
+from tunesmith.runs.teaching import Taught, TeachSpec
 
 pytestmark = pytest.mark.extra  # every test starts a program that loads a model: minutes in all
 
@@ -208,7 +208,7 @@ def signals() -> Iterator[None]:
 
 
 def answers_here(folder: Path, model: Path, prompts: list[str], **changes: Any) -> list[Taught]:
-    from tunesmith.teachers.answering import answer
+    from tunesmith.curriculum.teachers.answering import answer
 
     folder.mkdir()
     (folder / CONTROL).touch()

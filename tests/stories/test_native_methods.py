@@ -22,10 +22,10 @@ from support.native import (
     train_here,
     weights_of,
 )
-from tunesmith.domain.profile import Checkpoints, Method, Validation
-from tunesmith.domain.program import Metrics, ResultStatus, ValidationEvent
-from tunesmith.domain.spec import BaseModelRef, DatasetRef, TrainSpec
-from tunesmith.errors import ConfigError
+from tunesmith.core.errors import ConfigError
+from tunesmith.profiles.profile import Checkpoints, Method, Validation
+from tunesmith.programs.messages import Metrics, ResultStatus, ValidationEvent
+from tunesmith.runs.spec import BaseModelRef, DatasetRef, TrainSpec
 
 CASES = {
     "dpo": (Method.DPO, "pairs"),

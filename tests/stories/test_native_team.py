@@ -25,13 +25,13 @@ from support.native import (
     train_here,
     weights_of,
 )
-from tunesmith.domain.profile import Budgets, Checkpoints, Method
-from tunesmith.domain.program import ResultStatus
-from tunesmith.domain.spec import BaseModelRef, DatasetRef, TrainSpec
-from tunesmith.errors import DataError
-from tunesmith.modeling.adapters import WEIGHTS
+from tunesmith.core.errors import DataError
+from tunesmith.models.adapters import WEIGHTS
+from tunesmith.profiles.profile import Budgets, Checkpoints, Method
 from tunesmith.programs.host import ProgramFailure
-from tunesmith.trainers.native.train import train
+from tunesmith.programs.messages import ResultStatus
+from tunesmith.runs.spec import BaseModelRef, DatasetRef, TrainSpec
+from tunesmith.training.trainers.native.train import train
 
 pytestmark = pytest.mark.extra  # minutes of starting programs; see make test-extra
 
@@ -96,7 +96,7 @@ def test_a_process_of_the_team_that_dies_ends_the_training(
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path\n"
-        "from tunesmith.domain.spec import TrainSpec\n"
+        "from tunesmith.runs.spec import TrainSpec\n"
         "from support.native import train_here\n"
         "train_here(TrainSpec.model_validate_json(sys.stdin.read()), Path(sys.argv[2]))\n"
     )

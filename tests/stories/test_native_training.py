@@ -37,24 +37,24 @@ from support.native import (
     weights_of,
 )
 from support.programs import finish, wait_until
-from tunesmith.data.dataset import read_split
+from tunesmith.core.errors import ConfigError, DataError
+from tunesmith.core.files import publish_folder, read_manifest, verify_folder
+from tunesmith.datasets.reading import read_split
 from tunesmith.demo import dates
-from tunesmith.domain.profile import Budgets, Checkpoints, Validation
-from tunesmith.domain.program import Ack, CheckpointEvent, Log, Metrics, ResultStatus, ValidationEvent
-from tunesmith.domain.request import RequestKind
-from tunesmith.domain.spec import BaseModelRef, DatasetRef, TrainSpec
-from tunesmith.domain.task import AttemptState, ErrorClass
-from tunesmith.errors import ConfigError, DataError
-from tunesmith.files import publish_folder, read_manifest, verify_folder
-from tunesmith.modeling.adapters import new_adapter, save_adapter
-from tunesmith.modeling.loading import load_base, load_tokenizer, pick_device
+from tunesmith.models.adapters import new_adapter, save_adapter
+from tunesmith.models.loading import load_base, load_tokenizer, pick_device
+from tunesmith.profiles.profile import Budgets, Checkpoints, Validation
 from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.programs.judge import judge_train
 from tunesmith.programs.launch import RunningProgram, launch
-from tunesmith.trainers.native.state import Standing, check_restored, state_of
-from tunesmith.trainers.native.state_copy import copy_state
-from tunesmith.trainers.native.train import train
-from tunesmith.trainers.registry import find_trainer
+from tunesmith.programs.messages import Ack, CheckpointEvent, Log, Metrics, ResultStatus, ValidationEvent
+from tunesmith.programs.result_check import judge_train
+from tunesmith.runs.rules.request import RequestKind
+from tunesmith.runs.rules.task import AttemptState, ErrorClass
+from tunesmith.runs.spec import BaseModelRef, DatasetRef, TrainSpec
+from tunesmith.training.trainers.native.state import Standing, check_restored, state_of
+from tunesmith.training.trainers.native.state_copy import copy_state
+from tunesmith.training.trainers.native.train import train
+from tunesmith.training.trainers.registry import find_trainer
 
 
 @pytest.fixture(scope="module")

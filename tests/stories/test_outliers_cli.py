@@ -16,12 +16,12 @@ from support.native import a_base_ref, a_micro_base, an_evaluate_spec, evaluate_
 from support.workspaces import PROFILE, a_jsonl, a_profile, a_workspace, cli
 from tunesmith.cli.main import call
 from tunesmith.client import Client
+from tunesmith.core.errors import ProgramError, Refused, UsageError
+from tunesmith.datasets import queries as datasets
+from tunesmith.datasets.example import Split
 from tunesmith.demo import dates
-from tunesmith.domain.example import Split
-from tunesmith.domain.loss_outliers import Fit, judge
-from tunesmith.errors import ProgramError, Refused, UsageError
-from tunesmith.stages.score_examples import Scored, scored
-from tunesmith.store import datasets
+from tunesmith.evaluation.rules.outliers import Fit, judge
+from tunesmith.evaluation.score_examples import Scored, scored
 
 pytestmark = pytest.mark.extra  # every test starts a program that loads a model: minutes in all
 

@@ -29,12 +29,12 @@ from support.workspaces import Ended, a_jsonl, a_workspace
 from tunesmith.cli.main import call
 from tunesmith.cli.run_page import note_of
 from tunesmith.client import Client
-from tunesmith.domain.profile import Method
-from tunesmith.domain.program import Log
-from tunesmith.domain.spec import BaseModelRef, DatasetRef
-from tunesmith.errors import ConfigError
-from tunesmith.modeling.architecture import read_shape
+from tunesmith.core.errors import ConfigError
+from tunesmith.profiles.architecture import read_shape
+from tunesmith.profiles.profile import Method
 from tunesmith.programs.fingerprint import code_fingerprint
+from tunesmith.programs.messages import Log
+from tunesmith.runs.spec import BaseModelRef, DatasetRef
 
 pytestmark = pytest.mark.extra  # minutes of starting programs; see make test-extra
 

@@ -28,15 +28,15 @@ from support.native import (
     weights_of,
 )
 from support.quantized import a_base_of_blocks, skip_without_bitsandbytes
+from tunesmith.core.errors import ConfigError
 from tunesmith.demo import dates
-from tunesmith.domain.profile import Checkpoints, Method, Validation
-from tunesmith.domain.program import Log, Result, ResultStatus, Scores
-from tunesmith.domain.spec import BaseModelRef, DatasetRef, TrainSpec
-from tunesmith.errors import ConfigError
-from tunesmith.modeling.adapters import adapter_norms, detach, new_adapter, settings_text, trained_parameters
-from tunesmith.modeling.loading import load_base
-from tunesmith.modeling.quantized import dense_weight, is_quantized
-from tunesmith.modeling.scoring import keeps_apart
+from tunesmith.models.adapters import adapter_norms, detach, new_adapter, settings_text, trained_parameters
+from tunesmith.models.loading import load_base
+from tunesmith.models.quantized import dense_weight, is_quantized
+from tunesmith.models.scoring import keeps_apart
+from tunesmith.profiles.profile import Checkpoints, Method, Validation
+from tunesmith.programs.messages import Log, Result, ResultStatus, Scores
+from tunesmith.runs.spec import BaseModelRef, DatasetRef, TrainSpec
 
 pytestmark = pytest.mark.extra
 CPU = torch.device("cpu")

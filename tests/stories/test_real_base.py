@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tunesmith.client import Client
+from tunesmith.core.errors import DataError
 from tunesmith.demo.real_base import PackageUnavailable, cached_smollm2, default_cache
-from tunesmith.errors import DataError
 
 pytestmark = [pytest.mark.extra, pytest.mark.timeout(1200)]  # the first run fetches and converts the weights
 ROOT = Path(__file__).parents[2]

@@ -23,11 +23,11 @@ from support.native import (
     train_here,
     weights_of,
 )
-from tunesmith.domain.profile import Checkpoints, Method, Validation
-from tunesmith.domain.program import Log, Progress, ResultStatus
-from tunesmith.domain.spec import BaseModelRef, DatasetRef, TrainSpec
+from tunesmith.profiles.profile import Checkpoints, Method, Validation
 from tunesmith.programs.fingerprint import code_fingerprint
-from tunesmith.trainers.native.train import train
+from tunesmith.programs.messages import Log, Progress, ResultStatus
+from tunesmith.runs.spec import BaseModelRef, DatasetRef, TrainSpec
+from tunesmith.training.trainers.native.train import train
 
 pytestmark = pytest.mark.extra  # minutes of starting programs; see make test-extra
 

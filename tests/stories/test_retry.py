@@ -9,7 +9,7 @@ import pytest
 
 from support.fleet import MakeFleet
 from support.workspaces import PROFILE, a_jsonl, a_profile, a_workspace, cli, submit, work_here
-from tunesmith.errors import Refused
+from tunesmith.core.errors import Refused
 
 TOLD = (
     "deploy.when=never",

@@ -13,9 +13,9 @@ from support.rows import a_claimed_run
 from support.workspaces import PROFILE, Ended, a_workspace, cli
 from tunesmith.cli.main import call
 from tunesmith.client import Client
-from tunesmith.domain.example import Split
-from tunesmith.domain.run import RunState
-from tunesmith.domain.task import TaskKind
+from tunesmith.datasets.example import Split
+from tunesmith.runs.rules.run import RunState
+from tunesmith.runs.rules.task import TaskKind
 from tunesmith.store import events
 from tunesmith.store.events import RecordedEvent
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from support.workspaces import a_jsonl, a_workspace, cli
-from tunesmith.domain.example import Split
+from tunesmith.datasets.example import Split
 
 
 def test_suspects_are_told_by_prepare_and_show_and_kept_aside(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from support.fleet import Fleet, MakeFleet
 from support.workspaces import PROFILE, states_of, wait_for
-from tunesmith.files import sha256_file, verify_folder
+from tunesmith.core.files import sha256_file, verify_folder
 
 
 def test_run_is_deployed_and_the_target_serves_its_adapter(make_fleet: MakeFleet, store: str | None) -> None:

@@ -19,11 +19,12 @@ import sqlalchemy as sa
 from support.teacher_server import Call, Teacher, a_teacher, better
 from support.workspaces import PROFILE, a_workspace
 from tunesmith.client import Client
-from tunesmith.config.resolve import resolve
-from tunesmith.domain.curriculum import cost_of, most_tokens
-from tunesmith.stages.curriculum import Outcome
-from tunesmith.store import corrections, tables
-from tunesmith.store.corrections import StoredCorrection
+from tunesmith.curriculum.cycle import Outcome
+from tunesmith.curriculum.queries import corrections
+from tunesmith.curriculum.queries.corrections import StoredCorrection
+from tunesmith.curriculum.rules.cycle import cost_of, most_tokens
+from tunesmith.profiles.resolve import resolve
+from tunesmith.store import tables
 from tunesmith.store.learning_tables import spends
 
 KEY = "key-that-must-not-leak-4711"

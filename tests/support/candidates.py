@@ -10,21 +10,24 @@ from typing import Any
 
 from support.rows import ACTOR, ARCHITECTURE, PROFILE, a_run
 from tunesmith.client import Client
-from tunesmith.domain.evaluation import Report
-from tunesmith.domain.gate import Decision, Evidence, Judged, Verdict
-from tunesmith.domain.parity import References
-from tunesmith.domain.profile import Target, Watch
-from tunesmith.domain.run import RunState
-from tunesmith.domain.spec import BaseModelRef
-from tunesmith.domain.task import TaskKind
-from tunesmith.evaluators.sim import simulated_reading
-from tunesmith.files import publish_folder, sha256_text, verify_folder
-from tunesmith.ids import new_id
-from tunesmith.modeling.base_files import base_digest
+from tunesmith.core.files import publish_folder, sha256_text, verify_folder
+from tunesmith.core.ids import new_id
+from tunesmith.deployment import queries as deployments
+from tunesmith.deployment.rules.parity import References
+from tunesmith.evaluation import queries as evaluations
+from tunesmith.evaluation.evaluate import policy_digest
+from tunesmith.evaluation.evaluators.sim import simulated_reading
+from tunesmith.evaluation.rules.comparison import Report
+from tunesmith.evaluation.rules.gate import Decision, Evidence, Judged, Verdict
+from tunesmith.models import queries as adapters
+from tunesmith.models.queries import Adapter
+from tunesmith.profiles.base_model import base_digest
+from tunesmith.profiles.profile import Target, Watch
 from tunesmith.programs.protocol import REFERENCES
-from tunesmith.stages.evaluate import policy_digest
-from tunesmith.store import adapters, deployments, evaluations, tasks
-from tunesmith.store.adapters import Adapter
+from tunesmith.runs.queries import tasks
+from tunesmith.runs.rules.run import RunState
+from tunesmith.runs.rules.task import TaskKind
+from tunesmith.runs.spec import BaseModelRef
 
 ASKED = (({"role": "user", "content": "hi"},), ({"role": "user", "content": "what is one and one?"},))
 

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from tunesmith.config.workspace import Workspace, init_workspace
+from tunesmith.profiles.workspace import Workspace, init_workspace
 
 HEAD = "name: dates\nrole: extractor\nbase:\n  path: models/tiny\n  family: llama\n"
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tunesmith.data.importing import LineImporter
-from tunesmith.data.parse_pool import ParseRules
-from tunesmith.data.prepare import prepare
-from tunesmith.domain.dataset import PreparedDataset, PrepareOptions
-from tunesmith.domain.example import Split
+from tunesmith.datasets.example import Split
+from tunesmith.datasets.formats.lines import LineImporter
+from tunesmith.datasets.parse_pool import ParseRules
+from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.report import PreparedDataset, PrepareOptions
 
 # Prompts whose split is known, so that a small file always has something to train on and something held out.
 HALF = PrepareOptions(heldout_share=0.4, validation_share=0.2, max_bad_share=0.5)

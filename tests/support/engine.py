@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from support.native import a_micro_base
-from tunesmith.domain.generation import Ended, Generation, Piece
-from tunesmith.files import publish_folder
-from tunesmith.targets.base import ServedAdapter
+from tunesmith.core.files import publish_folder
+from tunesmith.deployment.targets.base import ServedAdapter
+from tunesmith.serving.generation import Ended, Generation, Piece
 
 T = TypeVar("T")
 
@@ -57,8 +57,8 @@ def an_adapter(
     import torch
     from peft import LoraConfig, get_peft_model
 
-    from tunesmith.modeling.adapters import save_adapter
-    from tunesmith.modeling.loading import load_base
+    from tunesmith.models.adapters import save_adapter
+    from tunesmith.models.loading import load_base
 
     model = load_base(base, torch.device("cpu"))
     settings: dict[str, Any] = dict(KINDS[kind])

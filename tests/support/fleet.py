@@ -22,12 +22,14 @@ from support.databases import BOTH, Postgres
 from support.workspaces import PROFILE, a_jsonl, a_workspace, cli_environ, wait_for, wait_for_state
 from tunesmith.client import Client
 from tunesmith.client.views import AttemptView
-from tunesmith.domain.run import RUN
-from tunesmith.domain.task import TaskKind
-from tunesmith.files import verify_folder
+from tunesmith.core.files import verify_folder
+from tunesmith.datasets import queries as datasets
+from tunesmith.experience.queries import experiences
 from tunesmith.programs.process_identity import MARKER
 from tunesmith.programs.shim import all_processes
-from tunesmith.store import datasets, experiences, tables
+from tunesmith.runs.rules.run import RUN
+from tunesmith.runs.rules.task import TaskKind
+from tunesmith.store import tables
 from tunesmith.store.database import Database
 
 Rows = dict[str, list[dict[str, Any]]]

@@ -9,11 +9,12 @@ from support.gateway import PROFILE, a_served_workspace
 from support.native import a_micro_base
 from support.rows import a_run
 from tunesmith.client import Client
-from tunesmith.domain.parity import MAX_TOKENS, References
-from tunesmith.domain.run import RunState
-from tunesmith.files import publish_folder, verify_folder
-from tunesmith.modeling.base_files import base_digest
-from tunesmith.store import adapters, deployments
+from tunesmith.core.files import publish_folder, verify_folder
+from tunesmith.deployment import queries as deployments
+from tunesmith.deployment.rules.parity import MAX_TOKENS, References
+from tunesmith.models import queries as adapters
+from tunesmith.profiles.base_model import base_digest
+from tunesmith.runs.rules.run import RunState
 from tunesmith.store.database import Database
 
 LETTERS = string.ascii_lowercase[:8]
@@ -37,8 +38,8 @@ def letters_on(base: Path, folder: Path) -> None:
     import torch
     from peft import LoraConfig, get_peft_model
 
-    from tunesmith.modeling.adapters import save_adapter
-    from tunesmith.modeling.loading import load_base, load_tokenizer
+    from tunesmith.models.adapters import save_adapter
+    from tunesmith.models.loading import load_base, load_tokenizer
 
     tokenizer = load_tokenizer(base)
     config = LoraConfig(task_type="CAUSAL_LM", r=1, lora_alpha=1, target_modules=["lm_head"])
@@ -95,10 +96,10 @@ def references_of(base: Path, folder: Path) -> References:
     import torch
 
     from support.candidates import ASKED
-    from tunesmith.modeling.adapters import load_adapter
-    from tunesmith.modeling.chat import ChatFormat
-    from tunesmith.modeling.loading import load_base, load_tokenizer
-    from tunesmith.modeling.readings import read_prompts
+    from tunesmith.evaluation.evaluators.probe import read_prompts
+    from tunesmith.models.adapters import load_adapter
+    from tunesmith.models.chat import ChatFormat
+    from tunesmith.models.loading import load_base, load_tokenizer
 
     model = load_adapter(load_base(base, torch.device("cpu")), folder).eval()
     readings = tuple(read_prompts(model, ChatFormat(load_tokenizer(base)), ASKED, MAX_TOKENS))

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 from support.rows import ACTOR, dump
 from support.workspaces import PROFILE
 from tunesmith.client import Client
-from tunesmith.data.dataset import read_split
-from tunesmith.domain.example import Example, Split
-from tunesmith.domain.learning import MemberRole
-from tunesmith.store import experiences
+from tunesmith.datasets.example import Example, Split
+from tunesmith.datasets.reading import read_split
+from tunesmith.experience.queries import experiences
+from tunesmith.experience.rules.learning import MemberRole
 from tunesmith.store.database import Database
 from tunesmith.store.learning_tables import members
 

@@ -23,10 +23,12 @@ from support.engine import an_adapter
 from support.rows import a_run, force
 from support.workspaces import a_profile, cli_environ, wait_for, write_settings
 from tunesmith.client import Client
-from tunesmith.domain.adapter import AdapterState
-from tunesmith.domain.run import RunState
-from tunesmith.modeling.base_files import base_digest
-from tunesmith.store import adapters, deployments, tables
+from tunesmith.deployment import queries as deployments
+from tunesmith.models import queries as adapters
+from tunesmith.models.rules import AdapterState
+from tunesmith.profiles.base_model import base_digest
+from tunesmith.runs.rules.run import RunState
+from tunesmith.store import tables
 from tunesmith.store.database import Database
 
 PROFILE = "support"

@@ -14,10 +14,12 @@ from support.fleet import Fleet, programs_below
 from support.gateway import PROFILE, SERVE, ServerProcess, a_served_workspace, make_live
 from support.rows import a_run
 from support.workspaces import wait_for
-from tunesmith.domain.run import RunState
-from tunesmith.modeling.base_files import base_digest
+from tunesmith.models import queries as adapters
+from tunesmith.profiles.base_model import base_digest
+from tunesmith.programs.device.queries import hand_overs, servers
 from tunesmith.programs.shim import all_processes
-from tunesmith.store import adapters, events, hand_overs, servers
+from tunesmith.runs.rules.run import RunState
+from tunesmith.store import events
 
 HOST = socket.gethostname()
 SHARED: dict[str, Any] = {"shares_device": "always", "patience_s": 1.5, "drain_s": 1.0}
@@ -70,7 +72,7 @@ class World:
         for process in all_processes():
             if process.parent == self.server.process.pid and process.state not in "ZX":
                 command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
-                found += [process.pid] if b"tunesmith.engine" in command else []
+                found += [process.pid] if b"tunesmith.serving.engine" in command else []
         return found
 
     def trainers(self) -> list[int]:

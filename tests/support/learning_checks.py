@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from support.learning_world import Seen, World
-from tunesmith.domain.erasure import tombstone_key
-from tunesmith.domain.example import Example, Split
-from tunesmith.files import read_manifest
-from tunesmith.stages.assemble import MEMBERS_FILE
+from tunesmith.core.files import read_manifest
+from tunesmith.datasets.example import Example, Split
+from tunesmith.experience.assemble import MEMBERS_FILE
+from tunesmith.experience.forgetting.rules import tombstone_key
 
 _HELD = {"reserved", "consumed"}
 _LEARNT = {"deployed", "completed"}

@@ -20,21 +20,25 @@ import sqlalchemy as sa
 
 from support.rows import WORKER, a_judgement, claim_of, dump
 from support.workspaces import a_workspace
-from tunesmith import clock, ids, lifecycle
-from tunesmith.data.dataset import read_split
-from tunesmith.domain.example import Example, Split
-from tunesmith.domain.gate import Decision
-from tunesmith.domain.run import RunState
-from tunesmith.domain.task import AttemptState, ErrorClass, TaskKind, TaskState
-from tunesmith.files import publish_folder
-from tunesmith.settings import Settings
-from tunesmith.stages.context import DryRunPassed, Looked, Measured, Pulse, StageContext, StageEnd, Trained
-from tunesmith.store import adapters, deployments, learning_tables, runs, tables, tasks
-from tunesmith.store.adapters import Adapter
-from tunesmith.store.runs import Run
+from tunesmith.core import clock, ids
+from tunesmith.core.files import publish_folder
+from tunesmith.datasets.example import Example, Split
+from tunesmith.datasets.reading import read_split
+from tunesmith.deployment import queries as deployments
+from tunesmith.evaluation.rules.gate import Decision
+from tunesmith.models import queries as adapters
+from tunesmith.models.queries import Adapter
+from tunesmith.orchestration import lifecycle
+from tunesmith.orchestration.worker import STAGES
+from tunesmith.profiles.settings import Settings
+from tunesmith.programs.stage import DryRunPassed, Looked, Measured, Pulse, StageContext, StageEnd, Trained
+from tunesmith.runs.queries import runs, tasks
+from tunesmith.runs.queries.runs import Run
+from tunesmith.runs.queries.tasks import Claim
+from tunesmith.runs.rules.run import RunState
+from tunesmith.runs.rules.task import AttemptState, ErrorClass, TaskKind, TaskState
+from tunesmith.store import learning_tables, tables
 from tunesmith.store.schema import open_store
-from tunesmith.store.tasks import Claim
-from tunesmith.worker import STAGES
 
 Row = Mapping[str, Any]
 _MIX = {"min_new": 2, "max_examples": 10, "min_beside": 2}

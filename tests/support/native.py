@@ -11,10 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunesmith.data.prepare import prepare
+from tunesmith.core.files import sha256_file
+from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.report import PrepareOptions, Split
 from tunesmith.demo.base_model import byte_tokenizer, cached_base
-from tunesmith.domain.dataset import PrepareOptions, Split
-from tunesmith.domain.profile import (
+from tunesmith.profiles.architecture import read_architecture
+from tunesmith.profiles.base_model import base_digest
+from tunesmith.profiles.profile import (
     Budgets,
     Checkpoints,
     Deploy,
@@ -26,8 +29,12 @@ from tunesmith.domain.profile import (
     Validation,
     Watch,
 )
-from tunesmith.domain.program import CheckpointEvent, Event, Metrics, Result, Scores
-from tunesmith.domain.spec import (
+from tunesmith.programs.event_log import EventReader
+from tunesmith.programs.fingerprint import code_fingerprint
+from tunesmith.programs.host import Program
+from tunesmith.programs.messages import CheckpointEvent, Event, Metrics, Result, Scores
+from tunesmith.programs.protocol import CONTROL, EVENTS
+from tunesmith.runs.spec import (
     AdapterRef,
     AttemptRef,
     BaseModelRef,
@@ -40,13 +47,6 @@ from tunesmith.domain.spec import (
     Subject,
     TrainSpec,
 )
-from tunesmith.files import sha256_file
-from tunesmith.modeling.architecture import read_architecture
-from tunesmith.modeling.base_files import base_digest
-from tunesmith.programs.event_log import EventReader
-from tunesmith.programs.fingerprint import code_fingerprint
-from tunesmith.programs.host import Program
-from tunesmith.programs.protocol import CONTROL, EVENTS
 
 _numbers = itertools.count(1)
 Row = Mapping[str, Any]
@@ -236,13 +236,13 @@ def adapter_ref(folder: Path, result: Result) -> AdapterRef:
 
 def train_here(spec: TrainSpec, folder: Path) -> Result:
     """Train in this process: quick, and failures can be looked at."""
-    from tunesmith.trainers.native.train import train
+    from tunesmith.training.trainers.native.train import train
 
     return train(a_program(spec, folder))
 
 
 def evaluate_here(spec: EvaluateSpec, folder: Path) -> tuple[Result, Scores]:
-    from tunesmith.evaluators.held_out import evaluate
+    from tunesmith.evaluation.evaluators.held_out import evaluate
 
     result = evaluate(a_program(spec, folder))
     return result, Scores.model_validate_json((folder / "scores.json").read_bytes())

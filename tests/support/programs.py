@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunesmith.data.prepare import prepare
-from tunesmith.domain.dataset import PreparedDataset, PrepareOptions, Split
-from tunesmith.domain.profile import (
+from tunesmith.core.files import sha256_file
+from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.report import PreparedDataset, PrepareOptions, Split
+from tunesmith.profiles.architecture import read_architecture
+from tunesmith.profiles.base_model import base_digest
+from tunesmith.profiles.profile import (
     Budgets,
     Checkpoints,
     Deploy,
@@ -26,7 +29,11 @@ from tunesmith.domain.profile import (
     Validation,
     Watch,
 )
-from tunesmith.domain.spec import (
+from tunesmith.programs.fingerprint import code_fingerprint
+from tunesmith.programs.launch import RunningProgram, launch
+from tunesmith.programs.process_identity import MARKER
+from tunesmith.programs.shim import all_processes
+from tunesmith.runs.spec import (
     AdapterRef,
     AttemptRef,
     BaseModelRef,
@@ -39,16 +46,9 @@ from tunesmith.domain.spec import (
     Subject,
     TrainSpec,
 )
-from tunesmith.files import sha256_file
-from tunesmith.modeling.architecture import read_architecture
-from tunesmith.modeling.base_files import base_digest
-from tunesmith.programs.fingerprint import code_fingerprint
-from tunesmith.programs.launch import RunningProgram, launch
-from tunesmith.programs.process_identity import MARKER
-from tunesmith.programs.shim import all_processes
-from tunesmith.trainers.command import argv_of, environment_of
-from tunesmith.trainers.registry import find_trainer
-from tunesmith.trainers.sim_files import safetensors_bytes
+from tunesmith.training.trainers.command import argv_of, environment_of
+from tunesmith.training.trainers.registry import find_trainer
+from tunesmith.training.trainers.sim.files import safetensors_bytes
 
 _numbers = itertools.count(1)
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -228,7 +228,7 @@ class World:
 EVALUATE = (
     "python",
     "-c",
-    "import sys; from tunesmith.programs.host import host; from tunesmith.evaluators.sim import evaluate; "
+    "import sys; from tunesmith.programs.host import host; from tunesmith.evaluation.evaluators.sim import evaluate; "
     "sys.exit(host(evaluate))",
 )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tunesmith.demo.base_model import byte_tokenizer
-from tunesmith.domain.spec import BaseModelRef
+from tunesmith.runs.spec import BaseModelRef
 
 
 def skip_without_bitsandbytes() -> None:

@@ -10,13 +10,19 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tunesmith.domain.adapter import AdapterState
-from tunesmith.domain.campaign import CampaignState
-from tunesmith.domain.evaluation import Comparison, Report
-from tunesmith.domain.experience import ExperienceState
-from tunesmith.domain.gate import BARE_BASE, Decision, Evidence, Judged, Verdict
-from tunesmith.domain.lock import ArchitectureLock, ProfileLock
-from tunesmith.domain.profile import (
+from tunesmith.core.errors import StoreError
+from tunesmith.core.ids import new_id
+from tunesmith.datasets import queries as datasets
+from tunesmith.evaluation import queries as evaluations
+from tunesmith.evaluation.evaluate import policy_digest
+from tunesmith.evaluation.rules.comparison import Comparison, Report
+from tunesmith.evaluation.rules.gate import BARE_BASE, Decision, Evidence, Judged, Verdict
+from tunesmith.experience.queries import experiences
+from tunesmith.experience.rules.experience import ExperienceState
+from tunesmith.models import queries as adapters
+from tunesmith.models.queries import Adapter
+from tunesmith.models.rules import AdapterState
+from tunesmith.profiles.profile import (
     Budgets,
     Checkpoints,
     Deploy,
@@ -28,19 +34,19 @@ from tunesmith.domain.profile import (
     Validation,
     Watch,
 )
-from tunesmith.domain.run import RUN, RunState
-from tunesmith.domain.spec import BaseModelRef, DatasetRef, Fingerprints, RunSpec
-from tunesmith.domain.task import TaskKind, TaskState
-from tunesmith.errors import StoreError
-from tunesmith.ids import new_id
-from tunesmith.stages.evaluate import policy_digest
-from tunesmith.store import adapters, campaigns, datasets, evaluations, experiences, profiles, runs, tables, tasks
-from tunesmith.store.adapters import Adapter
-from tunesmith.store.campaigns import Campaign
+from tunesmith.profiles.queries import campaigns, profiles
+from tunesmith.profiles.queries.campaigns import Campaign
+from tunesmith.profiles.rules.campaign import CampaignState
+from tunesmith.profiles.rules.lock import ArchitectureLock, ProfileLock
+from tunesmith.runs.queries import runs, tasks
+from tunesmith.runs.queries.runs import Run
+from tunesmith.runs.queries.tasks import Claim
+from tunesmith.runs.rules.run import RUN, RunState
+from tunesmith.runs.rules.task import TaskKind, TaskState
+from tunesmith.runs.spec import BaseModelRef, DatasetRef, Fingerprints, RunSpec
+from tunesmith.store import tables
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.events import RecordedEvent, of_entity
-from tunesmith.store.runs import Run
-from tunesmith.store.tasks import Claim
 
 PROFILE = "support"
 ACTOR = "user:test"

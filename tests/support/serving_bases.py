@@ -7,9 +7,9 @@ import io
 from pathlib import Path
 from typing import Any
 
+from tunesmith.core.files import publish_folder
 from tunesmith.demo.base_model import CHAT_TEMPLATE, byte_tokenizer
-from tunesmith.files import publish_folder
-from tunesmith.targets.base import ServedAdapter
+from tunesmith.deployment.targets.base import ServedAdapter
 
 CONTEXT = 512
 HEADS, KV_HEADS, LAYERS, HIDDEN, INNER = 4, 2, 2, 128, 256
@@ -71,7 +71,7 @@ def write_gguf(path: Path) -> Path:
     """The same base for llama.cpp, in 32 bits: what differs is then nobody's rounding."""
     import gguf
 
-    from tunesmith.targets.gguf_adapter import rotated_rows
+    from tunesmith.deployment.targets.gguf_adapter import rotated_rows
 
     model, tokenizer = a_tiny_llama(), byte_tokenizer()
     writer = gguf.GGUFWriter(path, "llama")

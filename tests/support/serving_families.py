@@ -8,7 +8,7 @@ from typing import Any
 
 from support.serving_bases import CONTEXT, HEADS, HIDDEN, INNER, KV_HEADS, LAYERS
 from tunesmith.demo.base_model import CHAT_TEMPLATE, byte_tokenizer
-from tunesmith.targets.gguf_adapter import ROTATED, rotated_rows
+from tunesmith.deployment.targets.gguf_adapter import ROTATED, rotated_rows
 
 _HEAD = HIDDEN // HEADS
 

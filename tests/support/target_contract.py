@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.target_worlds import World
-from tunesmith.targets.base import TargetError
+from tunesmith.deployment.targets.base import TargetError
 
 
 def serve(world: World, number: int) -> None:

@@ -19,9 +19,9 @@ from support.gateway import ServerProcess, a_served_workspace, make_live
 from support.ollama_server import BASE, OllamaServer
 from support.serving_bases import an_adapter, write_gguf
 from support.vllm_server import VllmServer
-from tunesmith.store import adapters
-from tunesmith.targets.base import ServedAdapter, Target
-from tunesmith.targets.registry import make_target
+from tunesmith.deployment.targets.base import ServedAdapter, Target
+from tunesmith.deployment.targets.registry import make_target
+from tunesmith.models import queries as adapters
 
 PROFILE = "support"
 SUPPORT = Path(__file__).parent

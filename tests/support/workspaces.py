@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import yaml
 
 from tunesmith.client import Client
-from tunesmith.trainers.sim_files import safetensors_bytes
+from tunesmith.training.trainers.sim.files import safetensors_bytes
 
 T = TypeVar("T")
 

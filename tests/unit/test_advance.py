@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunesmith.domain.advance import Advance
-from tunesmith.domain.program import (
+from tunesmith.programs.messages import (
     Ack,
     CheckpointEvent,
     Event,
@@ -17,6 +16,7 @@ from tunesmith.domain.program import (
     Started,
     ValidationEvent,
 )
+from tunesmith.programs.progress import Advance
 
 
 def metrics(step: int) -> Metrics:

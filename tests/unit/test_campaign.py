@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tunesmith.domain.campaign import (
+from tunesmith.profiles.rules.campaign import (
     BREAKER_COOLDOWN,
     FAILURES_FORGOTTEN_AFTER,
     FAILURES_TO_OPEN,
@@ -15,7 +15,7 @@ from tunesmith.domain.campaign import (
     after_end,
     breaker,
 )
-from tunesmith.domain.run import RUN, CounterEffect, DataEffect, RunState, effect_of_end
+from tunesmith.runs.rules.run import RUN, CounterEffect, DataEffect, RunState, effect_of_end
 
 NOW = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from support.chat_families import FAMILIES, PRINTED_ARGUMENTS, TEXT_ARGUMENTS, Family, a_tokenizer, special_tokens_in
 from support.data import a_tool, a_tool_chat, encoded, prepared
-from tunesmith.data.dataset import read_split
-from tunesmith.domain.example import Split
-from tunesmith.errors import ConfigError, DataError, TunesmithError
-from tunesmith.modeling.chat import ChatFormat, Tokenized
+from tunesmith.core.errors import ConfigError, DataError, TunesmithError
+from tunesmith.datasets.example import Split
+from tunesmith.datasets.reading import read_split
+from tunesmith.models.chat import ChatFormat, Tokenized
 
 _trl = importlib.util.find_spec("trl")
 REAL = [] if _trl is None else sorted((Path(str(_trl.origin)).parent / "chat_templates").glob("*.jinja"))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.domain.classification import (
+from tunesmith.experience.rules.classes import (
     Feedback,
     Judgement,
     Thresholds,
@@ -18,8 +18,8 @@ from tunesmith.domain.classification import (
     standing_corrections,
     value_of,
 )
-from tunesmith.domain.experience import ExperienceClass as Class
-from tunesmith.domain.verifiers import ECHO, EPR, VERIFIERS, Finding
+from tunesmith.experience.rules.experience import ExperienceClass as Class
+from tunesmith.verifiers.verifiers import ECHO, EPR, VERIFIERS, Finding
 
 GOOD = {EPR: Finding(1.0), ECHO: Finding(1.0), "length": Finding(1.0)}
 NONE = Feedback()

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from support.config import TENSORS, a_base, a_workspace, write_safetensors
-from tunesmith.domain.lock import ArchitectureLock
-from tunesmith.errors import ConfigError
-from tunesmith.modeling.architecture import adaptable_modules, read_architecture, read_tensor_shapes
+from tunesmith.core.errors import ConfigError
+from tunesmith.profiles.architecture import adaptable_modules, read_architecture, read_tensor_shapes
+from tunesmith.profiles.rules.lock import ArchitectureLock
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 TEMPLATE_HASH = hashlib.sha256(TEMPLATE.encode()).hexdigest()

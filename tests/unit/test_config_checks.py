@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from support.config import HEAD, a_base, a_workspace, write_profile
-from tunesmith.config.checks import CheckedProfile, check_profile
-from tunesmith.config.resolve import resolve
-from tunesmith.config.workspace import Workspace
-from tunesmith.domain.lock import ProfileLock
-from tunesmith.domain.profile import HardwareTier, Method
-from tunesmith.errors import ConfigError, LockedError
-from tunesmith.trainers.registry import TRAINERS
+from tunesmith.core.errors import ConfigError, LockedError
+from tunesmith.profiles.checks import CheckedProfile, check_profile
+from tunesmith.profiles.profile import HardwareTier, Method
+from tunesmith.profiles.resolve import resolve
+from tunesmith.profiles.rules.lock import ProfileLock
+from tunesmith.profiles.workspace import Workspace
+from tunesmith.training.trainers.registry import TRAINERS
 
 FITS = "recipe:\n  max_length: 512\n"
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from support.config import HEAD, a_workspace, write_profile
-from tunesmith.config.resolve import check_overrides, list_profiles, resolve, resolve_settings
-from tunesmith.config.schema import places
-from tunesmith.config.value_checks import _kinds
-from tunesmith.domain.profile import Profile
-from tunesmith.errors import ConfigError, NotFound, UsageError, nearest
+from tunesmith.core.errors import ConfigError, NotFound, UsageError, nearest
+from tunesmith.profiles.profile import Profile
+from tunesmith.profiles.resolve import check_overrides, list_profiles, resolve, resolve_settings
+from tunesmith.profiles.schema import places
+from tunesmith.profiles.value_checks import _kinds
 
 
 def refusal(tmp_path: Path, body: str | bytes = "", project: str | None = None, **layers: Any) -> str:

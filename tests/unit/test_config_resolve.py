@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.config import HEAD, a_workspace, write_profile
-from tunesmith.config.explain import explain, without_password
-from tunesmith.config.layers import Layer
-from tunesmith.config.resolve import Resolved, check_overrides, resolve, resolve_settings
-from tunesmith.config.schema import places
-from tunesmith.domain.profile import Base, HardwareTier, Profile, Role
-from tunesmith.domain.program import Phase
-from tunesmith.errors import NotFound
-from tunesmith.settings import Settings
+from tunesmith.core.errors import NotFound
+from tunesmith.profiles.explain import explain, without_password
+from tunesmith.profiles.layers import Layer
+from tunesmith.profiles.profile import Base, HardwareTier, Profile, Role
+from tunesmith.profiles.resolve import Resolved, check_overrides, resolve, resolve_settings
+from tunesmith.profiles.schema import places
+from tunesmith.profiles.settings import Settings
+from tunesmith.programs.messages import Phase
 
 LAYERS = (Layer.PROFILE, Layer.CAMPAIGN, Layer.PROJECT, Layer.ENVIRONMENT, Layer.OVERRIDE)
 KEYS = {

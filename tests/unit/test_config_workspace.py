@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from support.config import a_workspace
-from tunesmith.config.resolve import resolve, resolve_settings
-from tunesmith.config.sample import sample_profile, sample_project
-from tunesmith.config.schema import places
-from tunesmith.config.workspace import Workspace, find_workspace, init_workspace
-from tunesmith.config.yaml_files import read_yaml
-from tunesmith.errors import NotFound, Refused, UsageError
-from tunesmith.settings import Settings
+from tunesmith.core.errors import NotFound, Refused, UsageError
+from tunesmith.profiles.resolve import resolve, resolve_settings
+from tunesmith.profiles.sample import sample_profile, sample_project
+from tunesmith.profiles.schema import places
+from tunesmith.profiles.settings import Settings
+from tunesmith.profiles.workspace import Workspace, find_workspace, init_workspace
+from tunesmith.profiles.yaml_files import read_yaml
 
 
 def uncommented(sample: str) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from support.config import HEAD, a_workspace, write_profile
-from tunesmith.config.resolve import resolve
-from tunesmith.config.yaml_files import MAX_BYTES, parse_inline, read_yaml
-from tunesmith.errors import ConfigError
+from tunesmith.core.errors import ConfigError
+from tunesmith.profiles.resolve import resolve
+from tunesmith.profiles.yaml_files import MAX_BYTES, parse_inline, read_yaml
 
 
 def refusal(path: Path, content: str | bytes) -> str:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tunesmith.gateway.crowd import Crowd, origin_of
+from tunesmith.serving.gateway.idle_connections import Crowd, origin_of
 
 
 def test_the_longest_idle_of_the_same_address_makes_room_first() -> None:

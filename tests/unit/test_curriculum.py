@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tunesmith.domain.correction import Judged, Reply, unusable, verdict
-from tunesmith.domain.curriculum import (
+from tunesmith.curriculum.rules.correction import Judged, Reply, unusable, verdict
+from tunesmith.curriculum.rules.cycle import (
     GIVEN_UP,
     CurriculumPolicy,
     Entry,
@@ -31,8 +31,8 @@ from tunesmith.domain.curriculum import (
     worst,
     worth,
 )
-from tunesmith.domain.experience import Interaction
-from tunesmith.domain.verifiers import Finding
+from tunesmith.experience.rules.experience import Interaction
+from tunesmith.verifiers.verifiers import Finding
 
 NIGHT = datetime(2026, 11, 15, 3, 30, tzinfo=UTC)
 READY = {"base_url": "http://127.0.0.1:1/v1", "model": "big", "price_in": 0.5, "price_out": 1.5}

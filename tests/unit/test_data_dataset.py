@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.data import a_chat, chats, encoded, prepared
-from tunesmith.data.dataset import fingerprint_of, iter_examples, read_split, summary, verify
-from tunesmith.domain.dataset import PreparedDataset
-from tunesmith.domain.example import Split, identity
-from tunesmith.errors import DataError
-from tunesmith.files import MANIFEST, canonical_json, sha256_file
+from tunesmith.core.errors import DataError
+from tunesmith.core.files import MANIFEST, canonical_json, sha256_file
+from tunesmith.datasets.example import Split, identity
+from tunesmith.datasets.reading import fingerprint_of, iter_examples, read_split, summary, verify
+from tunesmith.datasets.report import PreparedDataset
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from support.data import HALF, a_file, encoded
-from tunesmith.data.dataset import read_split, summary, verify
-from tunesmith.data.erase import erase
-from tunesmith.data.prepare import prepare
-from tunesmith.domain.dataset import PreparedDataset
-from tunesmith.domain.erasure import hashes_of, talk_hash, tombstone_key
-from tunesmith.domain.example import Split
-from tunesmith.domain.screen import Screen
-from tunesmith.errors import DataError
-from tunesmith.files import publish_folder, read_manifest
+from tunesmith.core.errors import DataError
+from tunesmith.core.files import publish_folder, read_manifest
+from tunesmith.datasets.example import Split
+from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.reading import read_split, summary, verify
+from tunesmith.datasets.report import PreparedDataset
+from tunesmith.experience.forgetting.dataset_files import erase
+from tunesmith.experience.forgetting.rules import hashes_of, talk_hash, tombstone_key
+from tunesmith.profiles.screen_section import Screen
 
 TOOL = {"type": "function", "function": {"name": "weather", "description": "", "parameters": {"type": "object"}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}

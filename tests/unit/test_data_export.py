@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.data import HALF, a_chat, a_label, a_pair, a_tool_chat, chats, encoded, num_examples, prepared
-from tunesmith.data.diff import diff
-from tunesmith.data.export import export
-from tunesmith.data.prepare import prepare
-from tunesmith.domain.dataset import PreparedDataset
-from tunesmith.domain.example import Split
-from tunesmith.errors import Conflict, DataError
+from tunesmith.core.errors import Conflict, DataError
+from tunesmith.datasets.diff import diff
+from tunesmith.datasets.example import Split
+from tunesmith.datasets.export import export
+from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.report import PreparedDataset
 
 NUM = 60
 

@@ -8,12 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.data import a_chat, a_label, a_pair, encoded, num_examples, prepared
-from tunesmith.data.dataset import read_split, summary, verify
-from tunesmith.data.prepare import prepare
-from tunesmith.domain.dataset import PreparedDataset, PrepareOptions
-from tunesmith.domain.example import Example, Kind, Split
-from tunesmith.errors import DataError
-from tunesmith.stages.prepare import heldout_cases
+from tunesmith.core.errors import DataError
+from tunesmith.datasets.example import Example, Kind, Split
+from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.prepare import heldout_cases
+from tunesmith.datasets.reading import read_split, summary, verify
+from tunesmith.datasets.report import PreparedDataset, PrepareOptions
 
 
 def all_examples(dataset: PreparedDataset) -> list[Example]:

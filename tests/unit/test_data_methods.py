@@ -12,7 +12,7 @@ import pytest
 from support.data import a_chat, a_label, a_pair, a_tool_chat, encoded
 from support.workspaces import PROFILE, a_workspace, cli, submit, work_here
 from tunesmith.client import Client
-from tunesmith.errors import ConfigError
+from tunesmith.core.errors import ConfigError
 
 ROWS: dict[str, Callable[[int], dict[str, Any]]] = {"supervised": a_chat, "preference": a_pair, "labelled": a_label}
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.data import HALF, a_chat, a_file, a_pair, chats, encoded, num_examples, prepared
-from tunesmith.data.dataset import fingerprint_of, read_split, summary, verify
-from tunesmith.data.prepare import prepare
-from tunesmith.domain.dataset import PreparedDataset, PrepareOptions
-from tunesmith.domain.example import Kind, Split
-from tunesmith.errors import Conflict, DataError, UsageError
+from tunesmith.core.errors import Conflict, DataError, UsageError
+from tunesmith.datasets.example import Kind, Split
+from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.reading import fingerprint_of, read_split, summary, verify
+from tunesmith.datasets.report import PreparedDataset, PrepareOptions
 
 
 def all_examples(dataset: PreparedDataset) -> list[Any]:

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.data.bad_row import BadRow
-from tunesmith.data.judging import RowJudge
-from tunesmith.data.quick_lines import QuickLines
-from tunesmith.data.rows import RowParser
-from tunesmith.data.scoring import components, score
-from tunesmith.data.splitting import group_of, split_of
-from tunesmith.domain.example import Split, identity, num_prompt_of
+from tunesmith.datasets.bad_row import BadRow
+from tunesmith.datasets.example import Split, identity, num_prompt_of
+from tunesmith.datasets.formats.quick_lines import QuickLines
+from tunesmith.datasets.row_identity import RowJudge
+from tunesmith.datasets.rows import RowParser
+from tunesmith.datasets.scoring import components, score
+from tunesmith.datasets.splits import group_of, split_of
 
 TEXTS = st.text(
     st.sampled_from("abcXYZ  \t\n\r\x1e\x1f.,'\"\\é ﬁß\u2028😀") | st.characters(exclude_categories=["Cs"]),

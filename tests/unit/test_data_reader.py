@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.data import a_file
-from tunesmith.data.readers import Block, LineReader, size_of
-from tunesmith.errors import DataError
+from tunesmith.core.errors import DataError
+from tunesmith.datasets.readers.text import Block, LineReader, size_of
 
 LIMIT = 1024
 

@@ -17,10 +17,10 @@ import pytest
 
 from support.data import HALF, a_chat, a_file, encoded, num_examples, prepared
 from support.screen_whole_sets import World, a_line
-from tunesmith.data.prepare import prepare
-from tunesmith.domain.dataset import PreparedDataset
-from tunesmith.domain.screen import DEFAULT_SCREENS
-from tunesmith.errors import DataError
+from tunesmith.core.errors import DataError
+from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.report import PreparedDataset
+from tunesmith.profiles.screen_section import DEFAULT_SCREENS
 
 GOOD = [a_chat(number) for number in range(30)]
 SCREENED = HALF.model_copy(update={"screens": DEFAULT_SCREENS})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.data import a_chat, a_pair, an_importer, read_row
-from tunesmith.data.bad_row import BadRow
+from tunesmith.datasets.bad_row import BadRow
 
 USER = {"role": "user", "content": "Why?"}
 ANSWER = {"role": "assistant", "content": "Because."}

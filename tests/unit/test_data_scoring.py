@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.data.dedupe import SeenHashes
-from tunesmith.data.scoring import components, score
+from tunesmith.datasets.dedupe import SeenHashes
+from tunesmith.datasets.scoring import components, score
 
 QUESTION = "Which city is the capital of France?"
 

@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.data import HALF, a_chat, a_file, a_label, a_pair, a_tool_chat, chats, encoded, num_examples, prepared
-from tunesmith.data.dataset import read_split, verify
-from tunesmith.data.json_arrays import ArrayItems, array_start, item_groups
-from tunesmith.data.prepare import prepare
-from tunesmith.data.sources import expanded
-from tunesmith.domain.dataset import PreparedDataset, PrepareOptions
-from tunesmith.domain.example import Split
-from tunesmith.errors import DataError, UsageError
+from tunesmith.core.errors import DataError, UsageError
+from tunesmith.datasets.example import Split
+from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.readers.json_arrays import ArrayItems, array_start, item_groups
+from tunesmith.datasets.reading import read_split, verify
+from tunesmith.datasets.report import PreparedDataset, PrepareOptions
+from tunesmith.datasets.sources import expanded
 
 NUM = 60
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.data.splitting import group_of, normalise, split_of
-from tunesmith.domain.example import Split, identity
+from tunesmith.datasets.example import Split, identity
+from tunesmith.datasets.splits import group_of, normalise, split_of
 
 GOLDEN_GROUPS = [
     "fc2f4fe018e6141786b2ef0e27569309839ce98eae184d17c2057e6e1c14a9f7",

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.data import HALF, a_call, a_tool, a_tool_chat, an_importer, encoded, prepared, read_row
-from tunesmith.data.bad_row import BadRow
-from tunesmith.data.dataset import read_split, verify
-from tunesmith.data.splitting import group_of
-from tunesmith.domain.example import ROLE_OF_CODE, Example, Message, Split, pack, unpack
+from tunesmith.datasets.bad_row import BadRow
+from tunesmith.datasets.example import ROLE_OF_CODE, Example, Message, Split, pack, unpack
+from tunesmith.datasets.reading import read_split, verify
+from tunesmith.datasets.splits import group_of
 
 USER = {"role": "user", "content": "How warm is it?"}
 ANSWER = {"role": "assistant", "content": "Warm."}

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tunesmith.core.files import verify_folder
 from tunesmith.demo import base_model, dates
-from tunesmith.files import verify_folder
-from tunesmith.modeling.architecture import read_architecture
-from tunesmith.modeling.chat import ChatFormat
+from tunesmith.models.chat import ChatFormat
+from tunesmith.profiles.architecture import read_architecture
 
 
 def answers(rows: list[dates.Row]) -> list[str]:
@@ -88,7 +88,7 @@ def test_base_is_built_once_and_again_when_damaged(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_tiny")
 def test_base_is_an_ordinary_folder_with_a_chat_template(tmp_path: Path) -> None:
-    from tunesmith.modeling.loading import load_tokenizer
+    from tunesmith.models.loading import load_tokenizer
 
     base_model.build_base(tmp_path / "base", quick=True)
     lock = read_architecture(tmp_path / "base")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from test_fast_model import an_adapted, gradients_of, some_items
 
-from tunesmith.modeling.packs import packed, padded
-from tunesmith.modeling.scoring import PlainEngine, probe_items
-from tunesmith.trainers.native.engine import _disagreement, engine_for
+from tunesmith.models.packs import packed, padded
+from tunesmith.models.scoring import PlainEngine, probe_items
+from tunesmith.training.trainers.native.compute import _disagreement, engine_for
 
 
 def test_without_a_gpu_the_slow_path_computes() -> None:
@@ -25,7 +25,7 @@ def test_layers_computed_again_on_the_slow_path_give_the_same_gradients_packed_a
 
 
 def test_a_fast_path_that_computes_something_else_is_found_out() -> None:
-    from tunesmith.modeling.fast.model import FastModel
+    from tunesmith.models.fast.model import FastModel
 
     adapted = an_adapted()
     fast = FastModel(adapted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunesmith.environment import visible
+from tunesmith.core.environment import visible
 
 SECRETS = (
     "OPENAI_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY",

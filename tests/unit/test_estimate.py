@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tunesmith.domain.estimate import Estimate, Pace, QueueFacts, estimate_training, why_it_waits
-from tunesmith.domain.lock import ArchitectureLock
-from tunesmith.domain.profile import HardwareTier, Recipe
-from tunesmith.domain.run import RUN, RunState
+from tunesmith.profiles.profile import HardwareTier, Recipe
+from tunesmith.profiles.rules.lock import ArchitectureLock
+from tunesmith.runs.rules.run import RUN, RunState
+from tunesmith.training.rules.estimate import Estimate, Pace, QueueFacts, estimate_training, why_it_waits
 
 LOCK = ArchitectureLock(
     architecture="LlamaForCausalLM",

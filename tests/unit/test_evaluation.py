@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunesmith.domain.evaluation import Report, compare, paired_interval
-from tunesmith.domain.gate import Decision, decide
-from tunesmith.domain.profile import Gate
-from tunesmith.domain.program import CaseScore
+from tunesmith.evaluation.rules.comparison import Report, compare, paired_interval
+from tunesmith.evaluation.rules.gate import Decision, decide
+from tunesmith.profiles.profile import Gate
+from tunesmith.programs.messages import CaseScore
 
 LOSS, GREEDY = "heldout_loss", "exact_match_greedy"
 

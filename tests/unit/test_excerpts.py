@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.domain.classification import REJECTED, Feedback, Thresholds, assess, screens_of
-from tunesmith.domain.excerpts import escaped, excerpt, masked
-from tunesmith.domain.experience import ExperienceClass as Class
-from tunesmith.domain.learning import ReviewDecision
-from tunesmith.domain.verifiers import Finding
-from tunesmith.stages.review import safe_text
+from tunesmith.datasets.screens.excerpts import escaped, excerpt, masked
+from tunesmith.experience.review import safe_text
+from tunesmith.experience.rules.classes import REJECTED, Feedback, Thresholds, assess, screens_of
+from tunesmith.experience.rules.experience import ExperienceClass as Class
+from tunesmith.experience.rules.learning import ReviewDecision
+from tunesmith.verifiers.verifiers import Finding
 
 CLEAN = {"length": Finding(1.0)}
 SUSPECT = ("secret: a key (AK…)",)

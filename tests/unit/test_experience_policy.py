@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from support.config import a_workspace
-from tunesmith.config.resolve import resolve
-from tunesmith.domain.experience_policy import ExperiencePolicy
-from tunesmith.errors import ConfigError
+from tunesmith.core.errors import ConfigError
+from tunesmith.profiles.resolve import resolve
+from tunesmith.profiles.sections import ExperiencePolicy
 
 
 def policy(tmp_path: Path, body: str, *overrides: str) -> ExperiencePolicy:

@@ -10,15 +10,16 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.domain.profile import Recipe
-from tunesmith.modeling.adapters import new_adapter, trained_parameters
-from tunesmith.modeling.attention import gathered
-from tunesmith.modeling.fast import head, site
-from tunesmith.modeling.fast.kernels import add_copies
-from tunesmith.modeling.fast.model import FastModel, why_not
-from tunesmith.modeling.packs import Branch, Item, packed, padded
-from tunesmith.modeling.scoring import evaluating, span_log_probs
-from tunesmith.modeling.segments import Form, Segment, filled_up, form_of, spread_in, spread_of
+from tunesmith.models.adapters import new_adapter, trained_parameters
+from tunesmith.models.attention import gathered
+from tunesmith.models.fast import head
+from tunesmith.models.fast import lora_linear as site
+from tunesmith.models.fast.kernels import add_copies
+from tunesmith.models.fast.model import FastModel, why_not
+from tunesmith.models.packs import Branch, Item, packed, padded
+from tunesmith.models.scoring import evaluating, span_log_probs
+from tunesmith.models.segments import Form, Segment, filled_up, form_of, spread_in, spread_of
+from tunesmith.profiles.profile import Recipe
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": {},

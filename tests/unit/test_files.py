@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith.files import publish_folder, verify_folder
+from tunesmith.core.files import publish_folder, verify_folder
 
 STRACE = "/usr/bin/strace"
 
@@ -25,7 +25,7 @@ def test_published_folder_with_folders_inside_verifies_and_makes_its_parents(tmp
 @pytest.mark.skipif(not os.path.exists(STRACE), reason="strace is not installed: apt-get install strace")
 def test_publishing_syncs_every_folder_before_the_rename_and_every_new_parent(tmp_path: Path) -> None:
     a_staged_folder(tmp_path)
-    script = "import sys; from pathlib import Path; from tunesmith.files import publish_folder; "
+    script = "import sys; from pathlib import Path; from tunesmith.core.files import publish_folder; "
     script += "root = Path(sys.argv[1]); publish_folder(root / 'staged', root / 'new' / 'place' / 'final')"
     log = tmp_path / "calls"
     argv = [STRACE, "-y", "-e", "trace=fsync,rename", "-o", str(log), sys.executable, "-c", script, str(tmp_path)]

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import pytest
 
-from tunesmith.domain.evaluation import Comparison, Report
-from tunesmith.domain.gate import Decision, decide, describe
-from tunesmith.domain.profile import METRICS, Gate
+from tunesmith.evaluation.rules.comparison import Comparison, Report
+from tunesmith.evaluation.rules.gate import Decision, decide, describe
+from tunesmith.profiles.profile import METRICS, Gate
 
 LOSS, GREEDY, SAMPLED = "heldout_loss", "exact_match_greedy", "exact_match_sampled"
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tunesmith.domain.hand_over import (
+from tunesmith.programs.device.rules import (
     HELD,
     Action,
     Remembered,
@@ -25,8 +25,8 @@ from tunesmith.domain.hand_over import (
     shares_device,
     with_program,
 )
-from tunesmith.domain.serving import HandOverState, ServerState
-from tunesmith.domain.task import TaskKind, TaskState
+from tunesmith.programs.device.server_state import HandOverState, ServerState
+from tunesmith.runs.rules.task import TaskKind, TaskState
 
 PATIENCE_S = 100.0
 S, H, T = ServerState, HandOverState, TaskState

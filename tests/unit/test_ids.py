@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from tunesmith.ids import is_id, is_name, new_id, new_token, next_id
+from tunesmith.core.ids import is_id, is_name, new_id, new_token, next_id
 
 
 def test_ids_are_unique_and_look_like_ids() -> None:

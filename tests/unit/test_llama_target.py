@@ -13,13 +13,13 @@ import pytest
 
 from support.serving_bases import ALPHA, KV_HEADS, RANK, a_tiny_llama
 from support.target_worlds import PROFILE, Made, World, a_llamacpp, kill_processes, llama_pids, shared_adapters
-from tunesmith.errors import DataError
-from tunesmith.files import sha256_file
+from tunesmith.core.errors import DataError
+from tunesmith.core.files import sha256_file
+from tunesmith.deployment.targets.base import ServedAdapter, Target, TargetError
+from tunesmith.deployment.targets.gguf_adapter import base_of, convert, read_base
+from tunesmith.deployment.targets.llamacpp import processes as llama_processes
+from tunesmith.deployment.targets.registry import make_target
 from tunesmith.programs.process_identity import identify, is_alive
-from tunesmith.targets import llama_processes
-from tunesmith.targets.base import ServedAdapter, Target, TargetError
-from tunesmith.targets.gguf_adapter import base_of, convert, read_base
-from tunesmith.targets.registry import make_target
 
 pytestmark = pytest.mark.xdist_group("targets")
 HI = [{"role": "user", "content": "hi"}]

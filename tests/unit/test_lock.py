@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tunesmith.config.lock import check_lock, lock_differences, lock_of
-from tunesmith.domain.lock import ArchitectureLock, ProfileLock
-from tunesmith.domain.profile import Base, Data, Profile, Role
-from tunesmith.errors import ConfigError, LockedError
+from tunesmith.core.errors import ConfigError, LockedError
+from tunesmith.profiles.profile import Base, Data, Profile, Role
+from tunesmith.profiles.rules.lock import ArchitectureLock, ProfileLock
+from tunesmith.profiles.rules.lock_check import check_lock, lock_differences, lock_of
 
 ARCHITECTURE = ArchitectureLock(
     architecture="LlamaForCausalLM",

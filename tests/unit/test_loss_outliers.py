@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.data.dataset import read_split, summary, verify
-from tunesmith.data.prepare import prepare
-from tunesmith.data.without_outliers import keep_aside
-from tunesmith.domain.dataset import PreparedDataset, PrepareOptions
-from tunesmith.domain.example import Split
-from tunesmith.domain.loss_outliers import FEWEST, LARGEST_SHARE, Fit, judge, why
-from tunesmith.domain.screen import Screen
-from tunesmith.errors import DataError, UsageError
+from tunesmith.core.errors import DataError, UsageError
+from tunesmith.datasets.example import Split
+from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.quarantine.outliers import keep_aside
+from tunesmith.datasets.reading import read_split, summary, verify
+from tunesmith.datasets.report import PreparedDataset, PrepareOptions
+from tunesmith.evaluation.rules.outliers import FEWEST, LARGEST_SHARE, Fit, judge, why
+from tunesmith.profiles.screen_section import Screen
 
 USUAL = st.floats(0.0, 20.0)
 ANY = st.one_of(USUAL, st.floats(0.0, 1e6), st.sampled_from([math.nan, math.inf, -math.inf]))

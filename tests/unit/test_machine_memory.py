@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith.programs.machine_memory import usable_ram
+from tunesmith.programs.device.memory import usable_ram
 
 BUILT_IN = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

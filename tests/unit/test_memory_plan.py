@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.domain.memory_forecast import (
+from tunesmith.profiles.profile import Method, Recipe
+from tunesmith.training.rules.memory_forecast import (
     FIGURES,
     GB,
     Shape,
@@ -20,8 +21,7 @@ from tunesmith.domain.memory_forecast import (
     shape_key,
     terms_for,
 )
-from tunesmith.domain.memory_plan import MemoryPlan, plan
-from tunesmith.domain.profile import Method, Recipe
+from tunesmith.training.rules.memory_plan import MemoryPlan, plan
 
 QWEN_600M = Shape(
     family="qwen3",

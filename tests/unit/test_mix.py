@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tunesmith.domain.example import Split
-from tunesmith.domain.experience import ExperienceClass
-from tunesmith.domain.learning import MemberRole
-from tunesmith.domain.mix import FULL, LEARNT, WAITS, Candidate, Mix, MixKind, Selection, role_of, select
+from tunesmith.datasets.example import Split
+from tunesmith.experience.rules.experience import ExperienceClass
+from tunesmith.experience.rules.learning import MemberRole
+from tunesmith.experience.rules.mix import FULL, LEARNT, WAITS, Candidate, Mix, MixKind, Selection, role_of, select
 
 GOLD, CORRECTED, REPLAY = MemberRole.GOLD, MemberRole.CORRECTED, MemberRole.REPLAY
 NUM_HELDOUT = 1000

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from support.native import a_micro_base, a_recipe
-from tunesmith.errors import ConfigError, DataError
-from tunesmith.modeling.adapters import (
+from tunesmith.core.errors import ConfigError, DataError
+from tunesmith.models.adapters import (
     adapter_norms,
     detach,
     load_adapter,
@@ -28,7 +28,7 @@ from tunesmith.modeling.adapters import (
     start_differences,
     trained_parameters,
 )
-from tunesmith.modeling.loading import load_base, load_tokenizer
+from tunesmith.models.loading import load_base, load_tokenizer
 from tunesmith.programs.weights import weights_problem
 
 CPU = torch.device("cpu")
@@ -378,7 +378,7 @@ def test_disk_that_is_full_is_told_as_such(tmp_path: Path) -> None:
     """A limit on file size stands for the full disk: the same path through the library, another number."""
     code = (
         "import resource, signal, sys, torch; from pathlib import Path; "
-        "from tunesmith.modeling.tensor_files import write_tensors\n"
+        "from tunesmith.models.tensor_files import write_tensors\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (9999, 9999))\n"
         "try:\n    write_tensors(Path(sys.argv[1]), {'a': torch.zeros(100_000)})\n"
         "except OSError as error:\n    print(error.errno)\n"

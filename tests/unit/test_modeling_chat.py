@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tunesmith.core.errors import ConfigError, DataError
 from tunesmith.demo.base_model import byte_tokenizer
-from tunesmith.errors import ConfigError, DataError
-from tunesmith.modeling.chat import ChatFormat, Tokenized
+from tunesmith.models.chat import ChatFormat, Tokenized
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"

@@ -12,12 +12,12 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.domain.profile import FAMILIES
-from tunesmith.modeling.attention import Apart
-from tunesmith.modeling.chat import Tokenized
-from tunesmith.modeling.packs import Branch, Item, Packer, best_fit, packed, padded, siblings, single
-from tunesmith.modeling.scoring import evaluating, keeps_apart, span_log_probs
-from tunesmith.modeling.segments import Segment
+from tunesmith.models.attention import Apart
+from tunesmith.models.chat import Tokenized
+from tunesmith.models.packs import Branch, Item, Packer, best_fit, packed, padded, siblings, single
+from tunesmith.models.scoring import evaluating, keeps_apart, span_log_probs
+from tunesmith.models.segments import Segment
+from tunesmith.profiles.profile import FAMILIES
 
 WINDOW = 7  # shorter than the sequences, so that it matters
 

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.modeling.packs import Branch, Item, Layout, best_fit, packed, padded
-from tunesmith.modeling.segments import Segment
+from tunesmith.models.packs import Branch, Item, Layout, best_fit, packed, padded
+from tunesmith.models.segments import Segment
 
 
 @dataclass

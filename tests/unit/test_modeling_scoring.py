@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from support.native import a_micro_base, small_rows
-from tunesmith.modeling.chat import ChatFormat, Tokenized
-from tunesmith.modeling.generation import Sampling, answer_all
-from tunesmith.modeling.loading import load_base, load_tokenizer
-from tunesmith.modeling.packs import packed, single
-from tunesmith.modeling.scoring import batches_by_count, evaluating, mean_nlls, span_log_probs
+from tunesmith.models.chat import ChatFormat, Tokenized
+from tunesmith.models.generation import Sampling, answer_all
+from tunesmith.models.loading import load_base, load_tokenizer
+from tunesmith.models.packs import packed, single
+from tunesmith.models.scoring import batches_by_count, evaluating, mean_nlls, span_log_probs
 
 
 @pytest.fixture(scope="module")

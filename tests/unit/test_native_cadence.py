@@ -11,9 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tunesmith.domain.profile import Checkpoints
-from tunesmith.trainers.native.cadence import Moment, is_due, should_checkpoint, to_remove
-from tunesmith.trainers.native.random_state import put_random_state, random_json, random_tensors, seed_everything
+from tunesmith.profiles.profile import Checkpoints
+from tunesmith.training.rules.save_schedule import Moment, is_due, should_checkpoint, to_remove
+from tunesmith.training.trainers.native.random_state import (
+    put_random_state,
+    random_json,
+    random_tensors,
+    seed_everything,
+)
 
 STEPS = st.sets(st.integers(1, 500), min_size=1, max_size=40)
 

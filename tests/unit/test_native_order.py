@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.native import a_recipe
-from tunesmith.trainers.native.optimizer import learning_rate
-from tunesmith.trainers.native.order import Order
-from tunesmith.trainers.native.validation import chosen_cases, is_better
+from tunesmith.training.trainers.native.batch_sampler import Order
+from tunesmith.training.trainers.native.optimizer import learning_rate
+from tunesmith.training.trainers.native.validation import chosen_cases, is_better
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=50)
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from support.native import a_micro_base, a_recipe
-from tunesmith.domain.profile import Method
-from tunesmith.modeling.adapters import new_adapter, trained_parameters
-from tunesmith.modeling.chat import Tokenized
-from tunesmith.modeling.loading import load_base, load_tokenizer
-from tunesmith.modeling.packs import Item, Packer, siblings, single
-from tunesmith.modeling.scoring import PlainEngine, answer_log_probs, evaluating, span_log_probs
-from tunesmith.trainers.native.objectives import drift_partners, objective_of, weigh
+from tunesmith.models.adapters import new_adapter, trained_parameters
+from tunesmith.models.chat import Tokenized
+from tunesmith.models.loading import load_base, load_tokenizer
+from tunesmith.models.packs import Item, Packer, siblings, single
+from tunesmith.models.scoring import PlainEngine, answer_log_probs, evaluating, span_log_probs
+from tunesmith.profiles.profile import Method
+from tunesmith.training.trainers.native.objectives import drift_partners, objective_of, weigh
 
 CPU = torch.device("cpu")
 PAD = 0

@@ -23,18 +23,18 @@ from support.native import (
     rows_of,
     small_rows,
 )
+from tunesmith.core.errors import ConfigError, DataError
 from tunesmith.demo import dates
-from tunesmith.domain.profile import Checkpoints, Target
-from tunesmith.domain.program import Log
-from tunesmith.domain.spec import AdapterRef, DatasetRef, RunSpec
-from tunesmith.domain.task import ErrorClass
-from tunesmith.errors import ConfigError, DataError
-from tunesmith.modeling.adapters import new_adapter, save_adapter, trained_parameters
-from tunesmith.modeling.chat import ChatFormat, Tokenized
-from tunesmith.modeling.loading import load_base, load_tokenizer
-from tunesmith.modeling.scoring import batches_by_count, mean_nlls
+from tunesmith.models.adapters import new_adapter, save_adapter, trained_parameters
+from tunesmith.models.chat import ChatFormat, Tokenized
+from tunesmith.models.loading import load_base, load_tokenizer
+from tunesmith.models.scoring import batches_by_count, mean_nlls
+from tunesmith.profiles.profile import Checkpoints, Target
 from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.trainers.native.preflight import (
+from tunesmith.programs.messages import Log
+from tunesmith.runs.rules.task import ErrorClass
+from tunesmith.runs.spec import AdapterRef, DatasetRef, RunSpec
+from tunesmith.training.trainers.native.preflight import (
     Preflight,
     check_base,
     check_before_loading,

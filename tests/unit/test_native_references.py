@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from support.native import a_recipe, a_train_spec
-from tunesmith.domain.lock import ArchitectureLock
-from tunesmith.domain.profile import Method, Recipe
-from tunesmith.domain.spec import AdapterRef, BaseModelRef, DatasetRef, RunSpec
-from tunesmith.errors import DataError
-from tunesmith.modeling.packs import Branch, Item
-from tunesmith.trainers.native.references import HARMLESS, Shelf, reference_key
+from tunesmith.core.errors import DataError
+from tunesmith.models.packs import Branch, Item
+from tunesmith.profiles.profile import Method, Recipe
+from tunesmith.profiles.rules.lock import ArchitectureLock
+from tunesmith.runs.spec import AdapterRef, BaseModelRef, DatasetRef, RunSpec
+from tunesmith.training.trainers.native.references import HARMLESS, Shelf, reference_key
 
 PRECISION = ("cpu", "torch.float32")
 KEY, OTHER = "a" * 64, "b" * 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunesmith.domain.paging import Budget, Held, NoRoom, Room, make_room
+from tunesmith.serving.rules.eviction import Budget, Held, NoRoom, Room, make_room
 
 NOW = 1000.0
 

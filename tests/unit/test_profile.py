@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tunesmith.config.schema import fields_of, places, subsection
-from tunesmith.domain.profile import FAMILIES, METRICS, Base, Evaluation, Profile, Role, Section
-from tunesmith.domain.program import Phase
-from tunesmith.settings import PHASE_DEADLINES_S, Settings, StoreSettings, WorkerSettings
+from tunesmith.profiles.profile import FAMILIES, METRICS, Base, Evaluation, Profile, Role, Section
+from tunesmith.profiles.schema import fields_of, places, subsection
+from tunesmith.profiles.settings import PHASE_DEADLINES_S, Settings, StoreSettings, WorkerSettings
+from tunesmith.programs.messages import Phase
 
 
 def a_profile(**changes: Any) -> Profile:

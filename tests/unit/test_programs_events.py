@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from tunesmith.domain.program import Metrics, Phase
-from tunesmith.errors import ProgramError
+from tunesmith.core.errors import ProgramError
 from tunesmith.programs.event_log import EventReader, EventWriter
+from tunesmith.programs.messages import Metrics, Phase
 
 
 def line(**fields: object) -> bytes:

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from support.programs import World, finish, wait_until
-from tunesmith.domain.program import Ack, Log, Started
-from tunesmith.domain.request import RequestKind
-from tunesmith.domain.task import AttemptState, ErrorClass
-from tunesmith.errors import ConfigError, DataError, MissingExtra, NotFound, ProgramError, StoreError
+from tunesmith.core.errors import ConfigError, DataError, MissingExtra, NotFound, ProgramError, StoreError
 from tunesmith.programs.failure import ProgramFailure, as_failure
-from tunesmith.programs.judge import judge_train
 from tunesmith.programs.launch import launch, tail_of_log
+from tunesmith.programs.messages import Ack, Log, Started
 from tunesmith.programs.protocol import CAPS
+from tunesmith.programs.result_check import judge_train
 from tunesmith.programs.shim import KeepaliveClock, boot_now, keepalive_content
+from tunesmith.runs.rules.request import RequestKind
+from tunesmith.runs.rules.task import AttemptState, ErrorClass
 
 
 @pytest.fixture

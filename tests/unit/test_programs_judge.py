@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.programs import World, adapter_ref
-from tunesmith.domain.program import Scores
-from tunesmith.domain.spec import EvaluateSpec, Subject, TrainSpec
-from tunesmith.domain.task import AttemptState, ErrorClass
-from tunesmith.errors import ProgramError
-from tunesmith.files import canonical_json, publish_folder, sha256_file, sha256_text
-from tunesmith.programs.judge import Judgement, judge_evaluate, judge_train, read_scores
-from tunesmith.trainers.sim_files import safetensors_bytes
+from tunesmith.core.errors import ProgramError
+from tunesmith.core.files import canonical_json, publish_folder, sha256_file, sha256_text
+from tunesmith.programs.messages import Scores
+from tunesmith.programs.result_check import Judgement, judge_evaluate, judge_train, read_scores
+from tunesmith.runs.rules.task import AttemptState, ErrorClass
+from tunesmith.runs.spec import EvaluateSpec, Subject, TrainSpec
+from tunesmith.training.trainers.sim.files import safetensors_bytes
 
 
 @pytest.fixture(scope="module")

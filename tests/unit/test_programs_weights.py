@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tunesmith.domain.task import ErrorClass
-from tunesmith.errors import DataError
+from tunesmith.core.errors import DataError
 from tunesmith.programs.weights import read_header, weights_problem
-from tunesmith.trainers.sim_files import safetensors_bytes
+from tunesmith.runs.rules.task import ErrorClass
+from tunesmith.training.trainers.sim.files import safetensors_bytes
 
 A, B = "m.lora_A.weight", "m.lora_B.weight"
 

@@ -13,13 +13,13 @@ from pydantic import ValidationError
 
 from support.config import a_base, a_workspace
 from support.native import a_base_ref, a_dataset, a_micro_base, a_recipe, a_train_spec, small_rows, train_here
-from tunesmith.config.checks import check_profile
-from tunesmith.config.resolve import resolve
-from tunesmith.domain.profile import Recipe
-from tunesmith.errors import ConfigError
-from tunesmith.modeling.loading import load_base
-from tunesmith.modeling.quantized import dense_weight, is_quantized
-from tunesmith.trainers.registry import TRAINERS
+from tunesmith.core.errors import ConfigError
+from tunesmith.models.loading import load_base
+from tunesmith.models.quantized import dense_weight, is_quantized
+from tunesmith.profiles.checks import check_profile
+from tunesmith.profiles.profile import Recipe
+from tunesmith.profiles.resolve import resolve
+from tunesmith.training.trainers.registry import TRAINERS
 
 CPU = torch.device("cpu")
 

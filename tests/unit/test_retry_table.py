@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunesmith.domain.task import (
+from tunesmith.runs.rules.task import (
     MAX_CRASHES,
     MAX_ERRORS,
     RETRY_TABLE,

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from support.data import HALF, a_chat, a_file, chats, encoded, num_examples, prepared
-from tunesmith.data.dataset import read_split, summary, verify
-from tunesmith.data.prepare import prepare
-from tunesmith.data.screens.near_copies import NearCopies, sketch
-from tunesmith.domain.dataset import PreparedDataset
-from tunesmith.domain.example import Split
-from tunesmith.domain.screen import DEFAULT_SCREENS, Screen
-from tunesmith.errors import DataError
+from tunesmith.core.errors import DataError
+from tunesmith.datasets.example import Split
+from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.reading import read_split, summary, verify
+from tunesmith.datasets.report import PreparedDataset
+from tunesmith.datasets.screens.near_duplicates import NearCopies, sketch
+from tunesmith.profiles.screen_section import DEFAULT_SCREENS, Screen
 
 SCREENED = HALF.model_copy(update={"screens": DEFAULT_SCREENS})
 WORDS = [

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from support.screen_corpus import BAD, bad_rows
 from support.screen_good_rows import good_rows
-from tunesmith.data.screens.finding import Finding
-from tunesmith.data.screens.rows import ROW_SCREENS, RowScreens
-from tunesmith.domain.screen import DEFAULT_SCREENS, Screen, chosen_screens
+from tunesmith.datasets.screens.finding import Finding
+from tunesmith.datasets.screens.rows import ROW_SCREENS, RowScreens
+from tunesmith.profiles.screen_section import DEFAULT_SCREENS, Screen, chosen_screens
 
 EVERY = RowScreens(list(ROW_SCREENS))
 DEFAULT = RowScreens([screen for screen in DEFAULT_SCREENS if screen in ROW_SCREENS])

@@ -11,13 +11,13 @@ import pytest
 
 from support.data import HALF, a_file, encoded, prepared
 from support.screen_whole_sets import CLUSTERS, World, a_line, overlaps, whole_rows
-from tunesmith.data.dataset import read_split, verify
-from tunesmith.data.prepare import prepare
-from tunesmith.data.screens.overlap import EvaluationOverlap
-from tunesmith.data.screens.quotas import allowed
-from tunesmith.domain.dataset import PreparedDataset
-from tunesmith.domain.example import Split
-from tunesmith.domain.screen import Limits, Screen
+from tunesmith.datasets.example import Split
+from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.reading import read_split, verify
+from tunesmith.datasets.report import PreparedDataset
+from tunesmith.datasets.screens.contamination import EvaluationOverlap
+from tunesmith.datasets.screens.quotas import allowed
+from tunesmith.profiles.screen_section import Limits, Screen
 
 
 def choose(*screens: Screen, **limits: Any) -> Any:

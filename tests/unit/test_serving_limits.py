@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from tunesmith.domain.profile import Recipe, Target
-from tunesmith.domain.serving_limits import (
+from tunesmith.core.errors import ConfigError
+from tunesmith.core.files import publish_folder
+from tunesmith.deployment.targets.base import ServedAdapter
+from tunesmith.deployment.targets.directory import DirectoryTarget
+from tunesmith.profiles.profile import Recipe, Target
+from tunesmith.profiles.rules.target_limits import (
     LIMITS,
     VLLM_RANKS,
     adapter_violations,
     limit_violations,
     without_embeddings,
 )
-from tunesmith.errors import ConfigError
-from tunesmith.files import publish_folder
-from tunesmith.targets.base import ServedAdapter
-from tunesmith.targets.directory import DirectoryTarget
 
 EVERYTHING: dict[str, Any] = {"lora_rank": 512, "rslora": True, "dora": True, "train_embeddings": True}
 

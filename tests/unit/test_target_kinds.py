@@ -17,10 +17,10 @@ from support.ollama_server import BASE, OllamaServer
 from support.target_worlds import PROFILE, SUPPORT, Made, shared_adapters
 from support.vllm_server import VllmServer
 from support.workspaces import a_jsonl, a_workspace
-from tunesmith.errors import ConfigError
+from tunesmith.core.errors import ConfigError
+from tunesmith.deployment.targets.base import ServedAdapter, Target, TargetError
+from tunesmith.deployment.targets.registry import make_target
 from tunesmith.programs.process_identity import identify
-from tunesmith.targets.base import ServedAdapter, Target, TargetError
-from tunesmith.targets.registry import make_target
 
 pytestmark = pytest.mark.xdist_group("targets")
 HI = [{"role": "user", "content": "hi"}]

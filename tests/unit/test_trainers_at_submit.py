@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from support.config import a_base, a_workspace
-from tunesmith.config.checks import check_profile
-from tunesmith.config.resolve import resolve
-from tunesmith.errors import ConfigError
-from tunesmith.trainers.command import argv_of, changed_since_sealed, environment_of, sealed
-from tunesmith.trainers.registry import find_trainer
+from tunesmith.core.errors import ConfigError
+from tunesmith.profiles.checks import check_profile
+from tunesmith.profiles.resolve import resolve
+from tunesmith.training.trainers.command import argv_of, changed_since_sealed, environment_of, sealed
+from tunesmith.training.trainers.registry import find_trainer
 
 COMMAND, NATIVE = find_trainer("command"), find_trainer("native")
 

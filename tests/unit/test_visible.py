@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from tunesmith.domain.visible import is_seen, looks, plainly_seen, says_nothing
+from tunesmith.core.visible_text import is_seen, looks, plainly_seen, says_nothing
 
 INVISIBLE = [
     "", " ", "\t\n", "\u00a0", "\u200b", "\ufeff", "\u2060", "\u200d\u200c", "\u00ad", "\u034f", "\u115f\u1160",

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith.modeling.fast import kernels
-from tunesmith.modeling.fast import triton_kernels as twins
-from tunesmith.modeling.fast.kernels import Heads, Norm
-from tunesmith.modeling.segments import Segment, spread_of
+from tunesmith.models.fast import kernels
+from tunesmith.models.fast import triton_kernels as twins
+from tunesmith.models.fast.kernels import Heads, Norm
+from tunesmith.models.segments import Segment, spread_of
 
 HAS_CUDA = torch.cuda.is_available()
 

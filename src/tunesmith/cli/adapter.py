@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunesmith.cli.grammar import Json, OfProfile, Profile, Reason, a_noun, open_client
 from tunesmith.cli.output import (
     Column,
     age,
@@ -22,6 +21,7 @@ from tunesmith.cli.output import (
     show_fields,
     show_table,
 )
+from tunesmith.cli.parser import Json, OfProfile, Profile, Reason, a_noun, open_client
 
 if TYPE_CHECKING:
     from tunesmith.client.views import AnswerView

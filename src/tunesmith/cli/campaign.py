@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunesmith.cli.grammar import Json, OfProfile, Profile, Set, a_noun, open_client
 from tunesmith.cli.output import Column, age, coloured, print_id, print_json, say, several, show_fields, show_table
+from tunesmith.cli.parser import Json, OfProfile, Profile, Set, a_noun, open_client
 
 if TYPE_CHECKING:
-    from tunesmith.store.campaigns import Campaign
+    from tunesmith.profiles.queries.campaigns import Campaign
 
 verbs = a_noun("A profile under way, with overrides for all its runs.")
 Id = Annotated[str, typer.Argument(metavar="CAMPAIGN", help="Id of a campaign, or its beginning.", show_default=False)]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunesmith.cli.grammar import Json, Profile, Set, a_noun, open_client
 from tunesmith.cli.output import Column, clean, print_json, show_table
+from tunesmith.cli.parser import Json, Profile, Set, a_noun, open_client
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from tunesmith.config.layers import Origin
+    from tunesmith.profiles.layers import Origin
 
 _SHORT = 28  # beside the longest key of an 80-column terminal, this leaves room for values
 

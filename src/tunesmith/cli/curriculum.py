@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunesmith.cli.grammar import Json, Profile, a_noun, open_client
 from tunesmith.cli.output import (
     Column,
     age,
@@ -22,10 +21,11 @@ from tunesmith.cli.output import (
     show_table,
     stderr,
 )
+from tunesmith.cli.parser import Json, Profile, a_noun, open_client
 
 if TYPE_CHECKING:
     from tunesmith.client.curriculum import CurriculumView, CycleView
-    from tunesmith.stages.curriculum import Outcome
+    from tunesmith.curriculum.cycle import Outcome
 
 verbs = a_noun("A teacher answers the worst entries again; only what beats the student is kept.")
 _COLOURS = {"accepted": "ok", "refused": "ambiguous", "failed": "warning"}
@@ -88,7 +88,7 @@ def again(
 
 
 def _describe_cycle(cycle: CycleView, dry_run: bool) -> None:
-    from tunesmith.domain.curriculum import money
+    from tunesmith.curriculum.rules.cycle import money
 
     rows = [
         (o.experience_id, _score(o.student), _score(o.teacher), coloured(_COLOURS.get(o.decision, ""), o.decision),
@@ -112,7 +112,7 @@ def _describe_cycle(cycle: CycleView, dry_run: bool) -> None:
 
 
 def _describe(found: CurriculumView) -> None:
-    from tunesmith.domain.curriculum import money
+    from tunesmith.curriculum.rules.cycle import money
 
     due = f"{found.num_due} due" + (f", the next cycle asks about {len(found.due)}" if found.due else "")
     show_fields(

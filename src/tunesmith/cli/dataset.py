@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from tunesmith.cli.dataset_card import show_card, show_mix
-from tunesmith.cli.grammar import Json, OfProfile, Profile, Set, a_noun, open_client
 from tunesmith.cli.output import Column, age, coloured, heading, print_id, print_json, say, show_fields, show_table
+from tunesmith.cli.parser import Json, OfProfile, Profile, Set, a_noun, open_client
 from tunesmith.cli.progress import preparing
-from tunesmith.errors import Refused
+from tunesmith.core.errors import Refused
 
 verbs = a_noun("Examples with splits and a fingerprint, never changed.")
 Id = Annotated[str, typer.Argument(metavar="DATASET", help="Id of a dataset, or its beginning.", show_default=False)]

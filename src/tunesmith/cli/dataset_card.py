@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from tunesmith.cli.output import Column, age, coloured, heading, say, say_prose, show_fields, show_table
 
 if TYPE_CHECKING:
-    from tunesmith.domain.dataset import DatasetReport
-    from tunesmith.domain.mix import MixReport
-    from tunesmith.store.datasets import Dataset
+    from tunesmith.datasets.queries import Dataset
+    from tunesmith.datasets.report import DatasetReport
+    from tunesmith.experience.rules.mix import MixReport
 
 _BAR = 32  # characters of the longest bar
 _NAMES = {"train": "train", "validation": "validation", "heldout": "held out"}
 
 
 def show_card(dataset: Dataset, report: DatasetReport) -> None:
-    from tunesmith.domain.screen import blind_spots
+    from tunesmith.profiles.screen_section import blind_spots
 
     show_fields(
         [

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunesmith.cli.grammar import Json, OfProfile, Profile, a_noun, open_client
 from tunesmith.cli.output import (
     Column,
     age,
@@ -20,9 +19,10 @@ from tunesmith.cli.output import (
     show_fields,
     show_table,
 )
+from tunesmith.cli.parser import Json, OfProfile, Profile, a_noun, open_client
 from tunesmith.cli.progress import preparing
-from tunesmith.errors import UsageError
-from tunesmith.errors import show as show_text
+from tunesmith.core.errors import UsageError
+from tunesmith.core.errors import show as show_text
 
 if TYPE_CHECKING:
     from tunesmith.client.experience_views import ExperienceDetail, ExperienceView
@@ -249,7 +249,7 @@ def _describe(detail: ExperienceDetail) -> None:
 
 
 def _describe_judgements(detail: ExperienceDetail) -> None:
-    from tunesmith.domain.verifiers import VERIFIERS
+    from tunesmith.verifiers.verifiers import VERIFIERS
 
     if detail.findings:
         heading("Verifiers")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunesmith.cli.grammar import Json, OfProfile, open_client
 from tunesmith.cli.output import Column, coloured, heading, print_id, print_json, say, several, show_table
-from tunesmith.errors import Refused, TunesmithError
+from tunesmith.cli.parser import Json, OfProfile, open_client
+from tunesmith.core.errors import Refused, TunesmithError
 
 if TYPE_CHECKING:
     from tunesmith.client.forgetting import ForgetView

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from tunesmith.cli.grammar import Json, open_client
 from tunesmith.cli.output import age, first_line, print_json, say, show_fields
+from tunesmith.cli.parser import Json, open_client
 
 EXAMPLE = "Example: tunesmith inbox --json"
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tunesmith.cli import output
-from tunesmith.errors import UsageError, show
+from tunesmith.core.errors import UsageError, show
 
 
 def init(

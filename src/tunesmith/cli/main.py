@@ -25,7 +25,6 @@ from tunesmith.cli import (
     forget,
     inbox,
     init,
-    kept_aside,
     outliers,
     output,
     plan,
@@ -35,8 +34,9 @@ from tunesmith.cli import (
     serve,
     system,
 )
-from tunesmith.cli.grammar import CallError, Nouns, hoist_workspace, usage_message
-from tunesmith.errors import UsageError
+from tunesmith.cli import dataset_quarantine as kept_aside
+from tunesmith.cli.parser import CallError, Nouns, hoist_workspace, usage_message
+from tunesmith.core.errors import UsageError
 
 app = typer.Typer(
     cls=Nouns,

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunesmith.cli.dataset import Id
-from tunesmith.cli.grammar import Json, Set, open_client
 from tunesmith.cli.output import Column, coloured, number, print_id, print_json, say, several, show_fields, show_table
+from tunesmith.cli.parser import Json, Set, open_client
 from tunesmith.cli.progress import scoring
 
 if TYPE_CHECKING:
-    from tunesmith.stages.outliers import OutlierReport
+    from tunesmith.evaluation.outliers import OutlierReport
 
 EXAMPLE = "Example: tunesmith dataset outliers ds-4t9k --keep-aside"
 _SHOWN = 20

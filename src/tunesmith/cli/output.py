@@ -14,8 +14,8 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from tunesmith.clock import utc_now
-from tunesmith.errors import TunesmithError
+from tunesmith.core.clock import utc_now
+from tunesmith.core.errors import TunesmithError
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunesmith.cli.grammar import Json, Set, open_client
 from tunesmith.cli.output import (
     Column,
     coloured,
@@ -20,14 +19,15 @@ from tunesmith.cli.output import (
     show_fields,
     show_table,
 )
+from tunesmith.cli.parser import Json, Set, open_client
 from tunesmith.cli.progress import preparing
-from tunesmith.errors import UsageError
+from tunesmith.core.errors import UsageError
 
 if TYPE_CHECKING:
     from tunesmith.client import Client
-    from tunesmith.domain.estimate import Estimate
-    from tunesmith.stages.outlook import Outlook
-    from tunesmith.stages.plan import RunPlan
+    from tunesmith.orchestration.plan import RunPlan
+    from tunesmith.training.memory_estimate import Outlook
+    from tunesmith.training.rules.estimate import Estimate
 
 _PARTS = (
     ("weights", "the base"),
@@ -122,7 +122,7 @@ def _time(guess: Estimate) -> str:
 
 
 def _memory(outlook: Outlook) -> None:
-    from tunesmith.domain.memory_forecast import size_text
+    from tunesmith.training.rules.memory_forecast import size_text
 
     made = outlook.plan
     again = f"{made.checkpointed_layers} of {made.num_layers} layers computed again"

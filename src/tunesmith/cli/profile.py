@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunesmith.cli.grammar import Json, Profile, Set, a_noun, open_client
 from tunesmith.cli.output import (
     Column,
     coloured,
@@ -20,9 +19,10 @@ from tunesmith.cli.output import (
     show_fields,
     show_table,
 )
+from tunesmith.cli.parser import Json, Profile, Set, a_noun, open_client
 
 if TYPE_CHECKING:
-    from tunesmith.domain.lock import ArchitectureLock, ProfileLock
+    from tunesmith.profiles.rules.lock import ArchitectureLock, ProfileLock
 
 verbs = a_noun("What is tuned: a YAML file each in profiles/.")
 
@@ -84,7 +84,7 @@ def show(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json = 
 @verbs.command()
 def check(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json = False) -> None:
     """Check all that is checked before a run is queued."""
-    from tunesmith.domain.screen import blind_spots
+    from tunesmith.profiles.screen_section import blind_spots
 
     with open_client(ctx) as client:
         checked = client.profiles.check(name, overrides or ())

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunesmith.cli.grammar import Json, open_client
 from tunesmith.cli.output import age, coloured, print_id, print_json, say, several, show_fields
-from tunesmith.errors import UsageError
+from tunesmith.cli.parser import Json, open_client
+from tunesmith.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from tunesmith.stages.review import Decided, Suspect
+    from tunesmith.experience.review import Decided, Suspect
 
 _PREFIX = "xp-"
 _SHOWN = 20

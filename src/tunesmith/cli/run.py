@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunesmith.cli.grammar import Json, OfProfile, Profile, Set, a_noun, open_client
 from tunesmith.cli.output import (
     Column,
     age,
@@ -21,12 +20,13 @@ from tunesmith.cli.output import (
     say,
     show_table,
 )
+from tunesmith.cli.parser import Json, OfProfile, Profile, Set, a_noun, open_client
 from tunesmith.cli.progress import preparing, watch
 
 if TYPE_CHECKING:
     from tunesmith.client import Client
     from tunesmith.client.views import AnswerView, RunView, SubmittedView
-    from tunesmith.stages.dry_run import DryRun
+    from tunesmith.orchestration.dry_run import DryRun
 
 verbs = a_noun("Make an adapter version: queue, train, judge, deploy.")
 Id = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or its beginning.", show_default=False)]

@@ -107,7 +107,7 @@ def note_of(attempt: AttemptView) -> str:
 
 def _memory(result: dict[str, Any]) -> list[str]:
     """What a training took and what was foretold; a program of somebody else may tell whatever it likes."""
-    from tunesmith.domain.memory_forecast import size_text
+    from tunesmith.training.rules.memory_forecast import size_text
 
     memory: Any = (result.get("detail") or {}).get("memory")
     try:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunesmith.cli.grammar import open_client
 from tunesmith.cli.output import first_line, say, show_fields
+from tunesmith.cli.parser import open_client
 
 if TYPE_CHECKING:
-    from tunesmith.gateway.server import Ready
+    from tunesmith.serving.gateway.server import Ready
 
 EXAMPLE = "Example: tunesmith serve --port 8321, then OpenAI(base_url='http://127.0.0.1:8321/v1', api_key='any')"
 
@@ -26,11 +26,11 @@ def serve(
 
     TERM or Ctrl-C: finish what is under way, then end. A second one: now.
     """
-    from tunesmith import logs
+    from tunesmith.core import logs
 
     with open_client(ctx, serves=True) as client:
         server = client.serving.settings_for(host, port)
-        from tunesmith.gateway.server import Server
+        from tunesmith.serving.gateway.server import Server
 
         logs.show_on_stderr()
         Server(client.serving.session, server, _show).run()

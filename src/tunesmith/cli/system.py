@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunesmith.cli.grammar import Json, Reason, a_noun, open_client
 from tunesmith.cli.output import (
     Column,
     age,
@@ -16,9 +15,10 @@ from tunesmith.cli.output import (
     say,
     show_table,
 )
+from tunesmith.cli.parser import Json, Reason, a_noun, open_client
 
 if TYPE_CHECKING:
-    from tunesmith.store.switches import Switch
+    from tunesmith.runs.queries.switches import Switch
 
 estop = a_noun("While it is on, nothing is trained or deployed.")
 
@@ -34,7 +34,7 @@ def worker(
 
     TERM or Ctrl-C: write a checkpoint, give the task back, end. A second one: now.
     """
-    from tunesmith import logs
+    from tunesmith.core import logs
 
     with open_client(ctx, serves=True) as client:
         wanted = None if kinds is None else [kind.strip() for kind in kinds.split(",")]

@@ -13,13 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tunesmith.client.session import Session
-from tunesmith.config.workspace import Workspace, find_workspace, init_workspace
+from tunesmith.profiles.session import Session
+from tunesmith.profiles.workspace import Workspace, find_workspace, init_workspace
 
 if TYPE_CHECKING:
     from tunesmith.client.adapters import Adapters
     from tunesmith.client.campaigns import Campaigns
-    from tunesmith.client.capturing import CaptureQueue
     from tunesmith.client.curriculum import Curriculum
     from tunesmith.client.datasets import Datasets
     from tunesmith.client.experiences import Experiences, FeedbackNoun
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from tunesmith.client.runs import Runs
     from tunesmith.client.serving import Serving
     from tunesmith.client.system import System
+    from tunesmith.experience.capture_queue import CaptureQueue
     from tunesmith.store.database import Patience
 
 __all__ = ["Client"]
@@ -98,7 +98,7 @@ class Client:
     @cached_property
     def capture(self) -> CaptureQueue:
         """`client.capture(profile, messages, …)` from inside an application: queued, never in its way."""
-        from tunesmith.client.capturing import CaptureQueue
+        from tunesmith.experience.capture_queue import CaptureQueue
 
         return CaptureQueue(self._session)
 

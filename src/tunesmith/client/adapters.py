@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tunesmith import control, lifecycle
-from tunesmith.client.session import Session
 from tunesmith.client.views import AdapterView, AnswerView, DeploymentView, EventView, to_json
-from tunesmith.domain.adapter import AdapterState
-from tunesmith.errors import NotFound, Refused, UsageError
-from tunesmith.stages.same_base import base_trouble
-from tunesmith.store import adapters, deployments, events, profiles, runs
-from tunesmith.store.adapters import Adapter
+from tunesmith.core.errors import NotFound, Refused, UsageError
+from tunesmith.deployment import queries as deployments
+from tunesmith.models import queries as adapters
+from tunesmith.models.queries import Adapter
+from tunesmith.models.rules import AdapterState
+from tunesmith.orchestration import control, lifecycle
+from tunesmith.profiles.queries import profiles
+from tunesmith.profiles.session import Session
+from tunesmith.runs.base_check import base_trouble
+from tunesmith.runs.queries import runs
+from tunesmith.store import events
 from tunesmith.store.database import Tx
 
 
@@ -69,7 +73,7 @@ class Adapters:
 
         Forcing needs a reason; both are kept in the history. The answer names the run that carries it out.
         """
-        from tunesmith.stages.deploy_again import deploy_again
+        from tunesmith.orchestration.redeploy import deploy_again
 
         if force and not reason.strip():
             raise UsageError("forcing a version past the gate needs a reason, which is kept: --reason TEXT")

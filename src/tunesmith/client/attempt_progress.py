@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunesmith.files import open_plain
+from tunesmith.core.files import open_plain
 from tunesmith.programs.protocol import EVENTS, STATUS
 
 _TAIL = 64 << 10

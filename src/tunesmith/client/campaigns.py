@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tunesmith.client.session import Session
-from tunesmith.config.resolve import check_overrides
-from tunesmith.domain.campaign import CampaignState
+from tunesmith.orchestration.submit import check
+from tunesmith.profiles.queries import campaigns, profiles
+from tunesmith.profiles.queries.campaigns import Campaign
+from tunesmith.profiles.resolve import check_overrides
+from tunesmith.profiles.rules.campaign import CampaignState
+from tunesmith.profiles.session import Session
 from tunesmith.programs.fingerprint import code_fingerprint
-from tunesmith.stages.submit import check
-from tunesmith.store import campaigns, profiles
-from tunesmith.store.campaigns import Campaign
 
 
 class Campaigns:

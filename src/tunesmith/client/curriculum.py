@@ -6,23 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from tunesmith.client.session import Session
-from tunesmith.domain.curriculum import PURPOSE, CurriculumPolicy, Entry, worth
-from tunesmith.errors import Refused, TunesmithError, UsageError
-from tunesmith.ids import new_id
-from tunesmith.stages.curriculum import (
-    ESTOP,
-    Outcome,
-    choose,
-    foreground_hands,
-    most_cost,
-    run_cycle,
-)
-from tunesmith.stages.curriculum_due import Outlook, ask_again, outlook
-from tunesmith.stages.lesson import Lesson, make_lesson, policy_of
-from tunesmith.stages.review import check_reason
-from tunesmith.store import cycles, experiences, spends
-from tunesmith.store.cycles import CycleRecord
+from tunesmith.core.errors import Refused, TunesmithError, UsageError
+from tunesmith.core.ids import new_id
+from tunesmith.curriculum.cycle import ESTOP, Outcome, choose, foreground_hands, most_cost, run_cycle
+from tunesmith.curriculum.cycle_config import Lesson, make_lesson, policy_of
+from tunesmith.curriculum.due import Outlook, ask_again, outlook
+from tunesmith.curriculum.queries import cycles, spends
+from tunesmith.curriculum.queries.cycles import CycleRecord
+from tunesmith.curriculum.rules.cycle import PURPOSE, CurriculumPolicy, Entry, worth
+from tunesmith.experience.queries import experiences
+from tunesmith.experience.review import check_reason
+from tunesmith.profiles.session import Session
 
 MAX_ENTRIES = 10_000
 

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, get_args
 
 from tunesmith.client.kept_rows import KeptRows
 from tunesmith.client.views import ExportedFile
-from tunesmith.domain.dataset import DatasetReport, Split
-from tunesmith.errors import DataError, UsageError, nearest, show
-from tunesmith.files import read_manifest
-from tunesmith.stages.assemble import WantedKind, assemble, preview
-from tunesmith.stages.prepare import Progress, Reading, prepare_dataset
-from tunesmith.stages.submit import check
-from tunesmith.store import datasets
-from tunesmith.store.datasets import Dataset
+from tunesmith.core.errors import DataError, UsageError, nearest, show
+from tunesmith.core.files import read_manifest
+from tunesmith.datasets import queries as datasets
+from tunesmith.datasets.prepare import Progress, Reading, prepare_dataset
+from tunesmith.datasets.queries import Dataset
+from tunesmith.datasets.report import DatasetReport, Split
+from tunesmith.experience.assemble import WantedKind, assemble, preview
+from tunesmith.orchestration.submit import check
 
 if TYPE_CHECKING:
-    from tunesmith.config.checks import CheckedProfile
-    from tunesmith.data.diff import DatasetDiff
-    from tunesmith.domain.mix import MixReport
+    from tunesmith.datasets.diff import DatasetDiff
+    from tunesmith.experience.rules.mix import MixReport
+    from tunesmith.profiles.checks import CheckedProfile
 
 _FORMS = ("jsonl", "parquet")
 
@@ -122,7 +122,7 @@ class Datasets(KeptRows):
 
     def verify(self, dataset_id: str) -> Dataset:
         """Recompute the fingerprint from the bytes on disk; raises if the dataset is not what it says."""
-        from tunesmith.data.dataset import verify
+        from tunesmith.datasets.reading import verify
 
         dataset = self._find(dataset_id)
         try:
@@ -133,7 +133,7 @@ class Datasets(KeptRows):
 
     def diff(self, before: str, after: str) -> DatasetDiff:
         """What the second dataset has, and has not, that the first one has not, and has."""
-        from tunesmith.data.diff import diff
+        from tunesmith.datasets.diff import diff
 
         return diff(*(self._session.workspace.data_dir / self._find(name).path for name in (before, after)))
 
@@ -147,7 +147,7 @@ class Datasets(KeptRows):
         force: bool = False,
     ) -> ExportedFile:
         """Write a dataset, or one split, as JSONL in OpenAI's form or as Parquet; the name tells unless `form` does."""
-        from tunesmith.data.export import export
+        from tunesmith.datasets.export import export
 
         dataset, path = self._find(dataset_id), Path(target)
         chosen = form or ("parquet" if path.suffix == ".parquet" else "jsonl")

@@ -7,13 +7,13 @@ from datetime import datetime
 from typing import Any
 
 from tunesmith.client.views import EventView
-from tunesmith.domain.classification import Assessment, Feedback
-from tunesmith.domain.experience import ExperienceState, Interaction
-from tunesmith.domain.verifiers import Finding
-from tunesmith.store.corrections import StoredCorrection
-from tunesmith.store.experiences import Experience
-from tunesmith.store.feedback import StoredFeedback
-from tunesmith.store.members import Member
+from tunesmith.curriculum.queries.corrections import StoredCorrection
+from tunesmith.experience.queries.experiences import Experience
+from tunesmith.experience.queries.feedback import StoredFeedback
+from tunesmith.experience.queries.members import Member
+from tunesmith.experience.rules.classes import Assessment, Feedback
+from tunesmith.experience.rules.experience import ExperienceState, Interaction
+from tunesmith.verifiers.verifiers import Finding
 
 
 @dataclass(frozen=True)

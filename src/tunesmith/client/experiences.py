@@ -20,19 +20,21 @@ from tunesmith.client.experience_views import (
 )
 from tunesmith.client.forgetting import Forgetting
 from tunesmith.client.reviewing import Reviewing
-from tunesmith.client.session import Session
 from tunesmith.client.views import EventView
-from tunesmith.domain.classification import Judgement, screens_of, value_of
-from tunesmith.domain.experience import Context, ExperienceClass, ExperienceState
-from tunesmith.domain.experience_policy import ExperiencePolicy
-from tunesmith.domain.learning import ReviewDecision
-from tunesmith.domain.screen import DEFAULT_SCREENS
-from tunesmith.errors import NotFound, UsageError, nearest, show
-from tunesmith.stages import capture, rate
-from tunesmith.stages.capture import Capture, Rules
-from tunesmith.stages.experience_rules import rules_of, thresholds_of
-from tunesmith.stages.import_experiences import ImportOptions, Progress, import_files
-from tunesmith.store import assessments, corrections, events, experiences, feedback, members
+from tunesmith.core.errors import NotFound, UsageError, nearest, show
+from tunesmith.curriculum.queries import corrections
+from tunesmith.experience import capture, rate
+from tunesmith.experience.capture import Capture, Rules
+from tunesmith.experience.import_files import ImportOptions, Progress, import_files
+from tunesmith.experience.policy import rules_of, thresholds_of
+from tunesmith.experience.queries import assessments, experiences, feedback, members
+from tunesmith.experience.rules.classes import Judgement, screens_of, value_of
+from tunesmith.experience.rules.experience import Context, ExperienceClass, ExperienceState
+from tunesmith.experience.rules.learning import ReviewDecision
+from tunesmith.profiles.screen_section import DEFAULT_SCREENS
+from tunesmith.profiles.sections import ExperiencePolicy
+from tunesmith.profiles.session import Session
+from tunesmith.store import events
 
 _CONTEXT = frozenset(field.name for field in fields(Context))
 _MAX_LISTED = 10_000

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tunesmith.client.session import Session
-from tunesmith.domain.experience import ExperienceState
-from tunesmith.domain.request import RequestKind
-from tunesmith.errors import NotFound, Refused, UsageError, show
-from tunesmith.stages import forget
-from tunesmith.stages.forget import Outcome
-from tunesmith.stages.review import check_reason
-from tunesmith.store import contained, erasures, experiences
-from tunesmith.store.contained import HoldingAdapter, HoldingDataset
+from tunesmith.core.errors import NotFound, Refused, UsageError, show
+from tunesmith.experience.forgetting import forget
+from tunesmith.experience.forgetting.forget import Outcome
+from tunesmith.experience.forgetting.queries import erasure_impact as contained
+from tunesmith.experience.forgetting.queries import erasures
+from tunesmith.experience.forgetting.queries.erasure_impact import HoldingAdapter, HoldingDataset
+from tunesmith.experience.queries import experiences
+from tunesmith.experience.review import check_reason
+from tunesmith.experience.rules.experience import ExperienceState
+from tunesmith.profiles.session import Session
+from tunesmith.runs.rules.request import RequestKind
 from tunesmith.store.database import Tx
 
 ON_REQUEST = "forgotten on request"
@@ -83,7 +85,7 @@ class Forgetting:
         )
 
     def _end(self, touched: ForgetView) -> tuple[str, ...]:
-        from tunesmith import control
+        from tunesmith.orchestration import control
 
         holding = [dataset.id for dataset in touched.datasets]
         return tuple(control.end_forgotten(self._session.database, actor=self._session.actor, dataset_ids=holding))
@@ -107,7 +109,7 @@ class Forgetting:
 
     def _cancel(self, run_ids: set[str]) -> None:
         """Ask for the end of the runs; one that ends by itself at this moment is as good."""
-        from tunesmith import control
+        from tunesmith.orchestration import control
 
         for run_id in sorted(run_ids):
             with suppress(Refused), self._session.database.write() as tx:

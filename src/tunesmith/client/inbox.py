@@ -8,19 +8,26 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from tunesmith.client.session import Session
-from tunesmith.domain.adapter import AdapterState
-from tunesmith.domain.classification import screens_of
-from tunesmith.domain.gate import missing_evidence
-from tunesmith.domain.run import RunState
-from tunesmith.domain.task import TaskState
-from tunesmith.lifecycle import PAUSED_ON_REQUEST
-from tunesmith.stages import forget, kept_aside
-from tunesmith.stages.review import REJECTED_RUNS
-from tunesmith.store import adapters, datasets, deployments, erasures, evaluations, experiences, queue, reviews, runs
-from tunesmith.store.adapters import Adapter
+from tunesmith.datasets import queries as datasets
+from tunesmith.datasets.quarantine import review as kept_aside
+from tunesmith.deployment import queries as deployments
+from tunesmith.evaluation import queries as evaluations
+from tunesmith.evaluation.rules.gate import missing_evidence
+from tunesmith.experience.forgetting import forget
+from tunesmith.experience.forgetting.queries import erasures
+from tunesmith.experience.queries import experiences, reviews
+from tunesmith.experience.review import REJECTED_RUNS
+from tunesmith.experience.rules.classes import screens_of
+from tunesmith.models import queries as adapters
+from tunesmith.models.queries import Adapter
+from tunesmith.models.rules import AdapterState
+from tunesmith.orchestration.lifecycle import PAUSED_ON_REQUEST
+from tunesmith.profiles.session import Session
+from tunesmith.runs.queries import queue, runs
+from tunesmith.runs.queries.runs import Run
+from tunesmith.runs.rules.run import RunState
+from tunesmith.runs.rules.task import TaskState
 from tunesmith.store.database import Tx
-from tunesmith.store.runs import Run
 
 _COUNTED = 10_000  # more are "10000 or more"
 _LOOKED_AT = 1_000  # of the newest suspects, to tell why they wait

@@ -6,19 +6,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunesmith.client.session import Session
-from tunesmith.domain.dataset import DatasetReport
-from tunesmith.domain.loss_outliers import THRESHOLD
-from tunesmith.errors import UsageError
-from tunesmith.files import read_manifest
-from tunesmith.stages import kept_aside
-from tunesmith.stages.kept_aside import KeptRow, Released
-from tunesmith.stages.outliers import OnProgress, OutlierReport, Wish, find_outliers
-from tunesmith.stages.review import check_reason
-from tunesmith.stages.submit import check
-from tunesmith.store import datasets, erasures
-from tunesmith.store.datasets import Dataset
-from tunesmith.store.erasures import Erasure
+from tunesmith.core.errors import UsageError
+from tunesmith.core.files import read_manifest
+from tunesmith.datasets import queries as datasets
+from tunesmith.datasets.quarantine import review as kept_aside
+from tunesmith.datasets.quarantine.review import KeptRow, Released
+from tunesmith.datasets.queries import Dataset
+from tunesmith.datasets.report import DatasetReport
+from tunesmith.evaluation.outliers import OnProgress, OutlierReport, Wish, find_outliers
+from tunesmith.evaluation.rules.outliers import THRESHOLD
+from tunesmith.experience.forgetting.queries import erasures
+from tunesmith.experience.forgetting.queries.erasures import Erasure
+from tunesmith.experience.review import check_reason
+from tunesmith.orchestration.submit import check
+from tunesmith.profiles.session import Session
 
 
 class KeptRows:

@@ -6,21 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tunesmith.client.session import Session, data_source
-from tunesmith.config.checks import CheckedProfile
-from tunesmith.config.explain import Row, explain
-from tunesmith.config.lock import check_lock
-from tunesmith.config.resolve import ProfileEntry, Resolved, list_profiles, resolve
-from tunesmith.domain.lock import ProfileLock
-from tunesmith.errors import UsageError
-from tunesmith.stages.held_out import expected
-from tunesmith.stages.plan import RunPlan, plan_run
-from tunesmith.stages.prepare import Progress
-from tunesmith.stages.submit import check
-from tunesmith.store import campaigns, profiles
+from tunesmith.core.errors import UsageError
+from tunesmith.datasets.prepare import Progress
+from tunesmith.experience.held_out import expected
+from tunesmith.orchestration.plan import RunPlan, plan_run
+from tunesmith.orchestration.submit import check
+from tunesmith.profiles.checks import CheckedProfile
+from tunesmith.profiles.explain import Row, explain
+from tunesmith.profiles.queries import campaigns, profiles
+from tunesmith.profiles.resolve import ProfileEntry, Resolved, list_profiles, resolve
+from tunesmith.profiles.rules.lock import ProfileLock
+from tunesmith.profiles.rules.lock_check import check_lock
+from tunesmith.profiles.session import Session, data_source
 
 if TYPE_CHECKING:
-    from tunesmith.stages.dry_run import DryRun
+    from tunesmith.orchestration.dry_run import DryRun
 
 
 class Profiles:
@@ -91,8 +91,8 @@ class Profiles:
 
         Queues, records and reserves nothing, and needs no worker. `data` is what `runs.submit` takes.
         """
-        from tunesmith.stages.dry_run import dry_run
-        from tunesmith.stages.submit import Submission
+        from tunesmith.orchestration.dry_run import dry_run
+        from tunesmith.orchestration.submit import Submission
 
         source = None if data is None else data_source(data)
         session, submission = self._session, Submission(name, source, overrides, start=start)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunesmith.client.session import Session
-from tunesmith.domain.learning import ReviewDecision
-from tunesmith.errors import UsageError, nearest, show
-from tunesmith.stages import review
-from tunesmith.stages.experience_rules import thresholds_of
-from tunesmith.stages.review import Decided, Suspect
-from tunesmith.store import assessments, experiences
+from tunesmith.core.errors import UsageError, nearest, show
+from tunesmith.experience import review
+from tunesmith.experience.policy import thresholds_of
+from tunesmith.experience.queries import assessments, experiences
+from tunesmith.experience.review import Decided, Suspect
+from tunesmith.experience.rules.learning import ReviewDecision
+from tunesmith.profiles.session import Session
 
 _MAX_LISTED = 10_000
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tunesmith.client.attempt_progress import AttemptProgress, read_progress
-from tunesmith.client.session import Session, data_source
 from tunesmith.client.shadow_views import shadow_of
 from tunesmith.client.views import (
     AnswerView,
@@ -24,21 +23,26 @@ from tunesmith.client.views import (
     SubmittedView,
     to_json,
 )
-from tunesmith.domain.estimate import QueueFacts, why_it_waits
-from tunesmith.domain.request import RequestKind
-from tunesmith.domain.run import RUN, Priority, RunState
-from tunesmith.domain.task import NEEDS_ROOM, STOPPED_BY_ESTOP, TaskState
-from tunesmith.errors import TunesmithError, UsageError, nearest, show
-from tunesmith.files import open_plain
+from tunesmith.core.errors import TunesmithError, UsageError, nearest, show
+from tunesmith.core.files import open_plain
+from tunesmith.evaluation import queries as evaluations
+from tunesmith.experience.forgetting.queries import erasures
+from tunesmith.models import queries as adapters
+from tunesmith.profiles.session import Session, data_source
 from tunesmith.programs.protocol import MAX_LINE
-from tunesmith.store import adapters, erasures, evaluations, events, queue, requests, runs, switches, tasks, workers
+from tunesmith.runs.queries import queue, requests, runs, switches, tasks, workers
+from tunesmith.runs.queries.runs import Run
+from tunesmith.runs.queries.tasks import Attempt
+from tunesmith.runs.rules.request import RequestKind
+from tunesmith.runs.rules.run import RUN, Priority, RunState
+from tunesmith.runs.rules.task import NEEDS_ROOM, STOPPED_BY_ESTOP, TaskState
+from tunesmith.store import events
 from tunesmith.store.database import Tx
-from tunesmith.store.runs import Run
-from tunesmith.store.tasks import Attempt
+from tunesmith.training.rules.estimate import QueueFacts, why_it_waits
 
 if TYPE_CHECKING:
-    from tunesmith.stages.prepare import Progress
-    from tunesmith.stages.submit import Submission
+    from tunesmith.datasets.prepare import Progress
+    from tunesmith.orchestration.submit import Submission
 
 _MAX_LISTED = 10_000
 
@@ -65,7 +69,7 @@ class Runs:
 
         Returns once it is durable.
         """
-        from tunesmith.stages.submit import Submission
+        from tunesmith.orchestration.submit import Submission
 
         submission = Submission(
             profile=profile,
@@ -81,7 +85,7 @@ class Runs:
         return self._submit(submission, on_progress)
 
     def _submit(self, submission: Submission, on_progress: Progress | None = None) -> SubmittedView:
-        from tunesmith.stages.submit import submit
+        from tunesmith.orchestration.submit import submit
 
         session = self._session
         made = submit(
@@ -205,7 +209,7 @@ class Runs:
         return self._wish(run_id, RequestKind.CHECKPOINT)
 
     def resume(self, run_id: str) -> AnswerView:
-        from tunesmith import control
+        from tunesmith.orchestration import control
 
         with self._session.database.write() as tx:
             answer = control.resume(tx, run_id, actor=self._session.actor)
@@ -223,7 +227,7 @@ class Runs:
 
         `overrides` come on top. What the files of profile and workspace say is read again. The old run is its parent.
         """
-        from tunesmith.stages.submit import Submission
+        from tunesmith.orchestration.submit import Submission
 
         with self._session.database.read() as tx:
             old = runs.find(tx, run_id)
@@ -243,7 +247,7 @@ class Runs:
         return self._submit(submission)
 
     def _wish(self, run_id: str, kind: RequestKind) -> AnswerView:
-        from tunesmith import control
+        from tunesmith.orchestration import control
 
         with self._session.database.write() as tx:
             answer = control.wish(tx, run_id, kind, actor=self._session.actor)
@@ -298,7 +302,7 @@ def _view(tx: Tx, run: Run, no_room: str | None) -> RunView:
 
 
 def _planned(session: Session, run: Run, view: RunView) -> PlannedRun:
-    from tunesmith.stages.submit import estimate
+    from tunesmith.orchestration.submit import estimate
 
     try:
         guess = estimate(session.database, session.workspace, run.spec)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tunesmith.client.session import Session
-from tunesmith.config.resolve import resolve_settings
-from tunesmith.modeling.base_files import MODEL_CONFIG, weights_path
-from tunesmith.settings import ServeSettings
-from tunesmith.store import servers
-from tunesmith.store.servers import Server
+from tunesmith.profiles.base_model import MODEL_CONFIG, weights_path
+from tunesmith.profiles.resolve import resolve_settings
+from tunesmith.profiles.session import Session
+from tunesmith.profiles.settings import ServeSettings
+from tunesmith.programs.device.queries import servers
+from tunesmith.programs.device.queries.servers import Server
 
 
 class Serving:

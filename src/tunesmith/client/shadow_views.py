@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tunesmith.client.views import ShadowView
-from tunesmith.domain.run import RunState
-from tunesmith.store import shadows
+from tunesmith.experience.queries import shadow_answers as shadows
+from tunesmith.runs.queries.runs import Run
+from tunesmith.runs.rules.run import RunState
 from tunesmith.store.database import Tx
-from tunesmith.store.runs import Run
 
 _NONE = shadows.Progress(0, 0, 0, 0, 0, None, None, None)
 

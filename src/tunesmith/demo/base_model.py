@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunesmith.core.errors import DataError
+from tunesmith.core.files import publish_folder, verify_folder
 from tunesmith.demo import dates
-from tunesmith.errors import DataError
-from tunesmith.files import publish_folder, verify_folder
-from tunesmith.modeling.chat import ChatFormat
+from tunesmith.models.chat import ChatFormat
 
 Progress = Callable[[int, int], None]
 """Called with the steps done and the steps in all."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from tunesmith.client import Client
 from tunesmith.client.views import RunDetail
-from tunesmith.domain.evaluation import paired_interval
-from tunesmith.domain.program import CaseScore, Scores
-from tunesmith.errors import DataError
+from tunesmith.core.errors import DataError
+from tunesmith.evaluation.rules.comparison import paired_interval
+from tunesmith.programs.messages import CaseScore, Scores
 
 
 @dataclass(frozen=True)

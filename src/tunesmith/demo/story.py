@@ -18,12 +18,12 @@ from rich.table import Table
 
 from tunesmith.client import Client
 from tunesmith.client.views import RunDetail
+from tunesmith.core.errors import Refused
 from tunesmith.demo import dates
 from tunesmith.demo.base_model import cached_base
 from tunesmith.demo.outcome import Outcome, TaskScore, read_outcome
 from tunesmith.demo.report import write_report
-from tunesmith.domain.run import RunState
-from tunesmith.errors import Refused
+from tunesmith.runs.rules.run import RunState
 
 PROFILE = "dates"
 _MARKER = ".demo"

@@ -8,15 +8,15 @@ import stat
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from tunesmith.domain.program import Artifact
-from tunesmith.domain.spec import AdapterRef
-from tunesmith.domain.task import ErrorClass
-from tunesmith.errors import DataError, ProgramError
-from tunesmith.files import MANIFEST, verify_folder
-from tunesmith.modeling.adapter_settings import read_settings
-from tunesmith.modeling.base_files import MODEL_CONFIG, MODEL_WEIGHTS
-from tunesmith.programs.fit import Base, misfit
+from tunesmith.core.errors import DataError, ProgramError
+from tunesmith.core.files import MANIFEST, verify_folder
+from tunesmith.profiles.base_model import MODEL_CONFIG, MODEL_WEIGHTS
+from tunesmith.programs.adapter_config import read_settings
+from tunesmith.programs.adapter_fit import Base, misfit
+from tunesmith.programs.messages import Artifact
 from tunesmith.programs.weights import read_header, weights_problem
+from tunesmith.runs.rules.task import ErrorClass
+from tunesmith.runs.spec import AdapterRef
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"

@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tunesmith.domain.program import CheckpointEvent, Event, Metrics, Progress, ValidationEvent
-from tunesmith.errors import ProgramError
+from tunesmith.core.errors import ProgramError
+from tunesmith.programs.messages import CheckpointEvent, Event, Metrics, Progress, ValidationEvent
 from tunesmith.programs.protocol import MAX_COUNT, MAX_EVENTS, MAX_LINE
 
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)

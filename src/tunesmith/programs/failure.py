@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 
-from tunesmith.disk import is_disk_trouble
-from tunesmith.domain.task import ErrorClass
-from tunesmith.errors import (
+from tunesmith.core.disk import is_disk_trouble
+from tunesmith.core.errors import (
     ConfigError,
     DataError,
     MissingExtra,
@@ -15,6 +14,7 @@ from tunesmith.errors import (
     TunesmithError,
     UsageError,
 )
+from tunesmith.runs.rules.task import ErrorClass
 
 _MAX_MESSAGE = 2000
 _BY_TYPE: tuple[tuple[type[BaseException], ErrorClass], ...] = (

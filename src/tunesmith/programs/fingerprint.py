@@ -7,9 +7,9 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from tunesmith.files import canonical_json, sha256_text
+from tunesmith.core.files import canonical_json, sha256_text
 
-_SOURCE_FOLDERS = ("domain", "modeling", "trainers", "data")
+_SOURCE_FOLDERS = ("core", "profiles", "runs", "models", "training", "datasets")
 _LIBRARIES = ("torch", "transformers", "peft", "safetensors", "tokenizers", "accelerate", "trl", "bitsandbytes")
 
 

@@ -18,17 +18,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from tunesmith.clock import boot_seconds
-from tunesmith.disk import is_disk_trouble
-from tunesmith.domain.program import Phase, Result, ResultStatus, SampleOutput
-from tunesmith.domain.request import RequestKind
-from tunesmith.domain.spec import EvaluateSpec, TrainSpec
-from tunesmith.domain.task import ErrorClass
-from tunesmith.domain.teaching import TeachSpec
-from tunesmith.files import write_atomic
+from tunesmith.core.clock import boot_seconds
+from tunesmith.core.disk import is_disk_trouble
+from tunesmith.core.files import write_atomic
 from tunesmith.programs.event_log import EventWriter
 from tunesmith.programs.failure import ProgramFailure, as_failure
 from tunesmith.programs.fingerprint import code_fingerprint, library_versions
+from tunesmith.programs.messages import Phase, Result, ResultStatus, SampleOutput
 from tunesmith.programs.protocol import (
     CHECKPOINTS,
     CONTROL,
@@ -48,6 +44,10 @@ from tunesmith.programs.protocol import (
     STATUS,
 )
 from tunesmith.programs.shim import KeepaliveClock
+from tunesmith.runs.rules.request import RequestKind
+from tunesmith.runs.rules.task import ErrorClass
+from tunesmith.runs.spec import EvaluateSpec, TrainSpec
+from tunesmith.runs.teaching import TeachSpec
 
 __all__ = ["ControlRequest", "Program", "ProgramFailure", "host"]
 

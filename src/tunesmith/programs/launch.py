@@ -15,16 +15,13 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from tunesmith.clock import boot_seconds
-from tunesmith.domain.program import Event
-from tunesmith.domain.request import RequestKind
-from tunesmith.domain.spec import EvaluateSpec, TrainSpec
-from tunesmith.domain.teaching import TeachSpec
-from tunesmith.environment import visible
-from tunesmith.errors import ProgramError
-from tunesmith.files import open_plain, write_atomic
+from tunesmith.core.clock import boot_seconds
+from tunesmith.core.environment import visible
+from tunesmith.core.errors import ProgramError
+from tunesmith.core.files import open_plain, write_atomic
 from tunesmith.programs import shim
 from tunesmith.programs.event_log import EventReader
+from tunesmith.programs.messages import Event
 from tunesmith.programs.process_identity import MARKER, ProcessIdentity, identify, kill_below
 from tunesmith.programs.protocol import (
     CAPS,
@@ -36,6 +33,9 @@ from tunesmith.programs.protocol import (
     STDERR,
     STDOUT,
 )
+from tunesmith.runs.rules.request import RequestKind
+from tunesmith.runs.spec import EvaluateSpec, TrainSpec
+from tunesmith.runs.teaching import TeachSpec
 
 _SHIM_PATIENCE_S = 10.0
 _OWN = 0o600  # the spec and the result hold the token of the attempt, the log what people said

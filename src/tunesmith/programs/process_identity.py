@@ -10,7 +10,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tunesmith.clock import boot_id, boot_seconds
+from tunesmith.core.clock import boot_id, boot_seconds
 from tunesmith.programs.shim import Process, all_processes, descendants, read_process
 
 MARKER = "TUNESMITH_ATTEMPT"

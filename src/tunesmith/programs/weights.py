@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from tunesmith.domain.task import ErrorClass
-from tunesmith.errors import DataError
+from tunesmith.core.errors import DataError
+from tunesmith.runs.rules.task import ErrorClass
 
 _MAX_HEADER = 16 << 20
 _MAX_TENSORS = 200_000

@@ -17,10 +17,10 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tunesmith import clock
-from tunesmith.disk import is_disk_trouble
-from tunesmith.errors import StoreBusy, StoreCorrupt, StoreError
-from tunesmith.store.engines import JOURNAL, parse_url, postgres_engine, sqlite_engine
+from tunesmith.core import clock
+from tunesmith.core.disk import is_disk_trouble
+from tunesmith.core.errors import StoreBusy, StoreCorrupt, StoreError
+from tunesmith.store.connections import JOURNAL, parse_url, postgres_engine, sqlite_engine
 from tunesmith.store.lock_holder import Holder, find_holder
 from tunesmith.store.reserve import Reserve
 from tunesmith.store.sqlite_files import CommitMark, FilesInUse, identity

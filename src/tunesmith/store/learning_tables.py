@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from tunesmith.domain.learning import CorrectionState, MemberRole, ReviewDecision, SpendState
+from tunesmith.experience.rules.learning import CorrectionState, MemberRole, ReviewDecision, SpendState
 from tunesmith.store.tables import Instant, Sequence, assessments, experiences, metadata, one_of, where
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from tunesmith import clock
+from tunesmith.core import clock
 from tunesmith.programs.shim import read_process
 
 _WAL_WRITE_BYTE = 120  # of the -shm file: SQLite's write lock in WAL mode

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import ColumnElement
 
+from tunesmith.store.connections import BOOT_SECONDS
 from tunesmith.store.database import Tx
-from tunesmith.store.engines import BOOT_SECONDS
 
 _PARAMETER = re.compile(r"%[(](\w+)[)]s")
 Convert = Callable[[Any], Any] | None

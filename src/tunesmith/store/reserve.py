@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunesmith.disk import Room, room_under
+from tunesmith.core.disk import Room, room_under
 
 _PIECES = 16
 _PIECE_BYTES = 128 << 10

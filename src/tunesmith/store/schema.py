@@ -11,9 +11,9 @@ from urllib.parse import quote
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from tunesmith.errors import StoreCorrupt, StoreError, StoreTooNew
+from tunesmith.core.errors import StoreCorrupt, StoreError, StoreTooNew
+from tunesmith.store.connections import sqlite_module
 from tunesmith.store.database import Database, Patience, connect
-from tunesmith.store.engines import sqlite_module
 from tunesmith.store.sqlite_files import wait_for_removed_log
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from tunesmith.domain.serving import HandOverState, ServerState, ShadowOutcome
+from tunesmith.programs.device.server_state import HandOverState, ServerState, ShadowOutcome
 from tunesmith.store.tables import Instant, Sequence, metadata, one_of, where
 
 servers = sa.Table(

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tunesmith.errors import StoreCorrupt, StoreError
+from tunesmith.core.errors import StoreCorrupt, StoreError
 from tunesmith.store.lock_holder import is_in_use
 
 _NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse.sshfs", "glusterfs"})

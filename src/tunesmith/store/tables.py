@@ -7,12 +7,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tunesmith.domain.adapter import AdapterState
-from tunesmith.domain.campaign import CampaignState
-from tunesmith.domain.experience import ExperienceClass, ExperienceState
-from tunesmith.domain.request import RequestKind
-from tunesmith.domain.run import RUN, RunState
-from tunesmith.domain.task import AttemptState, TaskKind, TaskState
+from tunesmith.experience.rules.experience import ExperienceClass, ExperienceState
+from tunesmith.models.rules import AdapterState
+from tunesmith.profiles.rules.campaign import CampaignState
+from tunesmith.runs.rules.request import RequestKind
+from tunesmith.runs.rules.run import RUN, RunState
+from tunesmith.runs.rules.task import AttemptState, TaskKind, TaskState
 from tunesmith.store.instant import Instant as Instant  # noqa: PLC0414 - known from here
 
 Sequence = sa.BigInteger().with_variant(sa.Integer, "sqlite")

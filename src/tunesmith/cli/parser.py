@@ -1,0 +1,88 @@
+"""How the command line is read: --workspace anywhere, the nearest name for a misspelt word, arguments many share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from tunesmith.cli.output import note
+from tunesmith.core.errors import UsageError, nearest, show
+
+if TYPE_CHECKING:
+    from tunesmith.client import Client
+
+CallError: type[Exception] = typer.BadParameter.__mro__[2]
+"""The base of what the parser raises, whether typer brings its own click or imports the other."""
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and errors as JSON on stderr.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. recipe.lr=2e-4.")
+]
+Profile = Annotated[str, typer.Argument(metavar="PROFILE", help="Name of a profile.", show_default=False)]
+OfProfile = Annotated[str | None, typer.Option("--profile", metavar="NAME", help="Only those of this profile.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why; kept in the history.")]
+
+
+class Nouns(TyperGroup):
+    """A group that shows its help when nothing is asked, and names the nearest command when one is misspelt."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and not self.invoke_without_command:
+            typer.echo(ctx.get_help())
+            raise typer.Exit(2)
+        return list(super().parse_args(ctx, args))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name = args[0]
+        if name not in self.commands:
+            raise UsageError(f"no command {show(f'{ctx.command_path} {name}')}{nearest(name, self.commands)}")
+        return name, self.commands[name], args[1:]
+
+
+def a_noun(text: str) -> typer.Typer:
+    """A group of verbs about one noun."""
+    return typer.Typer(cls=Nouns, help=text, add_completion=False, rich_markup_mode=None)
+
+
+def hoist_workspace(words: Sequence[str]) -> list[str]:
+    """`--workspace DIR` may stand anywhere; the parser knows it in front only."""
+    front: list[str] = []
+    rest: list[str] = []
+    left = iter(words)
+    for word in left:
+        if word == "--":
+            return [*front, *rest, word, *left]
+        if word == "--workspace":
+            front += [word, next(left, "")]
+        elif word.startswith("--workspace="):
+            front.append(word)
+        else:
+            rest.append(word)
+    return [*front, *rest]
+
+
+def usage_message(error: Exception) -> str:
+    """What the parser complains about, as one line with the nearest flag."""
+    context = getattr(error, "ctx", None)
+    flag = getattr(error, "option_name", None)
+    if flag is not None and context is not None and type(error).__name__ == "NoSuchOption":
+        flags = [name for param in context.command.params for name in param.opts if name.startswith("--")]
+        return f"no option {show(flag)} for `{context.command_path}`{nearest(flag, [*flags, '--help'])}"
+    message = " ".join(str(error.format_message()).split()) if hasattr(error, "format_message") else str(error)
+    message = message[:1].lower() + message[1:].rstrip(".").replace("Value error, ", "")
+    return message if context is None else f"{message}; see `{context.command_path} --help`"
+
+
+def open_client(ctx: typer.Context, *, serves: bool = False) -> Client:
+    """The one door. Imported here: what only shows its help must not pay for a database.
+
+    A person is told soon who holds the store's lock; what `serves` for hours waits longer and tries again by itself.
+    """
+    from tunesmith.client import Client
+    from tunesmith.store.database import Patience
+
+    patience = None if serves else Patience(busy_s=20.0, stopped_s=3.0, on_wait=note)
+    return Client(ctx.find_root().obj, patience=patience)

@@ -1,0 +1,1 @@
+"""Corrections, spends and cycles in the store."""

@@ -1,0 +1,1 @@
+"""Pure decisions about a cycle of the curriculum and its corrections."""

@@ -1,0 +1,263 @@
+"""Asks any endpoint that speaks OpenAI's chat completions, and believes nothing it says.
+
+One answer takes `timeout_s` at most, however slowly it drips; a body is read up to a limit; redirects are not followed;
+what the endpoint asks us to wait is capped. Proxies of the environment are honoured as httpx does, but never for this
+machine itself. Neither errors nor logs repeat the key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from tunesmith.core.errors import ConfigError
+from tunesmith.curriculum.rules.correction import Reply
+from tunesmith.curriculum.rules.cycle import TeacherSettings
+from tunesmith.datasets.example import TOOLS
+
+if TYPE_CHECKING:
+    import httpx2
+
+MAX_BYTES = 8 << 20
+"""Of a response; the longest answer we would learn is far shorter."""
+MAX_TRIES = 3
+MAX_WAIT_S = 30.0
+"""Between two tries; an endpoint that wants longer is down for us."""
+_MAX_TOKENS = 10**9  # more than that was not counted, it was made up
+_TRY_AGAIN = frozenset({429, 500, 503, 529})
+"""The endpoint says that it did not answer, so nothing was billed. A gateway's 502 or 504 may hide an answer."""
+_MAYBE_BILLED = frozenset({408, 502, 504})
+_OF_THE_PROMPT = frozenset({400, 413, 422})
+_MAX_SHOWN = 160
+_CONNECT_S = 10.0
+
+Wait = Callable[[float], bool]
+"""Waits so many seconds; True: stop waiting, we are to end."""
+
+
+class TeacherFailed(Exception):
+    """There is no answer."""
+
+    def __init__(self, reason: str, *, may_be_billed: bool, is_about_prompt: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.may_be_billed = may_be_billed
+        """Whether somebody may have worked for it: all that was reserved counts."""
+        self.is_about_prompt = is_about_prompt
+        """The endpoint works and does not take this prompt: asking again brings the same."""
+
+
+@dataclass(frozen=True)
+class _Response:
+    status: int
+    retry_after: str | None
+    body: bytes
+
+
+def key_of(teacher: TeacherSettings, environ: Mapping[str, str]) -> str | None:
+    """The key; raises ConfigError where the variable that should hold it does not."""
+    if teacher.api_key_env is None:
+        return None
+    key = environ.get(teacher.api_key_env, "").strip()
+    if not key:
+        raise ConfigError(f"the environment variable {teacher.api_key_env} (curriculum.teacher.api_key_env) is not set")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(f"the environment variable {teacher.api_key_env} holds what is no key: one word of ASCII")
+    return key
+
+
+def request_of(teacher: TeacherSettings, prompt: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The body of the call: the messages as they are, and nothing of ours among them."""
+    has_tools = bool(prompt) and prompt[0]["role"] == TOOLS
+    body: dict[str, Any] = {
+        "model": teacher.model,
+        "messages": [_on_the_wire(message) for message in prompt[has_tools:]],
+        "max_tokens": teacher.max_tokens,
+        "temperature": teacher.temperature,
+    }
+    if has_tools:
+        body["tools"] = json.loads(prompt[0]["content"])
+    return body
+
+
+def ask(
+    teacher: TeacherSettings, prompt: Sequence[Mapping[str, Any]], key: str | None, wait: Wait | None = None
+) -> Reply:
+    """The teacher's answer to a prompt; raises TeacherFailed. Asks again only where nothing can have been billed."""
+    body = json.dumps(request_of(teacher, prompt), ensure_ascii=False).encode(errors="replace")
+    pause = wait or threading.Event().wait
+    for number in range(1, MAX_TRIES + 1):
+        try:
+            response = _send(teacher, body, key)
+        except _NotReached as error:
+            problem, wait_s = str(error), 0.0
+        else:
+            if response.status not in _TRY_AGAIN:
+                return _read(response, key)
+            problem, wait_s = _complaint(response, key), _seconds(response.retry_after)
+        if wait_s > MAX_WAIT_S:
+            raise TeacherFailed(f"{problem}; it wants us to wait longer than {MAX_WAIT_S:g} s", may_be_billed=False)
+        if number == MAX_TRIES or pause(max(wait_s, 0.5 * 4 ** (number - 1))):
+            break
+    raise TeacherFailed(f"{problem}, {number} times" if number > 1 else problem, may_be_billed=False)
+
+
+class _NotReached(Exception):
+    """Nobody took the request."""
+
+
+def _send(teacher: TeacherSettings, body: bytes, key: str | None) -> _Response:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_post(teacher, body, key))
+    # inside a notebook's loop: that one is busy, so a thread brings its own
+    found: list[_Response | BaseException] = []
+
+    def call() -> None:
+        try:
+            found.append(asyncio.run(_post(teacher, body, key)))
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=call, name="teacher")
+    thread.start()
+    thread.join()
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
+
+
+async def _post(teacher: TeacherSettings, body: bytes, key: str | None) -> _Response:
+    import httpx2
+
+    assert teacher.base_url is not None
+    headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
+    if key is not None:
+        headers["Authorization"] = f"Bearer {key}"
+    try:
+        async with (
+            asyncio.timeout(teacher.timeout_s),  # all of it, also headers or a body that come byte by byte
+            httpx2.AsyncClient(
+                timeout=httpx2.Timeout(teacher.timeout_s, connect=min(_CONNECT_S, teacher.timeout_s)),
+                follow_redirects=False,
+                trust_env=not _is_here(teacher.base_url),
+            ) as client,
+            client.stream("POST", f"{teacher.base_url}/chat/completions", content=body, headers=headers) as response,
+        ):
+            return _Response(response.status_code, response.headers.get("retry-after"), await _bounded(response))
+    except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError) as error:
+        raise _NotReached(f"the teacher cannot be reached ({type(error).__name__})") from None
+    except (TimeoutError, httpx2.TimeoutException):
+        raise TeacherFailed(f"no answer within {teacher.timeout_s:g} s", may_be_billed=True) from None
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        reason = f"the connection broke off ({type(error).__name__})"
+        raise TeacherFailed(reason, may_be_billed=True) from None
+
+
+async def _bounded(response: httpx2.Response) -> bytes:
+    if response.headers.get("content-encoding", "identity").lower() != "identity":
+        raise TeacherFailed("the body is compressed, which we did not ask for", may_be_billed=True)
+    chunks, size = [], 0
+    async for chunk in response.aiter_raw():
+        size += len(chunk)
+        if size > MAX_BYTES:
+            raise TeacherFailed(f"the body has more than {MAX_BYTES >> 20} MiB", may_be_billed=True)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _read(response: _Response, key: str | None) -> Reply:
+    """The answer in a response that is not worth another try."""
+    if response.status != 200:
+        raise TeacherFailed(
+            _complaint(response, key),
+            may_be_billed=response.status in _MAYBE_BILLED or 200 < response.status < 300,
+            is_about_prompt=response.status in _OF_THE_PROMPT,
+        )
+    said = _json(response.body)
+    if said is None:
+        raise TeacherFailed("the body is no JSON object", may_be_billed=True)
+    if said.get("error"):
+        raise TeacherFailed(f"200 with an error: {_message(said, key)}", may_be_billed=True)
+    choices = said.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    message = first.get("message") if isinstance(first, dict) else None
+    if not isinstance(first, dict) or not isinstance(message, dict):
+        raise TeacherFailed("the body holds no choices[0].message", may_be_billed=True)
+    text, finish, usage = message.get("content"), first.get("finish_reason"), said.get("usage")
+    counts = usage if isinstance(usage, dict) else {}
+    return Reply(
+        text=text if isinstance(text, str) else "",
+        finish=finish if isinstance(finish, str) else None,
+        num_in=_count(counts.get("prompt_tokens")),
+        num_out=_count(counts.get("completion_tokens")),
+    )
+
+
+def _count(value: Any) -> int | None:
+    """None for what cannot be: nobody reads or writes an answer of no tokens."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_TOKENS
+    return value if is_count else None
+
+
+def _json(body: bytes) -> dict[str, Any] | None:
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) else None
+
+
+def _complaint(response: _Response, key: str | None) -> str:
+    said = _json(response.body)
+    told = "" if said is None else _message(said, key)
+    return f"the teacher answered {response.status}{': ' + told if told else ''}"
+
+
+def _message(said: Mapping[str, Any], key: str | None) -> str:
+    """What an endpoint complains about, cut, printable, and without the key that it may repeat."""
+    error = said.get("error")
+    text = error.get("message") if isinstance(error, dict) else error
+    plain = " ".join(str(text or "").split())
+    if key:
+        plain = plain.replace(key, "[the key]")
+    shown = "".join(char if char.isprintable() else "?" for char in plain)
+    return shown[:_MAX_SHOWN] + ("…" if len(shown) > _MAX_SHOWN else "")
+
+
+def _seconds(retry_after: str | None) -> float:
+    """What Retry-After asks for; a date, or anything else that is no number of seconds, asks for nothing."""
+    try:
+        seconds = float(retry_after or 0.0)
+    except ValueError:
+        return 0.0
+    return max(0.0, seconds) if math.isfinite(seconds) else math.inf
+
+
+def _on_the_wire(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as servers read it: the arguments of a call are a text."""
+    if not message.get("tool_calls"):
+        return dict(message)
+    calls = [{**call, "function": _as_text(call["function"])} for call in message["tool_calls"]]
+    return {**message, "tool_calls": calls}
+
+
+def _as_text(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments")
+    return {**function, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
+
+
+def _is_here(base_url: str) -> bool:
+    host = urlsplit(base_url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,1 @@
+"""Formats of training data: each row becomes one example."""

@@ -1,0 +1,1 @@
+"""Rows that were quarantined, and what people decide about them."""

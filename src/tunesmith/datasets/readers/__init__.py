@@ -1,0 +1,1 @@
+"""Readers of files: text, JSON arrays, Parquet, compressed."""

@@ -1,0 +1,1 @@
+"""Pure decisions about deployment: parity, shadow, forced deployments."""

@@ -1,0 +1,83 @@
+"""The contract of a target, in the order of a deployment: may it, can it, load, probe, flip, drain, unload; observe.
+
+Names are never reused (`support@v7`), so a target may hold several versions at once and nothing cached under a name
+can belong to another. Every method may be called again after a crash and then does the same thing once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from tunesmith.core.errors import TunesmithError
+from tunesmith.deployment.rules.parity import Reading
+
+
+class TargetError(TunesmithError):
+    """A target could not do what it was asked; trying again may help."""
+
+    code = "target"
+
+
+@dataclass(frozen=True)
+class ServedAdapter:
+    """An adapter version as a target sees it: a name that is never reused, a place, a content."""
+
+    name: str
+    path: Path
+    digest: str
+
+
+class Target(Protocol):
+    def refusal(self, adapter: ServedAdapter) -> str | None:
+        """Its limits, and a trial load: why this target cannot serve the adapter, or None.
+
+        Changes nothing that is served. Raises TargetError where the target cannot be asked now.
+        """
+
+    def load(self, adapter: ServedAdapter) -> None:
+        """Have it ready beside what is served, to be asked for by its name."""
+
+    def probe(
+        self, adapter: ServedAdapter, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
+    ) -> list[Reading] | None:
+        """What a loaded adapter makes of prompts here, greedily; None where nobody can be asked (a directory)."""
+
+    def flip(self, adapter: ServedAdapter | None) -> None:
+        """Let the profile's name mean this version, or the bare base. At every moment the old or the new is served."""
+
+    def drain(self, name: str, timeout_s: float) -> None:
+        """Wait until nothing is answered by that version any more; raises TargetError after `timeout_s`."""
+
+    def unload(self, name: str) -> None:
+        """Let a version go that is not served; an unknown name is no error."""
+
+    def loaded(self) -> frozenset[str]:
+        """The names of this profile's versions that it holds now."""
+
+    def observe(self) -> str | None:
+        """The verified digest of what is served now; None for the bare base. Raises TargetError if unhealthy."""
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where one version can be asked for over OpenAI's routes, and how it is named there."""
+
+    url: str
+    model: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the body beside `model` that choose the version; whatever a request says there does not count."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Fields for requests that do not say."""
+    is_named: bool = True
+    """Whether an answer names the model that gave it; then it must be the one asked for."""
+
+
+class Proxied(Target, Protocol):
+    """A target whose server answers requests that the gateway passes on."""
+
+    def doors(self, adapter: ServedAdapter | None) -> list[Door]:
+        """One for each replica that should answer; None is the bare base. Raises TargetError where there is none."""

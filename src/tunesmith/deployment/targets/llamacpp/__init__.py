@@ -1,0 +1,1 @@
+"""The llama.cpp target: its own server processes, or an external one."""

@@ -1,0 +1,1 @@
+"""The evaluate stage, its evaluators and the gate."""

@@ -1,0 +1,138 @@
+"""Evaluate: score the candidate and what is live on the profile's held-out pool, then let the gate decide."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from tunesmith.core.environment import visible
+from tunesmith.core.files import canonical_json, sha256_file, sha256_text, write_atomic
+from tunesmith.datasets import queries as datasets
+from tunesmith.evaluation.rules.comparison import compare
+from tunesmith.evaluation.rules.gate import BARE_BASE, Evidence, Judged, decide
+from tunesmith.models import queries as adapters
+from tunesmith.models.queries import Adapter
+from tunesmith.programs.device.take import take_device
+from tunesmith.programs.messages import Scores
+from tunesmith.programs.result_check import judge_evaluate, read_scores
+from tunesmith.programs.stage import Measured, StageContext, StageEnd
+from tunesmith.programs.supervise import ProgramEnd, Supervisor
+from tunesmith.runs.base_check import base_trouble
+from tunesmith.runs.queries import runs
+from tunesmith.runs.rules.request import RequestKind
+from tunesmith.runs.rules.task import AttemptState, ErrorClass
+from tunesmith.runs.spec import AdapterRef, CasesRef, EvaluateSpec, RunSpec, Subject
+from tunesmith.runs.spec_paths import located
+
+EVALUATOR = ("python", "-m", "tunesmith.evaluation.evaluators.main")
+
+
+def evaluate(context: StageContext) -> StageEnd:
+    """Run the evaluator on both sides and judge; an evaluator's error is an error, never a score."""
+    with context.database.read() as tx:
+        run = runs.get(tx, context.run_id)
+        candidate = adapters.of_run(tx, run.id)
+        live = adapters.live(tx, run.profile)
+        pool = datasets.pool(tx, run.profile, run.dataset_id, run.spec.evaluation.max_cases)
+    if candidate is None:
+        return StageEnd.failed(ErrorClass.BUG, f"run {run.id} has no adapter to evaluate")
+    if not pool:
+        return StageEnd.failed(ErrorClass.DATA, f"profile {run.profile} has no held-out cases")
+    changed = base_trouble(context.workspace, run.spec)
+    if changed is not None:
+        again = f"then have it measured and deployed: tunesmith adapter deploy {candidate.name}"
+        return StageEnd.failed(ErrorClass.MISMATCH, f"{changed}, {again}")
+    held = take_device(context, run.spec.trainer)
+    if held is not None:
+        return StageEnd.held(held)
+    context.attempt_dir.mkdir(parents=True, exist_ok=True)
+    spec = EvaluateSpec(
+        attempt=context.attempt_ref,
+        run_id=run.id,
+        base=located(context.workspace, run.spec).base,
+        subjects=(
+            Subject(label="candidate", adapter=_ref(context, candidate)),
+            Subject(label="baseline", adapter=None if live is None else _ref(context, live)),
+        ),
+        cases=_write_cases(context, pool),
+        evaluation=run.spec.evaluation,
+        seed=run.spec.recipe.seed,
+    )
+    env = visible(os.environ, context.settings.worker.pass_environment)
+    end = Supervisor(context, lambda event: None, None).run(EVALUATOR, spec, env)
+    ended_early = _ended_early(context, end)
+    if ended_early is not None:
+        return ended_early
+    judgement = judge_evaluate(spec, context.attempt_dir, end.exit_code)
+    if judgement.outcome is AttemptState.INTERRUPTED:
+        error_class = judgement.error_class or ErrorClass.TRANSIENT
+        return StageEnd(AttemptState.INTERRUPTED, error_class=error_class, error=judgement.error)
+    if judgement.outcome is not AttemptState.SUCCEEDED or judgement.result is None:
+        error = context.with_log(judgement.error or "")
+        return StageEnd(judgement.outcome, error_class=judgement.error_class, error=error)
+    scores = read_scores(context.attempt_dir, judgement.result)
+    references = judgement.result.references
+    judged = _judge(run.spec, spec, scores, pool, None if references is None else references.digest)
+    return StageEnd.succeeded(
+        Measured(
+            judged=judged,
+            adapter_id=candidate.id,
+            baseline_adapter_id=None if live is None else live.id,
+            scores_path=(context.attempt_dir / "scores.json").relative_to(context.workspace.data_dir).as_posix(),
+        )
+    )
+
+
+def _ended_early(context: StageContext, end: ProgramEnd) -> StageEnd | None:
+    """Where somebody ended the evaluator, there is nothing to judge."""
+    if end.decided_by is RequestKind.CANCEL:
+        return StageEnd.cancelled()
+    if end.killed_for is not None:
+        return StageEnd.failed(end.killed_for, context.with_log(end.why))
+    if end.interrupted is not None:
+        return StageEnd(AttemptState.INTERRUPTED, error=end.interrupted)
+    return None
+
+
+def _judge(
+    run: RunSpec, spec: EvaluateSpec, scores: Scores, pool: list[datasets.HeldoutCase], references: str | None
+) -> Judged:
+    metrics = run.evaluation.metrics
+    report = compare(
+        [case.id for case in pool],
+        scores.by_subject,
+        metrics,
+        primary=run.gate.primary,
+        established={case.id for case in pool if case.is_established},
+        confidence=run.gate.confidence,
+        seed=run.recipe.seed,
+    )
+    candidate, baseline = (subject.adapter for subject in spec.subjects)
+    assert candidate is not None
+    evidence = Evidence(
+        adapter=candidate.digest,
+        base=spec.base.digest,
+        cases=spec.cases.digest,
+        policy=policy_digest(run),
+        baseline=BARE_BASE if baseline is None else baseline.digest,
+        references=references,
+    )
+    return Judged(evidence=evidence, report=report, verdict=decide(report, run.gate, metrics))
+
+
+def policy_digest(run: RunSpec) -> str:
+    """What the verdict depends on besides the numbers."""
+    policy = {"gate": run.gate.model_dump(mode="json"), "evaluation": run.evaluation.model_dump(mode="json")}
+    return sha256_text(canonical_json(policy))
+
+
+def _ref(context: StageContext, adapter: Adapter) -> AdapterRef:
+    path = context.workspace.data_dir / adapter.path
+    return AdapterRef(id=adapter.id, path=str(path), digest=adapter.digest)
+
+
+def _write_cases(context: StageContext, pool: list[datasets.HeldoutCase]) -> CasesRef:
+    path = context.attempt_dir / "cases.jsonl"
+    lines = [json.dumps({"id": case.id, "messages": case.messages}, ensure_ascii=False) for case in pool]
+    write_atomic(path, "\n".join(lines) + "\n")
+    return CasesRef(path=str(path), digest=sha256_file(path), num=len(pool))

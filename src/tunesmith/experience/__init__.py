@@ -1,0 +1,1 @@
+"""What a model did in use: captured, rated, classed, reviewed, assembled into a dataset."""

@@ -1,0 +1,375 @@
+"""Assemble: the experiences of a profile become a dataset that reserves them, through the preparation of files.
+
+Nothing is marked as used here: a reservation ends with the last run on the dataset, and only a deployed or completed
+run consumes. Whoever is killed on the way leaves at most a folder that no row knows, which the next sweep removes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tunesmith.core.errors import Refused
+from tunesmith.core.files import publish_folder
+from tunesmith.core.ids import new_id
+from tunesmith.datasets import queries as datasets
+from tunesmith.datasets.example import Example, Split
+from tunesmith.datasets.prepare import heldout_cases, judging_cases, options_of
+from tunesmith.datasets.queries import Dataset
+from tunesmith.datasets.report import DatasetReport, PreparedDataset, PrepareOptions
+from tunesmith.datasets.unrecorded import remove_unrecorded, unrecorded
+from tunesmith.experience.assembly_lines import Splitter, line_of, provenance, told_of
+from tunesmith.experience.held_out import kept_splits, too_few_cases
+from tunesmith.experience.queries import candidates, members
+from tunesmith.experience.queries.candidates import StoredCandidate
+from tunesmith.experience.queries.experiences import Taken
+from tunesmith.experience.queries.members import Member
+from tunesmith.experience.rules.experience import ExperienceState
+from tunesmith.experience.rules.learning import MemberRole
+from tunesmith.experience.rules.mix import LEARNT, WAITS, Candidate, Mix, MixKind, MixReport, Pick, Selection, select
+from tunesmith.profiles.checks import CheckedProfile
+from tunesmith.profiles.profile import Method
+from tunesmith.profiles.queries import profiles
+from tunesmith.profiles.rules.lock_check import check_lock
+from tunesmith.profiles.screen_section import Screen
+from tunesmith.profiles.workspace import Workspace
+from tunesmith.store import events
+from tunesmith.store.database import Database
+
+MEMBERS_FILE = "members.jsonl"
+WantedKind = Literal["auto", "sft", "preference"]
+_SOURCE = "experiences.jsonl"
+_PAGE = 2000
+_TRIES = 5  # somebody else may take what was chosen
+_ROUNDS = 3  # preparing may refuse what was chosen, and others take its place
+
+
+@dataclass(frozen=True)
+class Assembled:
+    dataset: Dataset
+    report: DatasetReport
+
+
+def kind_of(wanted: WantedKind, method: Method) -> MixKind:
+    """`auto` makes what the profile's method learns from: pairs for dpo, orpo and kto, else answers."""
+    if wanted != "auto":
+        return wanted
+    return "preference" if method in (Method.DPO, Method.ORPO, Method.KTO) else "sft"
+
+
+def assemble(
+    database: Database, workspace: Workspace, checked: CheckedProfile, *, kind: WantedKind = "auto", actor: str
+) -> Assembled:
+    """Choose, prepare, publish and reserve; all of it, or nothing."""
+    remove_unrecorded(database, workspace)
+    for last_try in [False] * (_TRIES - 1) + [True]:
+        try:
+            return _Assembly(database, workspace, checked, kind, actor).make()
+        except Taken:
+            if last_try:
+                raise
+    raise AssertionError("unreachable")
+
+
+@contextmanager
+def rehearsed(
+    database: Database, workspace: Workspace, checked: CheckedProfile, *, kind: WantedKind = "auto"
+) -> Iterator[tuple[Path, DatasetReport]]:
+    """What `assemble` would publish, in a folder that is gone afterwards; records and reserves nothing."""
+    from tunesmith.core.staging import staging_for
+
+    assembly = _Assembly(database, workspace, checked, kind, "")
+    with staging_for(workspace.datasets_dir / assembly.dataset_id) as staged:
+        prepared, report, _, _ = assembly.chosen(staged)
+        yield prepared.path, report
+
+
+def preview(
+    database: Database, workspace: Workspace, checked: CheckedProfile, *, kind: WantedKind = "auto"
+) -> MixReport:
+    """What would be chosen now, before preparing looks at it; changes nothing."""
+    profile = checked.profile
+    mixed = kind_of(kind, profile.recipe.method)
+    kept = kept_splits(database, workspace, checked)
+    splitter = Splitter(_options(checked), mixed, _ever_held_out(database, profile.name), kept)
+    found, left_out = _read_candidates(database, profile.name, splitter)
+    policy = profile.experience.mix
+    selection = select(found, policy, mixed, profile.data.heldout_cap)
+    report = _report(policy, mixed, selection, {pick.id: pick for pick in selection.picks}, left_out)
+    num_held_out = _num_held_out(selection.picks)
+    problem = _refusal(profile.name, policy, report.num_new, num_held_out, report.left_out)
+    warning = too_few_cases(database, checked, _num_new_held_out(selection.picks), len(found))
+    return report.model_copy(update={"refusal": problem, "warning": warning})
+
+
+def _options(checked: CheckedProfile) -> PrepareOptions:
+    """As for files, but for three things: of a conversation only the last answer is learnt, the mix has its own limits,
+    and bad rows are told one by one: they are no reason against the others."""
+    options = options_of(checked)
+    limits = options.limits.model_copy(update={"max_per_source": None, "max_source_share": None})
+    return options.model_copy(update={"windows": "last", "max_bad_share": 1.0, "limits": limits})
+
+
+class _Assembly:
+    """One try at one dataset."""
+
+    def __init__(
+        self, database: Database, workspace: Workspace, checked: CheckedProfile, kind: WantedKind, actor: str
+    ) -> None:
+        self.database = database
+        self.workspace = workspace
+        self.checked = checked
+        self.actor = actor
+        self.profile = checked.profile.name
+        self.policy: Mix = checked.profile.experience.mix
+        self.kind = kind_of(kind, checked.profile.recipe.method)
+        self.options = _options(checked)
+        self.dataset_id = new_id("ds")
+        self.kept: Mapping[str, Split] = {}
+        self.refused: dict[str, str] = {}
+        """What preparing left out, and why."""
+
+    def make(self) -> Assembled:
+        from tunesmith.core.staging import staging_for
+
+        final = self.workspace.datasets_dir / self.dataset_id
+        with staging_for(final) as staged:
+            prepared, whole, made, stored = self.chosen(staged)
+            with (prepared.path / MEMBERS_FILE).open("wb") as sink:
+                sink.writelines(provenance(stored[member.experience_id], _told(member)) for member in made)
+            with unrecorded(self.database, final):
+                publish_folder(prepared.path, final, whole.model_dump(mode="json"))
+                dataset = self._record(final, whole, made, stored)
+        return Assembled(dataset, whole)
+
+    def chosen(self, staged: Path) -> tuple[PreparedDataset, DatasetReport, list[Member], dict[str, StoredCandidate]]:
+        """Choose and prepare in a folder; what the dataset would be, its members and what they are made of."""
+        self.kept = kept_splits(self.database, self.workspace, self.checked)
+        splitter = Splitter(self.options, self.kind, _ever_held_out(self.database, self.profile), self.kept)
+        found, left_out = _read_candidates(self.database, self.profile, splitter)
+        selection, prepared, stored = self._prepared(found, left_out, staged)
+        kept = {pick.id: (pick, example) for pick, example in self._kept(selection, prepared)}
+        left_out.update(self.refused.values())
+        report = _report(self.policy, self.kind, selection, {i: pick for i, (pick, _) in kept.items()}, left_out)
+        num_held_out = _num_held_out([pick for pick, _ in kept.values()])
+        problem = _refusal(self.profile, self.policy, report.num_new, num_held_out, report.left_out)
+        if problem is not None:
+            raise Refused(problem)
+        made = [self._member(stored[i], pick, example) for i, (pick, example) in kept.items()]
+        return prepared, prepared.report.model_copy(update={"mix": report}), made, stored
+
+    def _prepared(
+        self, found: list[Candidate], left_out: Counter[str], staged: Path
+    ) -> tuple[Selection, PreparedDataset, dict[str, StoredCandidate]]:
+        """Choose and prepare; where preparing refuses some of them, others take their places."""
+        from tunesmith.datasets.preparation import prepare
+
+        cases = judging_cases(self.database, self.checked)
+        for number in range(_ROUNDS):
+            able = [candidate for candidate in found if candidate.id not in self.refused]
+            selection = select(able, self.policy, self.kind, self.checked.profile.data.heldout_cap)
+            told = Counter(selection.left_out) + left_out + Counter(self.refused.values())
+            problem = _refusal(self.profile, self.policy, selection.num_new, _num_held_out(selection.picks), told)
+            if problem is not None:
+                raise Refused(problem)
+            with self.database.read() as tx:
+                stored = candidates.by_ids(tx, [pick.id for pick in selection.picks])
+            if len(stored) < len(selection.picks):
+                raise Taken("an experience vanished while a dataset was assembled from it; try again")
+            source = staged / _SOURCE
+            with source.open("wb") as sink:
+                sink.writelines(line_of(stored[pick.id], self.kind) + b"\n" for pick in selection.picks)
+            folder = staged / f"round-{number}" / "dataset"  # a level deeper: the lock on `staged` is ours
+            prepared = prepare([source], folder, self._options_for(selection, stored), cases=cases, kept=self.kept)
+            kept = {pick.id for pick, _ in self._kept(selection, prepared)}
+            lost = _why_refused(selection, prepared, kept)
+            self.refused.update(lost)
+            if not lost or selection.left_out.keys().isdisjoint((WAITS, LEARNT)):
+                break
+        return selection, prepared, stored
+
+    def _options_for(self, selection: Selection, stored: Mapping[str, StoredCandidate]) -> PrepareOptions:
+        """What a reviewer has overruled stays overruled: the screens see the same text once more."""
+        overruled = {
+            line: tuple(map(Screen, stored[pick.id].overruled))
+            for line, pick in enumerate(selection.picks, start=1)
+            if stored[pick.id].overruled
+        }
+        return self.options.model_copy(update={"overruled": overruled})
+
+    def _kept(self, selection: Selection, prepared: PreparedDataset) -> Iterator[tuple[Pick, Example]]:
+        """What preparing kept, by the line it was written to."""
+        from tunesmith.datasets.reading import iter_examples
+
+        for split in Split:
+            for example in iter_examples(prepared.path, split):
+                pick = selection.picks[example.line - 1]
+                if pick.split is not split:
+                    raise AssertionError(f"experience {pick.id} was to be in {pick.split} and is in {split}")
+                yield pick, example
+
+    def _member(self, candidate: StoredCandidate, pick: Pick, example: Example) -> Member:
+        return Member(
+            dataset_id=self.dataset_id,
+            experience_id=candidate.id,
+            example_id=example.id,
+            group_id=example.group,
+            split=pick.split,
+            role=pick.role,
+            reason=f"{pick.reason} ({told_of(candidate)})",
+        )
+
+    def _record(
+        self, folder: Path, report: DatasetReport, made: list[Member], stored: Mapping[str, StoredCandidate]
+    ) -> Dataset:
+        """Dataset, members, reservations, held-out cases and what went back, in one transaction."""
+        checked, actor = self.checked, self.actor
+        cases = heldout_cases(folder, checked.profile.data.heldout_cap)
+        with self.database.write(bulk=True) as tx:
+            check_lock(self.profile, profiles.lock(tx, self.profile, checked.lock, actor=actor), checked.lock)
+            dataset = datasets.add(
+                tx,
+                self.dataset_id,
+                self.profile,
+                path=folder.relative_to(self.workspace.data_dir).as_posix(),
+                fingerprint=report.fingerprint,
+                kind=report.kind.value,
+                counts={split.value: num for split, num in report.counts.items()},
+                actor=actor,
+            )
+            members.add(tx, made, actor=actor)
+            _refuse_changed(candidates.by_ids(tx, [member.experience_id for member in made]), stored, made)
+            datasets.add_cases(tx, self.profile, self.dataset_id, cases)
+            detail = {} if report.mix is None else report.mix.model_dump(mode="json")
+            events.record(tx, "dataset", self.dataset_id, "assembled", actor=actor, detail=detail)
+            for experience_id, why in self.refused.items():
+                reason = f"not in dataset {self.dataset_id}: {why}"
+                events.record(tx, "experience", experience_id, "left_out", actor=actor, reason=reason)
+        return dataset
+
+
+def _num_new_held_out(picks: Iterable[Pick]) -> int:
+    return sum(pick.split is Split.HELDOUT and pick.role is not MemberRole.REPLAY for pick in picks)
+
+
+def _num_held_out(picks: Iterable[Pick]) -> int:
+    return sum(pick.split is Split.HELDOUT for pick in picks)
+
+
+def _refusal(profile: str, policy: Mix, num_new: int, num_held_out: int, left_out: Mapping[str, int]) -> str | None:
+    """Why no dataset is made of what was chosen; None: nothing speaks against it."""
+    told = "; ".join(f"{num} {why}" for why, num in sorted(left_out.items(), key=lambda item: -item[1])[:4])
+    if not num_new and not left_out:
+        return (
+            f"{profile} has no experience to assemble a dataset from; add some (tunesmith experience add), "
+            f"or name files or a dataset: tunesmith run submit {profile} FILES"
+        )
+    if num_new < policy.min_new:
+        return (
+            f"only {num_new} new experiences of {profile} can be trained on, and a dataset wants "
+            f"{policy.min_new} (experience.mix.min_new){f'; not in: {told}' if told else ''}. "
+            "Capture, rate or correct more, or lower it (`dataset assemble --min-new`)"
+        )
+    if not num_held_out:
+        return (
+            f"no experience of {profile} whose prompt is held out is free, so nothing could judge what is learnt from "
+            f"the others{f'; not in: {told}' if told else ''}. What other datasets have reserved comes back when their "
+            "runs have ended, or 24 hours after they were assembled; else capture answers to other prompts"
+        )
+    return None
+
+
+def _refuse_changed(
+    now: Mapping[str, StoredCandidate], read: Mapping[str, StoredCandidate], made: Sequence[Member]
+) -> None:
+    """What was rated, corrected or forgotten since it was read must be looked at again. Its row is locked by now."""
+    for member in made:
+        before, after = read[member.experience_id], now[member.experience_id]
+        state = ExperienceState.RESERVED if member.is_new else ExperienceState.CONSUMED
+        if (after.class_name, after.correction, after.state) != (before.class_name, before.correction, state):
+            raise Taken(f"experience {member.experience_id} changed while a dataset was assembled from it; try again")
+
+
+def _told(member: Member) -> dict[str, str]:
+    return {
+        "example": member.example_id,
+        "group": member.group_id,
+        "split": member.split,
+        "role": member.role,
+        "reason": member.reason,
+    }
+
+
+def _ever_held_out(database: Database, profile: str) -> set[str]:
+    with database.read() as tx:
+        return candidates.held_out_groups(tx, profile)
+
+
+def _read_candidates(database: Database, profile: str, splitter: Splitter) -> tuple[list[Candidate], Counter[str]]:
+    """Every candidate with its split, and why others are none. Page by page: no transaction is long."""
+    found: list[Candidate] = []
+    with database.read() as tx:
+        left_out = Counter(candidates.tally_of_others(tx, profile))
+    last = 0
+    while True:
+        with database.read() as tx:
+            some = candidates.page(tx, profile, last, _PAGE)
+        if not some:
+            return found, left_out
+        last = some[-1].seq
+        for each in some:
+            split = splitter.split_of(each)
+            if not isinstance(split, Split):
+                left_out[split] += 1
+                continue
+            found.append(
+                Candidate(
+                    id=each.id,
+                    seq=each.seq,
+                    class_name=each.class_name,
+                    has_correction=each.correction is not None,
+                    is_consumed=each.state is ExperienceState.CONSUMED,
+                    split=split,
+                    template=each.template,
+                    source=each.source,
+                    task_type=each.task_type,
+                    doubt=each.doubt,
+                )
+            )
+
+
+def _why_refused(selection: Selection, prepared: PreparedDataset, kept: set[str]) -> dict[str, str]:
+    """By experience that preparing left out: what it said about its line."""
+    from tunesmith.datasets.quarantine.file import FILE_NAME
+
+    told: dict[int, str] = {}
+    for drop in prepared.report.drops:
+        told.update((line.line, f"a bad row, {drop.reason}") for line in drop.first)
+    aside = prepared.path / FILE_NAME
+    if aside.exists():
+        with aside.open(encoding="utf-8") as source:
+            for text in source:
+                row = json.loads(text)
+                told[row["line"]] = f"suspect by screen {row['findings'][0]['screen']}"
+    other = "an exact copy of another one" if prepared.report.num_duplicates else "a bad row"
+    return {pick.id: told.get(line, other) for line, pick in enumerate(selection.picks, start=1) if pick.id not in kept}
+
+
+def _report(
+    policy: Mix, kind: MixKind, selection: Selection, kept: Mapping[str, Pick], left_out: Counter[str]
+) -> MixReport:
+    roles = Counter(pick.role for pick in kept.values() if pick.split is Split.TRAIN)
+    return MixReport(
+        policy=policy,
+        kind=kind,
+        roles={role: roles[role] for role in MemberRole},
+        num_new=roles[MemberRole.GOLD] + roles[MemberRole.CORRECTED],
+        num_reserved=sum(pick.role is not MemberRole.REPLAY for pick in kept.values()),
+        shortages=selection.shortages,
+        left_out=dict(sorted((Counter(selection.left_out) + left_out).items())),
+    )

@@ -1,0 +1,103 @@
+"""What an experience looks like as a line of a dataset's source, and in which split the hash of its prompt puts it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from tunesmith.datasets.example import TOOLS, Split, num_prompt_of
+from tunesmith.datasets.report import PrepareOptions
+from tunesmith.experience.queries.candidates import StoredCandidate
+from tunesmith.experience.rules.experience import ExperienceClass
+from tunesmith.experience.rules.mix import MixKind
+
+Fields = dict[str, Any]
+IN_TWO_SPLITS = "of a conversation that began in another split"
+UNREADABLE = "not readable as an example"
+
+
+def line_of(candidate: StoredCandidate, kind: MixKind) -> bytes:
+    """One JSON line: the conversation with the answer to learn, or the prompt with a better and a worse answer."""
+    messages, tools = _without_tools(candidate.messages)
+    prompt, answer = messages[:-1], messages[-1]
+    correction = {"role": "assistant", "content": candidate.correction}
+    if kind == "preference" and candidate.correction is not None:
+        return orjson.dumps({**tools, "prompt": prompt, "chosen": [correction], "rejected": [answer]})
+    is_gold = candidate.class_name is ExperienceClass.GOLD or candidate.correction is None
+    return orjson.dumps({**tools, "messages": [*prompt, answer if is_gold else correction]})
+
+
+def _without_tools(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Fields]:
+    """The conversation, and the definitions of functions that stand in front of it."""
+    if messages[0]["role"] != TOOLS:
+        return messages, {}
+    return messages[1:], {TOOLS: json.loads(messages[0]["content"])}
+
+
+def told_of(candidate: StoredCandidate) -> str:
+    """Why it is good enough, beside its place in the mix."""
+    if candidate.class_name is ExperienceClass.GOLD:
+        return "; ".join(candidate.reasons)
+    return f"{candidate.class_name}, corrected by {candidate.corrected_by}"
+
+
+class Splitter:
+    """Says for each experience in which split it falls, exactly as preparing will."""
+
+    def __init__(
+        self, options: PrepareOptions, kind: MixKind, ever_held_out: set[str], kept: Mapping[str, Split]
+    ) -> None:
+        from tunesmith.datasets.formats.lines import LineImporter
+        from tunesmith.datasets.parse_pool import ParseRules
+
+        rules = ParseRules(
+            options.heldout_share, options.validation_share, options.max_line_bytes, windows=options.windows
+        )
+        self._read = LineImporter(rules).read
+        self._options = options
+        self._kind = kind
+        self._ever_held_out = ever_held_out
+        self._kept = kept
+
+    def split_of(self, candidate: StoredCandidate) -> Split | str:
+        """Its split, or why it cannot be in any.
+
+        Turns of one conversation belong into one split: what is trained on holds the answers of the others. Preparing
+        groups pairs by their whole prompt, so a pair whose prompt and whose conversation disagree stays out.
+        """
+        from tunesmith.datasets.bad_row import BadRow
+        from tunesmith.datasets.splits import group_of, split_of
+
+        try:
+            ((shape, contents, num_group),) = self._read(line_of(candidate, self._kind))
+        except (BadRow, ValueError, TypeError):
+            return UNREADABLE
+        num_prompt = num_prompt_of(shape)
+        begin = next((place for place, code in enumerate(shape) if code in "cC"), num_prompt)
+        groups = {group_of(shape[:end], contents) for end in {num_group or num_prompt, begin}}
+        shares = (self._options.heldout_share, self._options.validation_share)
+        splits = {self._kept.get(group) or split_of(group, *shares) for group in groups}
+        if len(splits) > 1:
+            return IN_TWO_SPLITS
+        (split,) = splits
+        if split is not Split.HELDOUT and not groups.isdisjoint(self._ever_held_out):
+            return "of a prompt that was held out before"
+        return split
+
+
+def provenance(candidate: StoredCandidate, told: Mapping[str, Any]) -> bytes:
+    """A line of members.jsonl: where an example came from and why it is in. It repeats nothing of what was said."""
+    about = {
+        "experience": candidate.id,
+        **told,
+        "class": candidate.class_name,
+        "corrected_by": candidate.corrected_by,
+        "source": candidate.source,
+        "template": candidate.template,
+        "task_type": candidate.task_type,
+        "captured_at": candidate.captured_at.isoformat(),
+    }
+    return orjson.dumps(about) + b"\n"

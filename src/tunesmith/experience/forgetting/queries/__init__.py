@@ -1,0 +1,1 @@
+"""Erasures in the store, and what an erasure affects."""

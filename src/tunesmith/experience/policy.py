@@ -1,0 +1,74 @@
+"""What holds for the experiences of a profile now: its policy with every layer, and its base's control tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from tunesmith.core.errors import NotFound, TunesmithError
+from tunesmith.experience.capture import Rules
+from tunesmith.experience.rules.classes import Thresholds
+from tunesmith.orchestration.submit import check
+from tunesmith.profiles.architecture import read_control_tokens
+from tunesmith.profiles.queries import campaigns, profiles
+from tunesmith.profiles.resolve import resolve
+from tunesmith.profiles.screen_section import chosen_screens
+from tunesmith.profiles.workspace import Workspace
+from tunesmith.store.database import Database
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+def rules_of(
+    database: Database, workspace: Workspace, profile: str, *, actor: str, environ: Mapping[str, str] | None
+) -> Rules:
+    """The rules of a profile; one that the store has never seen is checked and locked on the way."""
+    with database.read() as tx:
+        campaign = campaigns.active(tx, profile)
+        is_locked = profiles.lock_of(tx, profile) is not None
+    overrides = None if campaign is None else campaign.overrides
+    resolved = resolve(profile, workspace=workspace, campaign_overrides=overrides, environ=environ).profile
+    if not is_locked:
+        checked, _, _ = check(database, workspace, profile, environ=environ)
+        with database.write() as tx:
+            profiles.lock(tx, profile, checked.lock, actor=actor)
+    tokens = _control_tokens(workspace.locate(resolved.base.path))
+    data = resolved.data
+    return Rules(
+        resolved.experience, tokens, chosen_screens(data.screens), data.detectors, max_bad_share=data.max_bad_share
+    )
+
+
+def thresholds_of(
+    database: Database, workspace: Workspace, profile: str, environ: Mapping[str, str] | None
+) -> Thresholds:
+    """Where the classes begin; the defaults for a profile whose file is gone: feedback about it still counts."""
+    with database.read() as tx:
+        campaign = campaigns.active(tx, profile)
+    overrides = None if campaign is None else campaign.overrides
+    try:
+        resolved = resolve(profile, workspace=workspace, campaign_overrides=overrides, environ=environ)
+    except NotFound:
+        return Thresholds()
+    return resolved.profile.experience.classes
+
+
+def _control_tokens(folder: Path) -> tuple[str, ...]:
+    """Those of the base, read again when its files change; none where the base is not on this machine."""
+    stamps = []
+    for name in _TOKENIZER_FILES:
+        try:
+            found = (folder / name).stat()
+            stamps.append((name, found.st_size, found.st_mtime_ns))
+        except OSError:
+            continue
+    return _read_tokens(folder, tuple(stamps)) if stamps else ()
+
+
+@lru_cache(maxsize=64)
+def _read_tokens(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> tuple[str, ...]:
+    try:
+        return read_control_tokens(folder)
+    except TunesmithError:
+        return ()  # preparing a dataset refuses such a base by name; an answer that was given is kept all the same

@@ -1,0 +1,1 @@
+"""Experiences, feedback, reviews and dataset members in the store."""

@@ -1,0 +1,75 @@
+"""Assessments: what verifiers and raters think of an experience, and the class that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from tunesmith.core.errors import NotFound
+from tunesmith.experience.rules.classes import Assessment, Feedback
+from tunesmith.experience.rules.experience import ExperienceClass
+from tunesmith.experience.rules.learning import ReviewDecision
+from tunesmith.store import events
+from tunesmith.store.database import Tx
+from tunesmith.store.prepared import Prepared, insert_into
+from tunesmith.store.tables import assessments
+from tunesmith.verifiers.verifiers import Finding
+
+_ADD = Prepared(
+    insert_into(assessments, "experience_id profile findings suspicions assessed_at class_name reasons feedback")
+)
+
+
+def add(tx: Tx, experience_id: str, profile: str, assessment: Assessment) -> None:
+    """The first assessment of an experience, in the transaction that stores it."""
+    _ADD.run(
+        tx,
+        experience_id=experience_id,
+        profile=profile,
+        findings={name: vars(finding) for name, finding in assessment.findings.items()},
+        suspicions=list(assessment.suspicions),
+        assessed_at=tx.now,
+        **_decided(assessment),
+    )
+
+
+def decide(tx: Tx, experience_id: str, new: Assessment, *, actor: str) -> None:
+    """The one setter of an experience's class, feedback and review; tells it as an event where the class moved."""
+    old = get(tx, experience_id)
+    tx.run(
+        assessments.update()
+        .where(assessments.c.experience_id == experience_id)
+        .values(assessed_at=tx.now, review=new.review, **_decided(new))
+    )
+    if new.class_name is not old.class_name:
+        detail = {"from": old.class_name, "to": new.class_name, "reasons": list(new.reasons)}
+        reason = f"{old.class_name} is now {new.class_name}: {'; '.join(new.reasons)}"
+        events.record(tx, "experience", experience_id, "classified", actor=actor, reason=reason, detail=detail)
+
+
+def _decided(assessment: Assessment) -> dict[str, Any]:
+    return {
+        "class_name": assessment.class_name,
+        "reasons": list(assessment.reasons),
+        "feedback": vars(assessment.feedback),
+    }
+
+
+def get(tx: Tx, experience_id: str) -> Assessment:
+    row = tx.first(sa.select(assessments).where(assessments.c.experience_id == experience_id))
+    if row is None:
+        raise NotFound.named("experience", experience_id)
+    return from_row(row)
+
+
+def from_row(row: Mapping[Any, Any]) -> Assessment:
+    return Assessment(
+        findings={name: Finding(**said) for name, said in row["findings"].items()},
+        suspicions=tuple(row["suspicions"]),
+        feedback=Feedback(**row["feedback"]),
+        class_name=ExperienceClass(row["class_name"]),
+        reasons=tuple(row["reasons"]),
+        review=None if row["review"] is None else ReviewDecision(row["review"]),
+    )

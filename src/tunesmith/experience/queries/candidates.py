@@ -1,0 +1,233 @@
+"""Candidates: the experiences of a profile that a dataset may be assembled from, each with the correction it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from tunesmith.core.visible_text import says_nothing
+from tunesmith.experience.rules.classes import Judgement, screens_of, standing_corrections
+from tunesmith.experience.rules.experience import ExperienceClass, ExperienceState
+from tunesmith.experience.rules.learning import CorrectionState, ReviewDecision
+from tunesmith.experience.rules.standing import Standing
+from tunesmith.models.rules import AdapterState, version_name
+from tunesmith.profiles.queries import profiles
+from tunesmith.store.database import Tx
+from tunesmith.store.learning_tables import corrections
+from tunesmith.store.tables import adapters, assessments, events, experiences, feedback, heldout_cases
+
+_MOST_AT_ONCE = 500  # parameters of one statement
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCandidate:
+    seq: int
+    id: str
+    messages: list[dict[str, Any]]
+    state: ExperienceState
+    class_name: ExperienceClass
+    """As it is assessed, but ambiguous where it is gold by silence alone and who answered had not proved itself."""
+    reasons: tuple[str, ...]
+    source: str | None
+    template: str | None
+    task_type: str | None
+    captured_at: datetime
+    overruled: tuple[str, ...]
+    """Screens that suspect something, and that a reviewer has overruled."""
+    correction: str | None
+    """The answer it should have had: the last word of a person, else the one accepted from a teacher."""
+    corrected_by: str | None
+    doubt: str | None
+    """Why its silence counts for nothing, as it is counted."""
+
+
+def page(tx: Tx, profile: str, after: int, limit: int) -> list[StoredCandidate]:
+    """The next ones in the order they were captured in, after a place in it.
+
+    Left out: what is reserved or forgotten, what waits for a review, what is quarantined, what a person rejected.
+    """
+    wanted = (
+        experiences.c.profile == profile,
+        experiences.c.seq > after,
+        experiences.c.state.in_([ExperienceState.COLLECTED, ExperienceState.CONSUMED]),
+        sa.not_(experiences.c.in_review),
+        assessments.c.class_name != ExperienceClass.QUARANTINED,
+        sa.or_(assessments.c.review.is_(None), assessments.c.review != ReviewDecision.REJECT),
+    )
+    rows = _read(tx, _QUERY.where(*wanted).order_by(experiences.c.seq).limit(limit))
+    if not rows:
+        return []
+    here = (experiences.c.profile == profile, experiences.c.seq.between(rows[0][0], rows[-1][0]))
+    return _candidates(tx, rows, *here)
+
+
+def by_ids(tx: Tx, ids: Sequence[str]) -> dict[str, StoredCandidate]:
+    """These experiences, by id."""
+    found: list[StoredCandidate] = []
+    for first in range(0, len(ids), _MOST_AT_ONCE):
+        here = experiences.c.id.in_(ids[first : first + _MOST_AT_ONCE])
+        found += _candidates(tx, _read(tx, _QUERY.where(here)), here)
+    return {each.id: each for each in found}
+
+
+def tally_of_others(tx: Tx, profile: str) -> dict[str, int]:
+    """Why experiences of the profile are no candidates, with how many of each."""
+    rejected = assessments.c.review == ReviewDecision.REJECT
+    why = sa.case(
+        (experiences.c.state == ExperienceState.RESERVED, "reserved by another dataset"),
+        (experiences.c.state == ExperienceState.FORGOTTEN, "forgotten"),
+        (experiences.c.in_review, "waiting for a review"),
+        (sa.func.coalesce(rejected, False), "rejected by a reviewer"),
+        (assessments.c.class_name == ExperienceClass.QUARANTINED, "quarantined"),
+    )
+    query = (
+        sa.select(why.label("why"), sa.func.count())
+        .join(assessments, assessments.c.experience_id == experiences.c.id)
+        .where(experiences.c.profile == profile)
+        .group_by(sa.text("1"))
+    )
+    return {str(row[0]): int(row[1]) for row in tx.conn.execute(query) if row[0] is not None}
+
+
+def num_usable(tx: Tx, profile: str) -> int:
+    """How many experiences a dataset could be made of, now or once they are free again."""
+    query = (
+        sa.select(sa.func.count())
+        .select_from(experiences.join(assessments, assessments.c.experience_id == experiences.c.id))
+        .where(
+            experiences.c.profile == profile,
+            experiences.c.state != ExperienceState.FORGOTTEN,
+            assessments.c.class_name != ExperienceClass.QUARANTINED,
+        )
+    )
+    return int(tx.conn.execute(query).scalar_one())
+
+
+def held_out_groups(tx: Tx, profile: str) -> set[str]:
+    """Every group of prompts that a dataset of the profile has ever held out, if a run was submitted on it."""
+    is_used = heldout_cases.c.dataset_id.in_(profiles.trained_datasets(profile))
+    query = sa.select(heldout_cases.c.case_id).where(heldout_cases.c.profile == profile, is_used).distinct()
+    return set(tx.conn.execute(query).scalars())
+
+
+_WHEN = sa.func.coalesce(experiences.c.captured_at, experiences.c.created_at, type_=experiences.c.created_at.type)
+_QUERY = sa.select(
+    experiences.c.seq,
+    experiences.c.id,
+    experiences.c.profile,
+    experiences.c.messages,
+    experiences.c.state,
+    experiences.c.served_by,
+    experiences.c.source,
+    experiences.c.template,
+    experiences.c.task_type,
+    _WHEN.label("at"),
+    assessments.c.class_name,
+    assessments.c.reasons,
+    assessments.c.review,
+    assessments.c.suspicions,
+    assessments.c.feedback,
+).join(assessments, assessments.c.experience_id == experiences.c.id)
+_STATES = {state.value: state for state in ExperienceState}
+_CLASSES = {name.value: name for name in ExperienceClass}
+
+
+def _corrections(tx: Tx, *here: Any) -> dict[str, tuple[str, str]]:
+    """The correction of each experience that has one, and who made it. A person's counts before a teacher's."""
+    taught = (
+        sa.select(corrections.c.experience_id, corrections.c.answer, corrections.c.teacher)
+        .join(experiences, experiences.c.id == corrections.c.experience_id)
+        .where(corrections.c.state == CorrectionState.ACCEPTED, *here)
+    )
+    found = {
+        experience_id: (answer, f"teacher {name}")
+        for experience_id, answer, name in tx.conn.execute(taught)
+        if not says_nothing(answer)
+    }
+    for experience_id, said in _said(tx, *here).items():
+        for standing in standing_corrections(said)[-1:]:
+            assert standing.correction is not None
+            found[experience_id] = (standing.correction, standing.said_by)
+    return found
+
+
+def _said(tx: Tx, *here: Any) -> dict[str, list[Judgement]]:
+    """What raters said, oldest first, of each experience that somebody has ever corrected."""
+    earlier = feedback.alias()
+    is_corrected = sa.exists().where(
+        earlier.c.experience_id == feedback.c.experience_id, earlier.c.correction.is_not(None)
+    )
+    query = (
+        sa.select(*(feedback.c[name] for name in ("experience_id", "rater", "value", "correction", "key_label")))
+        .join(experiences, experiences.c.id == feedback.c.experience_id)
+        .where(sa.not_(feedback.c.is_implicit), is_corrected, *here)
+        .order_by(feedback.c.seq)
+    )
+    found: dict[str, list[Judgement]] = {}
+    for experience_id, rater, value, correction, key_label in tx.conn.execute(query):
+        said = Judgement(rater, value, correction=correction, key_label=key_label)
+        found.setdefault(experience_id, []).append(said)
+    return found
+
+
+def _read(tx: Tx, query: sa.Select[Any]) -> Sequence[Any]:
+    """Plain rows: a profile may have millions, and each is looked at."""
+    return tx.conn.execute(query).all()
+
+
+def _candidates(tx: Tx, rows: Sequence[Any], *here: Any) -> list[StoredCandidate]:
+    corrected = _corrections(tx, *here)
+    standings = {profile: standing(tx, profile) for profile in {row.profile for row in rows}}
+    found = []
+    for row in rows:
+        is_accepted = row.review == ReviewDecision.ACCEPT
+        class_name, reasons, doubt = _CLASSES[row.class_name], tuple(row.reasons), None
+        if class_name is ExperienceClass.GOLD and row.feedback.get("mean") is None and not is_accepted:
+            doubt = standings[row.profile].doubt(row.served_by, row.at)
+        if doubt is not None:
+            class_name, reasons = ExperienceClass.AMBIGUOUS, (doubt.reason,)
+        correction, corrected_by = corrected.get(row.id, (None, None))
+        found.append(
+            StoredCandidate(
+                seq=row.seq,
+                id=row.id,
+                messages=row.messages,
+                state=_STATES[row.state],
+                class_name=class_name,
+                reasons=reasons,
+                source=row.source,
+                template=row.template,
+                task_type=row.task_type,
+                captured_at=row.at,
+                overruled=screens_of(row.suspicions) if is_accepted else (),
+                correction=correction,
+                corrected_by=corrected_by,
+                doubt=None if doubt is None else doubt.kind,
+            )
+        )
+    return found
+
+
+def standing(tx: Tx, profile: str) -> Standing:
+    """Which versions proved themselves, and when the bare base was what was live."""
+    mine = sa.select(adapters.c.version, adapters.c.state).where(adapters.c.profile == profile)
+    states = {version_name(profile, version): AdapterState(state) for version, state in tx.conn.execute(mine)}
+    live = AdapterState.LIVE.value
+    moves = (
+        sa.select(events.c.at, events.c.new_state)
+        .join(adapters, adapters.c.id == events.c.entity_id)
+        .where(events.c.entity == "adapter", adapters.c.profile == profile)
+        .where(sa.or_(events.c.new_state == live, events.c.old_state == live))
+        .order_by(events.c.seq)
+    )
+    spans: list[tuple[datetime, datetime | None]] = []
+    for at, new_state in tx.conn.execute(moves):
+        if new_state == live:
+            spans.append((at, None))
+        elif spans:
+            spans[-1] = (spans[-1][0], at)
+    return Standing(profile, states, spans)

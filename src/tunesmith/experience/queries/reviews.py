@@ -1,0 +1,105 @@
+"""Reviews: what waits for a person's decision about an experience, and what they decided; nothing is overwritten."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from tunesmith.core.ids import next_id
+from tunesmith.experience.queries import assessments, experiences
+from tunesmith.experience.queries.experiences import Experience
+from tunesmith.experience.rules.classes import Assessment
+from tunesmith.experience.rules.learning import ReviewDecision
+from tunesmith.store import events
+from tunesmith.store.database import Tx
+from tunesmith.store.learning_tables import reviews
+from tunesmith.store.tables import assessments as assessments_table
+from tunesmith.store.tables import experiences as experiences_table
+from tunesmith.store.tables import profiles
+
+# spelt out, because a partial index serves only a query that repeats its condition
+_SUSPECT = sa.text("assessments.class_name = 'quarantined' AND assessments.review IS NULL")
+_IN_REVIEW = sa.text("experiences.in_review")
+
+
+@dataclass(frozen=True)
+class Review:
+    id: str
+    experience_id: str
+    decision: ReviewDecision
+    reviewer: str
+    reason: str
+    created_at: datetime
+
+
+def add(tx: Tx, experience_id: str, decision: ReviewDecision, *, reviewer: str, reason: str) -> str:
+    """Store a decision, and end the wait for it: the counter of rejected runs starts anew."""
+    review_id = next_id("rv")
+    tx.run(
+        reviews.insert().values(
+            id=review_id,
+            experience_id=experience_id,
+            decision=decision,
+            reviewer=reviewer,
+            reason=reason,
+            created_at=tx.now,
+        )
+    )
+    tx.run(
+        experiences_table.update()
+        .where(experiences_table.c.id == experience_id)
+        .values(in_review=False, num_rejections=0)
+    )
+    detail = {"review": review_id, "decision": decision.value}
+    events.record(tx, "experience", experience_id, "reviewed", actor=reviewer, reason=reason, detail=detail)
+    return review_id
+
+
+def of_experience(tx: Tx, experience_id: str) -> list[Review]:
+    """Every decision about an experience, oldest first."""
+    query = sa.select(reviews).where(reviews.c.experience_id == experience_id).order_by(reviews.c.seq)
+    rows = ({name: value for name, value in row.items() if name != "seq"} for row in tx.all(query))
+    return [Review(**{**row, "decision": ReviewDecision(row["decision"])}) for row in rows]
+
+
+def profiles_known(tx: Tx) -> list[str]:
+    """Every profile that may have experiences."""
+    return [row["name"] for row in tx.all(sa.select(profiles.c.name).order_by(profiles.c.name))]
+
+
+def waiting(tx: Tx, profile: str, limit: int) -> list[tuple[Experience, Assessment]]:
+    """What waits for a reviewer, the newest first: suspects nobody has decided about, and what was rejected twice."""
+    judged, known = assessments_table, experiences_table
+    suspect = sa.select(judged.c.experience_id).where(judged.c.profile == profile, _SUSPECT)
+    in_review = sa.select(known.c.id.label("experience_id")).where(known.c.profile == profile, _IN_REVIEW)
+    ids = {row["experience_id"] for row in tx.all(suspect.order_by(judged.c.seq.desc()).limit(limit))}
+    ids |= {row["experience_id"] for row in tx.all(in_review.order_by(known.c.seq.desc()).limit(limit))}
+    found = [(experiences.get(tx, each), assessments.get(tx, each)) for each in ids]
+    return sorted(found, key=lambda pair: -pair[0].seq)[:limit]
+
+
+def num_waiting(tx: Tx, profile: str, at_most: int) -> tuple[int, int]:
+    """How many suspects wait, and how many experiences after rejected runs; each counted up to a limit."""
+    judged, known = assessments_table, experiences_table
+    some = (
+        sa.select(judged.c.seq).where(judged.c.profile == profile, _SUSPECT).limit(at_most),
+        sa.select(known.c.seq).where(known.c.profile == profile, _IN_REVIEW).limit(at_most),
+    )
+    counts = [tx.conn.execute(sa.select(sa.func.count()).select_from(each.subquery())).scalar_one() for each in some]
+    return int(counts[0]), int(counts[1])
+
+
+def suspicions_waiting(tx: Tx, profile: str, limit: int | None = None) -> list[tuple[str, list[str]]]:
+    """The ids of suspects that wait, the newest first, with what is suspected."""
+    judged = assessments_table
+    query = sa.select(judged.c.experience_id, judged.c.suspicions).where(judged.c.profile == profile, _SUSPECT)
+    return [(row[0], row[1]) for row in tx.conn.execute(query.order_by(judged.c.seq.desc()).limit(limit))]
+
+
+def ids_in_review(tx: Tx, profile: str, limit: int | None = None) -> list[str]:
+    """The ids of those that wait after rejected runs, the newest first."""
+    known = experiences_table
+    query = sa.select(known.c.id).where(known.c.profile == profile, _IN_REVIEW).order_by(known.c.seq.desc())
+    return [row["id"] for row in tx.all(query.limit(limit))]

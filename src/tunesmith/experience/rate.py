@@ -1,0 +1,88 @@
+"""Rate: what somebody says about an experience, and the class that follows from everything said by then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tunesmith.core.errors import DataError, Refused, UsageError, show
+from tunesmith.core.visible_text import says_nothing
+from tunesmith.experience.queries import assessments, experiences, feedback
+from tunesmith.experience.rules.classes import (
+    RESERVED_RATERS,
+    Judgement,
+    Thresholds,
+    aggregate,
+    complaint_in,
+    rater_key,
+)
+from tunesmith.experience.rules.experience import ExperienceState
+from tunesmith.store.database import Tx
+
+_MAX_COMMENT = 10_000
+_MAX_CORRECTION = 200_000
+
+
+def check(judgement: Judgement) -> Judgement:
+    """The judgement again; raises where it says nothing, or what must not be learnt."""
+    if judgement.value is None and not judgement.comment and not judgement.correction:
+        raise UsageError("nothing is said: give a rating, a comment or a correction")
+    texts = {"rater": (judgement.rater, 200), "comment": (judgement.comment, _MAX_COMMENT)}
+    for name, (text, limit) in {**texts, "correction": (judgement.correction, _MAX_CORRECTION)}.items():
+        if text is None and name != "rater":
+            continue
+        if not isinstance(text, str):
+            raise UsageError(f"{name} is no text but {show(type(text).__name__)}; give a str, or leave it out")
+        if says_nothing(text) or len(text) > limit:
+            raise UsageError(
+                f"{name} is empty, shows nothing, or is longer than {limit} characters; mend it, or leave it out"
+            )
+        check_storable(text, name)
+    heard = None if judgement.correction is None else complaint_in(judgement.correction)
+    if heard is not None:
+        raise Refused(
+            f"the correction reads like a complaint ({heard!r}), and it would be learnt as an answer; "
+            "write the answer that should have been given, and put the complaint into the comment"
+        )
+    return judgement
+
+
+def check_person(rater: str) -> None:
+    """Raises where a rater's name is one that only tunesmith itself rates under, or shows nothing."""
+    key = rater_key(rater)
+    if not key:
+        raise UsageError("rater is empty, or nothing of it can be seen; give a name, or leave it out")
+    if key in RESERVED_RATERS:
+        raise UsageError(f"the rater {show(rater)} is reserved for what no person says; give another name as the rater")
+
+
+def refuse_suspect(suspicions: Sequence[str]) -> None:
+    """Raises where a correction is suspect: every assembly would leave it out, and nobody would know."""
+    if suspicions:
+        raise Refused(
+            f"the correction would be kept out of every dataset ({'; '.join(suspicions)}); "
+            "remove it from the correction and give it again"
+        )
+
+
+def check_storable(text: str, name: str) -> None:
+    """NUL and lone surrogates are what no database keeps."""
+    if storable(text) != text:
+        raise DataError(f"{name} holds a character that no database can store (NUL, or half of a pair); remove it")
+
+
+def storable(text: str) -> str:
+    """The text with U+FFFD in place of what no database keeps."""
+    return text.encode(errors="replace").decode().replace("\0", "\ufffd")
+
+
+def judge(tx: Tx, experience_id: str, judgement: Judgement, limits: Thresholds, *, actor: str) -> tuple[str, bool]:
+    """Store it and decide the class again; its id, and whether it is news. Durable once `tx` has committed."""
+    experience = experiences.lock(tx, experience_id)
+    if experience.state is ExperienceState.FORGOTTEN:
+        raise Refused(f"experience {experience_id} was forgotten; nothing more can be said about it")
+    feedback_id, is_new = feedback.add(tx, experience_id, judgement, actor=actor)
+    if is_new:
+        said = aggregate(feedback.of_experience(tx, experience_id))
+        now = assessments.get(tx, experience_id).with_feedback(said, limits)
+        assessments.decide(tx, experience_id, now, actor=actor)
+    return feedback_id, is_new

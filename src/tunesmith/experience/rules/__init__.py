@@ -1,0 +1,1 @@
+"""Pure decisions about experiences: classes, mix, held-out cases."""

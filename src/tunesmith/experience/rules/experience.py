@@ -1,0 +1,104 @@
+"""An experience: one captured interaction, immutable; its class, feedback and reservation stand beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from tunesmith.core.states import Transitions
+
+REJECTIONS_BEFORE_REVIEW = 2  # so that one poisoned batch cannot be rejected for ever
+
+
+class ExperienceState(StrEnum):
+    COLLECTED = "collected"
+    RESERVED = "reserved"
+    CONSUMED = "consumed"
+    FORGOTTEN = "forgotten"
+
+
+E = ExperienceState
+
+EXPERIENCE = Transitions(
+    "experience",
+    {
+        E.COLLECTED: frozenset({E.RESERVED, E.FORGOTTEN}),
+        E.RESERVED: frozenset({E.COLLECTED, E.CONSUMED, E.FORGOTTEN}),
+        E.CONSUMED: frozenset({E.COLLECTED, E.FORGOTTEN}),
+        E.FORGOTTEN: frozenset(),
+    },
+)
+
+
+class ExperienceClass(StrEnum):
+    """What an experience is worth as training data, as far as is known now; late feedback moves it."""
+
+    GOLD = "gold"
+    NEEDS_IMPROVEMENT = "needs_improvement"
+    AMBIGUOUS = "ambiguous"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where an interaction came from; none of it is needed."""
+
+    source: str | None = None
+    """Which application or file brought it."""
+    session: str | None = None
+    """The conversation it was part of, as the application calls it."""
+    served_by: str | None = None
+    """The adapter version that answered, such as support@v3."""
+    template: str | None = None
+    """The name of the prompt's template."""
+    task_type: str | None = None
+    """What kind of task it was, for mixing and filtering."""
+    reference: str | None = None
+    """The answer that was expected, where it is known."""
+    captured_at: datetime | None = None
+    """When it happened; unset: when it is stored."""
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """A conversation that ends with the model's answer, and the answer that was expected, where that is known."""
+
+    messages: Sequence[Mapping[str, Any]]
+    reference: str | None = None
+
+    @property
+    def answer(self) -> str:
+        return str(self.messages[-1].get("content") or "") if self.messages else ""
+
+    @property
+    def question(self) -> str:
+        """What the person said last."""
+        said = [message for message in self.messages[:-1] if message["role"] == "user"]
+        return str(said[-1].get("content") or "") if said else ""
+
+    @property
+    def instructions(self) -> str:
+        """What the template around the question says."""
+        return "\n".join(str(message.get("content") or "") for message in self.messages if message["role"] == "system")
+
+    @property
+    def prompt(self) -> str:
+        """Everything that the model had read before it answered."""
+        return "\n".join(str(message.get("content") or "") for message in self.messages[:-1])
+
+
+def next_turn_after(answer: str, messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """What the person said right after this answer in a later conversation; None where that cannot be told.
+
+    Some applications log the whole conversation each time, others only the last turn.
+    """
+    for place in range(len(messages) - 2, -1, -1):
+        here, then = messages[place], messages[place + 1]
+        if here["role"] == "assistant" and here.get("content") == answer and then["role"] == "user":
+            return str(then.get("content") or "")
+    said = [message for message in messages if message["role"] == "user"]
+    answered = [message for message in messages if message["role"] == "assistant"]
+    return str(said[0].get("content") or "") if len(said) == len(answered) == 1 else None

@@ -1,0 +1,281 @@
+"""The mix: which experiences make the next dataset, in which role and why. Pure: values in, values and reasons out.
+
+Shortage rules, in this order:
+
+1. Corrected ones that are missing are replaced by gold ones, and gold ones that are missing by corrected ones.
+2. Where both are missing, there are fewer examples in all: replay never fills a place of new data, and shrinks with it.
+3. Replay that is missing stays missing: what was never learnt waits for its turn instead of being burnt at once.
+4. Of one template, and of one source, no more than its share is trained, once there are two to choose from.
+5. What the hash of its prompt holds out, or gives to validation, is never trained. It comes along beside the places, as
+   large a part of it as of what can be trained, and at least `min_beside`. Where there are fewer, what was held out or
+   validated on before comes along again.
+
+The same candidates, policy and seed give the same choice, whatever order they come in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from tunesmith.core.section import Section, Share
+from tunesmith.datasets.example import Split
+from tunesmith.experience.rules.experience import ExperienceClass
+from tunesmith.experience.rules.learning import MemberRole
+
+MixKind = Literal["sft", "preference"]
+"""sft: answers to learn. preference: pairs of a correction and the answer it corrects."""
+WAITS = "new, and no place left in this round"
+LEARNT = "learnt already, and not drawn to be repeated"
+FULL = {"template": "a template that has its share already", "source": "a source that has its share already"}
+
+
+class Mix(Section):
+    """The `experience.mix` section of a profile."""
+
+    gold: Share = 0.5
+    """Share of good answers, relative to the other two."""
+    corrected: Share = 0.2
+    """Share of answers that a person or a teacher corrected."""
+    replay: Share = 0.3
+    """Share of what was learnt before, so that it is not forgotten."""
+    min_new: int = Field(default=50, ge=1, le=1_000_000)
+    """Fewest examples to train on that were never learnt; with fewer, nothing is assembled."""
+    max_examples: int = Field(default=200, ge=1, le=1_000_000)
+    """Most examples to train on; held-out and validation ones come along beside them."""
+    max_template_share: float = Field(default=0.5, gt=0.0, le=1.0)
+    """Most of these that one template may have, where there are several."""
+    max_source_share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Most of these that one source (an application, a file) may have, where there are several."""
+    min_beside: int = Field(default=50, ge=0, le=100_000)
+    """Fewest held-out, and fewest validation, examples to bring along, where there are so many."""
+    seed: int = Field(default=1, ge=0, lt=2**32)
+    """Which of many are taken."""
+    task_types: tuple[str, ...] = ()
+    """Only experiences of these task types; empty: all."""
+
+    @model_validator(mode="after")
+    def _room_for_new(self) -> Mix:
+        if self.gold + self.corrected == 0.0:
+            raise ValueError("experience.mix.gold: with experience.mix.corrected it leaves no place for new examples")
+        if self.new_places < self.min_new:
+            raise ValueError(
+                f"experience.mix.min_new: {self.min_new} is more than the {self.new_places} places for new examples "
+                f"among {self.max_examples} (max_examples); lower it, or raise max_examples"
+            )
+        return self
+
+    @property
+    def replay_places(self) -> int:
+        return round(self.max_examples * self.replay / (self.gold + self.corrected + self.replay))
+
+    @property
+    def new_places(self) -> int:
+        return self.max_examples - self.replay_places
+
+    @property
+    def corrected_places(self) -> int:
+        return round(self.new_places * self.corrected / (self.gold + self.corrected))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What the choice needs to know about one experience."""
+
+    id: str
+    seq: int
+    """Its place in the order they were captured in."""
+    class_name: ExperienceClass
+    has_correction: bool
+    is_consumed: bool
+    """It was learnt before."""
+    split: Split
+    """Where the hash of its prompt puts it."""
+    template: str | None = None
+    source: str | None = None
+    task_type: str | None = None
+    doubt: str | None = None
+    """Why nobody's silence made it gold (experience/rules/standing.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """One experience that is in."""
+
+    id: str
+    role: MemberRole
+    split: Split
+    reason: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    picks: tuple[Pick, ...]
+    """Corrected ones first, then gold, then replay, each newest first: of two answers to a question the first stays."""
+    left_out: Mapping[str, int]
+    """Why others are not in, with how many of each."""
+    shortages: tuple[str, ...]
+    """Which rules had to be used."""
+
+    @property
+    def num_new(self) -> int:
+        """How many are trained that were never learnt."""
+        return sum(pick.split is Split.TRAIN and pick.role is not MemberRole.REPLAY for pick in self.picks)
+
+
+class MixReport(Section):
+    """How a dataset was assembled from experiences; kept in its manifest."""
+
+    policy: Mix
+    kind: MixKind
+    roles: dict[MemberRole, int]
+    """How many of each are trained."""
+    num_new: int
+    """How many of these were never learnt."""
+    num_reserved: int
+    """Experiences that the dataset reserved: all that are new, held out or not."""
+    shortages: tuple[str, ...]
+    left_out: dict[str, int]
+    """Why other experiences of the profile are not in, with how many of each."""
+    warning: str | None = None
+    """Of a preview: why a run on these would be held."""
+    refusal: str | None = None
+    """Of a preview: why no dataset would be made of these."""
+
+
+def role_of(candidate: Candidate, policy: Mix, kind: MixKind) -> MemberRole | str:
+    """Its role, or why it cannot be in."""
+    if candidate.class_name is ExperienceClass.QUARANTINED:
+        return "quarantined"
+    if policy.task_types and candidate.task_type not in policy.task_types:
+        return "of another task type"
+    is_gold = candidate.class_name is ExperienceClass.GOLD
+    if kind == "preference" and not candidate.has_correction:
+        return "without a correction to make a pair of"
+    if not is_gold and not candidate.has_correction:
+        return candidate.doubt or f"{candidate.class_name} and not corrected"
+    if candidate.is_consumed:
+        return MemberRole.REPLAY
+    return MemberRole.GOLD if is_gold and kind == "sft" else MemberRole.CORRECTED
+
+
+def select(candidates: Iterable[Candidate], policy: Mix, kind: MixKind, max_heldout: int) -> Selection:
+    """Choose by the rules above; any input has an answer, also one with nothing in it."""
+    left_out: Counter[str] = Counter()
+    able: list[tuple[Candidate, MemberRole]] = []
+    for candidate in candidates:
+        role = role_of(candidate, policy, kind)
+        if isinstance(role, MemberRole):
+            able.append((candidate, role))
+        else:
+            left_out[role] += 1
+    trained = _Places(policy, [pair for pair in able if pair[0].split is Split.TRAIN])
+    picks = trained.fill()
+    left_out.update(trained.left_out)
+    for split, most in ((Split.VALIDATION, policy.max_examples), (Split.HELDOUT, max_heldout)):
+        beside = sorted((pair for pair in able if pair[0].split is split), key=lambda pair: pair[0].seq)
+        new = [pair for pair in beside if pair[1] is not MemberRole.REPLAY]
+        old = [pair for pair in beside if pair[1] is MemberRole.REPLAY]
+        taken = _spread(new, min(most, max(policy.min_beside, math.ceil(len(new) * trained.share_taken))))
+        again = _spread(old, max(0, min(most, policy.min_beside) - len(taken)))
+        picks += [(candidate, role, _BESIDE[split]) for candidate, role in (*taken, *again)]
+        left_out[WAITS] += len(new) - len(taken)
+        left_out[f"{_BESIDE[split]}, and was in before"] += len(old) - len(again)
+    order = {MemberRole.CORRECTED: 0, MemberRole.GOLD: 1, MemberRole.REPLAY: 2}
+    picks.sort(key=lambda pick: (order[pick[1]], -pick[0].seq, pick[0].id))
+    return Selection(
+        tuple(Pick(candidate.id, role, candidate.split, reason) for candidate, role, reason in picks),
+        {why: num for why, num in sorted(left_out.items()) if num},
+        tuple(trained.shortages),
+    )
+
+
+_BESIDE = {Split.VALIDATION: "its prompt is for validation", Split.HELDOUT: "its prompt is held out"}
+_Picked = tuple[Candidate, MemberRole, str]
+
+
+class _Places:
+    """The places of the training split, filled role by role."""
+
+    def __init__(self, policy: Mix, able: Sequence[tuple[Candidate, MemberRole]]) -> None:
+        self._policy = policy
+        self._queues = {role: _drawn([c for c, r in able if r is role], policy.seed) for role in MemberRole}
+        self._taken: Counter[tuple[str, str]] = Counter()
+        shares = {"template": policy.max_template_share, "source": policy.max_source_share}
+        self._most = {
+            what: max(1, int(policy.max_examples * share))
+            for what, share in shares.items()
+            if len({getattr(candidate, what) for candidate, _ in able} - {None}) > 1
+        }
+        self._num_able = sum(role is not MemberRole.REPLAY for _, role in able)
+        self.left_out: Counter[str] = Counter()
+        self.shortages: list[str] = []
+        self.share_taken = 0.0
+        """Of the new ones that can be trained."""
+
+    def fill(self) -> list[_Picked]:
+        policy, gold, corrected = self._policy, MemberRole.GOLD, MemberRole.CORRECTED
+        picked = self._take(corrected, policy.corrected_places, "corrected")
+        missing = policy.corrected_places - len(picked)
+        gold_places = policy.new_places - policy.corrected_places
+        picked += self._take(gold, gold_places, "gold")
+        if missing:
+            instead = self._take(gold, missing, "gold, in the place of a corrected one")
+            picked += instead
+            self._short("corrected", missing, f"gold took {len(instead)} of their places")
+        elif (missing := policy.new_places - len(picked)) > 0:
+            instead = self._take(corrected, missing, "corrected, in the place of a gold one")
+            picked += instead
+            self._short("gold", missing, f"corrected ones took {len(instead)} of their places")
+        if (missing := policy.new_places - len(picked)) > 0:
+            self._short("new", missing, "fewer in all, and replay shrinks with them")
+        self.share_taken = len(picked) / max(1, self._num_able)
+        places = policy.replay_places * len(picked) // policy.new_places
+        replayed = self._take(MemberRole.REPLAY, places, "learnt before, and repeated so that it is not forgotten")
+        if len(replayed) < places:
+            self._short("replay", places - len(replayed), "their places stay empty")
+        for role, queue in self._queues.items():
+            self.left_out[LEARNT if role is MemberRole.REPLAY else WAITS] += len(queue)
+        return picked + replayed
+
+    def _short(self, what: str, num: int, then: str) -> None:
+        self.shortages.append(f"{num} {what} missing: {then}")
+
+    def _take(self, role: MemberRole, num: int, reason: str) -> list[_Picked]:
+        """The next of a role, without those whose template or source has its share already."""
+        queue = self._queues[role]
+        picked: list[_Picked] = []
+        while queue and len(picked) < num:
+            candidate = queue.pop()
+            owners = [
+                (what, str(getattr(candidate, what))) for what in self._most if getattr(candidate, what) is not None
+            ]
+            full = next((what for what, name in owners if self._taken[what, name] >= self._most[what]), None)
+            if full is not None:
+                self.left_out[FULL[full]] += 1
+                continue
+            self._taken.update(owners)
+            picked.append((candidate, role, reason))
+        return picked
+
+
+def _drawn(candidates: Sequence[Candidate], seed: int) -> list[Candidate]:
+    """In the order of a lottery that depends on the seed and their ids only; the last is drawn first."""
+
+    def lot(candidate: Candidate) -> bytes:
+        return hashlib.sha256(f"{seed} {candidate.id}".encode()).digest()
+
+    return sorted(candidates, key=lot)
+
+
+def _spread(ordered: list[tuple[Candidate, MemberRole]], most: int) -> list[tuple[Candidate, MemberRole]]:
+    """At most so many, evenly over the order they came in, so that old and new both stay represented."""
+    if len(ordered) <= most:
+        return ordered
+    return [ordered[place * len(ordered) // most] for place in range(most)]

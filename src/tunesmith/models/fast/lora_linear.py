@@ -1,0 +1,154 @@
+"""Linear layers that read the same input, with the adapters on them, as one product forwards and one backwards.
+
+`y = x Wᵀ + (x (sA)ᵀ) Bᵀ`. The weights of the layers lie below each other in one matrix, of which the layers of the
+model are views from then on; likewise the matrices A. Copies of A and B in the model's dtype are made before each pass.
+Gradients go straight to the parameters, which keep fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tunesmith.models.quantized import dense_weight, is_quantized
+
+_ALIGNED = 64
+_WIDE = 1.5
+"""From so many outputs per input on it is cheaper to lengthen the inputs than to add to the outputs afterwards."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One layer's A and B, and which rows and ranks of the site are theirs."""
+
+    a: Any
+    b: Any
+    scale: float
+    rows: slice
+    ranks: slice
+
+
+class Site:
+    """One or several linear layers on the same input."""
+
+    def __init__(self, modules: Sequence[Any], *, may_widen: bool = False) -> None:
+        """`modules`: plain linear layers, or peft's with one LoRA adapter each. `may_widen`: whether whoever makes the
+        inputs can leave room beside them (`width`)."""
+        self._layers = [getattr(module, "base_layer", module) for module in modules]
+        first = self._layers[0]
+        self.num_in: int = first.in_features
+        self.num_out: int = sum(layer.out_features for layer in self._layers)
+        self._adapters = _adapters(modules)
+        ranks = sum(adapter.a.shape[0] for adapter in self._adapters)
+        self.num_ranks = -(-ranks // _ALIGNED) * _ALIGNED if ranks else 0
+        is_dense = not any(map(is_quantized, self._layers))
+        self._is_wide = may_widen and is_dense and self.num_ranks > 0 and self.num_out >= _WIDE * self.num_in
+        self._dense = _joined(self._layers, self.num_ranks if self._is_wide else 0) if is_dense else None
+        self._bias = _joined_bias(self._layers)
+        like = dense_weight(first)
+        self._down = like.new_zeros(self.num_ranks, self.num_in)
+        if self._dense is not None and self._is_wide:
+            self._up = self._dense[:, self.num_in :]
+        else:
+            self._up = like.new_zeros(self.num_out, self.num_ranks)
+
+    def copies(self) -> tuple[list[Any], list[Any], list[float]]:
+        """Where copies of the parameters go, those parameters, and by what each is multiplied."""
+        places = [self._down[adapter.ranks] for adapter in self._adapters]
+        places += [self._up[adapter.rows, adapter.ranks] for adapter in self._adapters]
+        parameters = [adapter.a for adapter in self._adapters] + [adapter.b for adapter in self._adapters]
+        return places, parameters, [*(adapter.scale for adapter in self._adapters), *([1.0] * len(self._adapters))]
+
+    @property
+    def width(self) -> int:
+        """How wide the rows given to `forward` must be: the inputs, and room for what a wide site puts beside them."""
+        return self.num_in + (self.num_ranks if self._is_wide else 0)
+
+    def forward(self, inputs: Any) -> tuple[Any, Any]:
+        """Outputs, and the inner product that the gradients need again."""
+        if self._is_wide:
+            inner = inputs[:, : self.num_in] @ self._down.T
+            inputs[:, self.num_in :] = inner
+            return self._product(inputs), inner
+        outputs = self._product(inputs)
+        if not self.num_ranks:
+            return outputs, inputs.new_empty(0)
+        inner = inputs @ self._down.T
+        return outputs.addmm_(inner, self._up.T), inner
+
+    def backward(self, inputs: Any, inner: Any, grad: Any) -> Any:
+        """Gradient of the inputs; those of the adapters are added to their parameters'."""
+        grad_inputs, grad_inner = self.backward_inputs(grad)
+        self.learn(inputs, inner, grad, grad_inner)
+        return grad_inputs
+
+    def backward_inputs(self, grad: Any) -> tuple[Any, Any]:
+        """Gradients of the inputs and of the inner product."""
+        made = grad @ self._weight()
+        if not self.num_ranks:
+            return made, None
+        if self._is_wide:
+            grad_inputs, grad_inner = made[:, : self.num_in], made[:, self.num_in :]
+        else:
+            grad_inputs, grad_inner = made, grad @ self._up
+        return grad_inputs.addmm_(grad_inner, self._down), grad_inner
+
+    def learn(self, inputs: Any, inner: Any, grad: Any, grad_inner: Any) -> None:
+        """Add to the gradients of the adapters."""
+        if not self.num_ranks:
+            return
+        # of each product only the blocks that are somebody's own are used; computing all at once is faster all the same
+        grad_down, grad_up = grad_inner.T @ inputs, grad.T @ inner
+        for adapter in self._adapters:
+            adapter.b.grad.add_(grad_up[adapter.rows, adapter.ranks])
+            adapter.a.grad.add_(grad_down[adapter.ranks], alpha=adapter.scale)
+
+    def _product(self, inputs: Any) -> Any:
+        weight = self._weight()
+        return inputs @ weight.T if self._bias is None else torch.addmm(self._bias, inputs, weight.T)
+
+    def _weight(self) -> Any:
+        if self._dense is not None:
+            return self._dense
+        parts = [dense_weight(layer) for layer in self._layers]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _joined(layers: Sequence[Any], num_more: int) -> Any:
+    """One matrix for all, with so many more columns; each layer's own becomes a part of it: nothing is held twice."""
+    if len(layers) == 1 and not num_more:
+        return layers[0].weight.data
+    first = layers[0].weight.data
+    joined = first.new_zeros(sum(layer.out_features for layer in layers), layers[0].in_features + num_more)
+    for layer, part in zip(layers, joined.split([layer.out_features for layer in layers]), strict=True):
+        own = part[:, : layer.in_features]
+        own.copy_(layer.weight.data)
+        layer.weight.data = own
+    return joined
+
+
+def _joined_bias(layers: Sequence[Any]) -> Any:
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    if not biases:
+        return None
+    missing = {layer: biases[0].new_zeros(layer.out_features) for layer in layers if layer.bias is None}
+    return torch.cat([missing[layer] if layer.bias is None else layer.bias.data for layer in layers])
+
+
+def _adapters(modules: Sequence[Any]) -> list[Adapter]:
+    made: list[Adapter] = []
+    row = rank = 0
+    for module in modules:
+        out = getattr(module, "base_layer", module).out_features
+        if hasattr(module, "lora_A"):
+            (name,) = module.lora_A
+            a, b = module.lora_A[name].weight, module.lora_B[name].weight
+            made.append(
+                Adapter(a, b, float(module.scaling[name]), slice(row, row + out), slice(rank, rank + a.shape[0]))
+            )
+            rank += a.shape[0]
+        row += out
+    return made

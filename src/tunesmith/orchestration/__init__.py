@@ -1,0 +1,1 @@
+"""What follows what: submit, plan, lifecycle, control, worker."""

@@ -1,0 +1,271 @@
+"""The one resolver: schema defaults < profile < campaign < project file < environment < overrides, with origins."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from operator import getitem
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from tunesmith.core.errors import ConfigError, NotFound, show
+from tunesmith.core.files import canonical_json, sha256_text
+from tunesmith.core.ids import is_name
+from tunesmith.core.section import Section
+from tunesmith.profiles.layers import (
+    Entries,
+    Layer,
+    Origin,
+    Problems,
+    default_layer,
+    document_layer,
+    dotted,
+    environment_layer,
+    lay_over,
+    mapping_layer,
+    override_layer,
+)
+from tunesmith.profiles.profile import Profile
+from tunesmith.profiles.schema import Place, Problem, find, places, subsection
+from tunesmith.profiles.settings import Settings
+from tunesmith.profiles.value_checks import describe
+from tunesmith.profiles.workspace import Workspace
+from tunesmith.profiles.yaml_files import Document, KeyPath, read_yaml
+
+S = TypeVar("S", bound=Section)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A profile as it holds for one run, the workspace's settings, and who said what."""
+
+    profile: Profile
+    settings: Settings
+    values: dict[str, Any]
+    """Every value there is, by dotted key, as JSON holds it."""
+    origins: dict[str, Origin]
+    """Who said it, for the same keys."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the profile's values; who said them does not matter."""
+        return sha256_text(canonical_json(self.profile.model_dump(mode="json")))
+
+    def said(self) -> dict[str, str]:
+        """Where each key of the profile that is not a schema default came from."""
+        return {
+            key: str(origin)
+            for key, origin in self.origins.items()
+            if origin.layer is not Layer.DEFAULT and key.partition(".")[0] in Profile.model_fields
+        }
+
+
+@dataclass(frozen=True)
+class ProfileEntry:
+    """One line of `profile list`: the profile, or why it cannot be read."""
+
+    name: str
+    profile: Profile | None
+    error: str | None
+
+
+def resolve(
+    profile_name: str,
+    *,
+    workspace: Workspace,
+    campaign_overrides: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    environ: Mapping[str, str] | None = None,
+    kept: Entries | None = None,
+) -> Resolved:
+    """The profile and settings that hold now; one ConfigError with every problem, one line each.
+
+    `kept` is what an earlier run was told and is told again: stronger than all but the overrides.
+    """
+    files = (workspace.profiles_dir / f"{profile_name}.yaml", workspace.project_file)
+    with _repeating_nothing_of_foreign(files, workspace):
+        return _resolve(profile_name, workspace, campaign_overrides, overrides, environ, kept)
+
+
+def _resolve(
+    profile_name: str,
+    workspace: Workspace,
+    campaign_overrides: Mapping[str, Any] | None,
+    overrides: Sequence[str] | Mapping[str, Any],
+    environ: Mapping[str, str] | None,
+    kept: Entries | None,
+) -> Resolved:
+    document = _read_profile(workspace, profile_name)
+    problems = Problems()
+    entries = lay_over(default_layer(), document_layer(Layer.PROFILE, document, problems))
+    named = document.tree.get("name")
+    if isinstance(named, str) and named != profile_name:
+        reason = f"is {show(named)}, but the file is {profile_name}.yaml; make them equal"
+        problems.add(document.where(("name",)), Problem(("name",), reason))
+    entries = lay_over(entries, mapping_layer(Layer.CAMPAIGN, "campaign", campaign_overrides or {}, problems))
+    entries = _lay_workspace_over(entries, workspace, environ, problems)
+    entries = lay_over(entries, kept or {})
+    entries = lay_over(entries, override_layer(overrides, problems, Layer.OVERRIDE))
+    problems.raise_any()
+    profile = _build(Profile, entries, document.shown)
+    settings = _build(Settings, entries, workspace.project_file.name)
+    dump = {**settings.model_dump(mode="json"), **profile.model_dump(mode="json")}
+    paths = sorted(entries, key=_rank)
+    return Resolved(
+        profile,
+        settings,
+        values={".".join(path): reduce(getitem, path, dump) for path in paths},
+        origins={".".join(path): entries[path].origin for path in paths},
+    )
+
+
+def resolve_settings(
+    workspace: Workspace,
+    environ: Mapping[str, str] | None = None,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+) -> Settings:
+    """The workspace's settings, without any profile; `overrides` are options of one command, such as `serve --port`."""
+    problems = Problems()
+    with _repeating_nothing_of_foreign((workspace.project_file,), workspace):
+        entries = _lay_workspace_over(default_layer(), workspace, environ, problems)
+        # what holds for the whole workspace may be said here, which an override of one run may not
+        entries = lay_over(entries, override_layer(overrides, problems, Layer.ENVIRONMENT))
+        problems.raise_any()
+        return _build(Settings, entries, workspace.project_file.name)
+
+
+@contextmanager
+def _repeating_nothing_of_foreign(files: Sequence[Path], workspace: Workspace) -> Iterator[None]:
+    """An error quotes a file's words. A link may lead to a file that whoever sees the error must not read."""
+    try:
+        yield
+    except ConfigError:
+        for path in files:
+            if path.is_symlink() and not path.resolve().is_relative_to(workspace.root.resolve()):
+                raise ConfigError(
+                    f"{path.relative_to(workspace.root)}: cannot be used. It is a link to a file outside the "
+                    "workspace, so no word of it is repeated here; copy the file into the workspace to see why"
+                ) from None
+        raise
+
+
+def check_overrides(overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """What a campaign may say, checked when it is created; returned flat, by dotted key, ready to store."""
+    problems = Problems()
+    entries = override_layer(overrides, problems, Layer.CAMPAIGN)
+    problems.raise_any()
+    return {".".join(path): entry.value for path, entry in entries.items()}
+
+
+def list_profiles(workspace: Workspace, environ: Mapping[str, str] | None = None) -> list[ProfileEntry]:
+    """Every profile of the workspace; a broken one carries its error instead of hiding the others."""
+    return [_entry(path, workspace, environ) for path in _profile_files(workspace)]
+
+
+def _entry(path: Path, workspace: Workspace, environ: Mapping[str, str] | None) -> ProfileEntry:
+    name, shown = path.stem, f"{path.parent.name}/{path.name}"
+    if path.suffix != ".yaml":
+        return ProfileEntry(name, None, f"{shown}: is not read; rename it to {name}.yaml")
+    if not is_name(name):
+        reason = "use lower-case letters, digits, '.', '_' and '-' only in the file's name, at most 63"
+        return ProfileEntry(name, None, f"{shown}: {reason}")
+    try:
+        return ProfileEntry(name, resolve(name, workspace=workspace, environ=environ).profile, None)
+    except ConfigError as error:
+        return ProfileEntry(name, None, error.message)
+
+
+def objection(workspace: Workspace, name: str) -> str | None:
+    """What a profile's own file says against training and deploying for it now; None: nothing.
+
+    No other layer has a say in this, so that who disables a profile has stopped what waits, too.
+    """
+    try:
+        with _repeating_nothing_of_foreign((workspace.profiles_dir / f"{name}.yaml",), workspace):
+            document = _read_profile(workspace, name)
+    except NotFound:
+        return f"profile {name} is gone: there is no {workspace.profiles_dir.name}/{name}.yaml"
+    except ConfigError as error:
+        return f"profile {name} cannot be read: {error.message}"
+    enabled = document.tree.get("enabled", True)
+    if enabled is True:
+        return None
+    return f"profile {name} is disabled: {document.tree.get('disabled_reason') or 'its file gives no reason'}"
+
+
+def _lay_workspace_over(
+    entries: Entries,
+    workspace: Workspace,
+    environ: Mapping[str, str] | None,
+    problems: Problems,
+) -> Entries:
+    """Project file and environment hold for every profile, and for the settings."""
+    project = read_yaml(workspace.project_file, workspace.project_file.name)
+    entries = lay_over(entries, document_layer(Layer.PROJECT, project, problems))
+    return lay_over(entries, environment_layer(os.environ if environ is None else environ, problems))
+
+
+def _read_profile(workspace: Workspace, name: str) -> Document:
+    path = workspace.profiles_dir / f"{name}.yaml"
+    if not is_name(name) or not path.exists():
+        hint = f"profiles are files in {workspace.profiles_dir.name}/, e.g. profiles/NAME.yaml"
+        known = [known.stem for known in _profile_files(workspace)]
+        raise NotFound.named("profile", name, known, hint)
+    return read_yaml(path, f"{workspace.profiles_dir.name}/{path.name}")
+
+
+def _profile_files(workspace: Workspace) -> list[Path]:
+    if not workspace.profiles_dir.is_dir():
+        return []
+    return sorted(path for path in workspace.profiles_dir.iterdir() if path.suffix in (".yaml", ".yml"))
+
+
+def _build(model: type[S], entries: Entries, shown: str) -> S:
+    """The model of everything said; only what takes several keys to see can still be wrong."""
+    tree: dict[str, Any] = {name: {} for name, info in model.model_fields.items() if subsection(info)}
+    for path, entry in entries.items():
+        if path[0] in model.model_fields:
+            _plant(tree, path, entry.value)
+    try:
+        return model.model_validate_json(json.dumps(tree), strict=True)
+    except ValidationError as error:
+        problems = Problems()
+        for detail in error.errors():
+            if detail["type"] == "missing":
+                key = dotted(detail["loc"])
+                doc = (places()[key].info.description or "").rstrip(".")
+                problems.add(shown, Problem(detail["loc"], f"is required ({describe(key)}): {doc}"))
+            else:  # a rule of ours: "key: reason"
+                key, _, reason = detail["msg"].removeprefix("Value error, ").partition(": ")
+                path = tuple(key.split("."))
+                problems.add(_where(entries, path, shown), Problem(path, reason))
+        raise problems.as_error() from None
+
+
+def _plant(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    for part in path[:-1]:
+        tree = tree.setdefault(part, {})
+    tree[path[-1]] = value
+
+
+def _where(entries: Entries, path: KeyPath, otherwise: str) -> str:
+    """Who said the key that a rule complains about; for a default, the strongest layer that spoke in its section."""
+    for place in (path, path[:-1]):
+        said = [entry.origin for known, entry in entries.items() if place and known[: len(place)] == place]
+        said = [origin for origin in said if origin.layer is not Layer.DEFAULT]
+        if said:
+            return max(said, key=lambda origin: list(Layer).index(origin.layer)).where
+    return otherwise
+
+
+def _rank(path: tuple[str, ...]) -> int:
+    """In the order of the schema, so that listings read well."""
+    place = find(path)
+    assert isinstance(place, Place), "entries are values, not sections"
+    return list(places()).index(".".join((*place.prefix, place.field)))

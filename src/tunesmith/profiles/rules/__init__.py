@@ -1,0 +1,1 @@
+"""Pure decisions about profiles: campaigns, locked facts, limits of targets."""

@@ -1,0 +1,134 @@
+"""What every noun of the client shares: the workspace, its settings, the open store, and who is asking."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from tunesmith.core.errors import NotFound, StoreError, UsageError
+from tunesmith.core.files import sha256_text, write_atomic
+from tunesmith.core.ids import is_id
+from tunesmith.profiles.queries import profiles
+from tunesmith.profiles.resolve import resolve_settings
+from tunesmith.profiles.settings import Settings
+from tunesmith.profiles.workspace import Workspace
+from tunesmith.store.database import Database, Patience
+from tunesmith.store.schema import open_store
+
+_opening = threading.Lock()
+
+
+def _start_anew() -> None:
+    """A forked process has none of the threads that may hold the lock."""
+    global _opening  # noqa: PLW0603 - the one lock of the process
+    _opening = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_start_anew)
+
+
+class Session:
+    def __init__(
+        self,
+        workspace: Workspace,
+        actor: str | None,
+        environ: Mapping[str, str] | None,
+        patience: Patience | None = None,
+    ) -> None:
+        self.workspace = workspace
+        self.environ = environ
+        self.patience = patience
+        self.actor = actor or _user()
+        self._database: Database | None = None
+        self._was_open = False
+
+    def another(self) -> Session:
+        """One with a store connection of its own, for another thread."""
+        other = Session(self.workspace, self.actor, self.environ, self.patience)
+        other._was_open = self._was_open
+        return other
+
+    @cached_property
+    def settings(self) -> Settings:
+        return resolve_settings(self.workspace, self.environ)
+
+    @property
+    def store_url(self) -> str:
+        """A relative SQLite file is the workspace's own, wherever the command is given."""
+        url = self.settings.store.url or f"sqlite:///{self.workspace.store_file}"
+        file = url.removeprefix("sqlite:///")
+        return f"sqlite:///{self.workspace.root / file}" if file not in (url, "", ":memory:") else url
+
+    @property
+    def no_room(self) -> str | None:
+        """Why the disk keeps workers from training and evaluating; None if there is room."""
+        return self.workspace.shortage(self.settings.worker.min_free_mb)
+
+    @property
+    def database(self) -> Database:
+        """Opened at first use. A store that was made once is never made again: gone or empty is an error."""
+        if self._database is None:
+            with _opening:  # threads of an application may all come first
+                if self._database is None:
+                    self._database = self._open()
+                    if self._database.reserve is not None:
+                        self._database.reserve.fill_up()
+                    self._was_open = True
+        return self._database
+
+    def _open(self) -> Database:
+        marker = self.workspace.data_dir / "store.json"
+        name = sha256_text(self.settings.store.url or "the workspace's own")  # a moved workspace keeps its own store
+        try:
+            if marker.exists() and not marker.is_file():
+                raise ValueError("it is not an ordinary file; move it away and restore a backup")
+            known = json.loads(marker.read_text()) if marker.exists() else []
+            if not isinstance(known, list):
+                raise ValueError("it holds no list; restore a backup")
+            if self._was_open:  # the whole folder may have been moved away since: that makes no new store either
+                return open_store(self.store_url, patience=self.patience)
+            self.workspace.make_private()
+            database = open_store(self.store_url, create=name not in known, patience=self.patience)
+            if name not in known:
+                write_atomic(marker, json.dumps([*known, name]))
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{marker} cannot be read or written: {error}") from error
+        return database
+
+    def known_profile(self, name: str | None) -> str | None:
+        """The name again; refuses one that neither a file nor the store knows, where a filter would find nothing."""
+        if name is None:
+            return None
+        files = [path.stem for path in self.workspace.profiles_dir.glob("*.yaml")]
+        with self.database.read() as tx:
+            if name not in files and profiles.lock_of(tx, name) is None:
+                raise NotFound.named("profile", name, files)
+        return name
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+
+def _user() -> str:
+    try:
+        return f"user:{getpass.getuser()}"
+    except (OSError, KeyError):
+        return "user:unknown"
+
+
+def data_source(data: str | Path | Sequence[Path]) -> str | list[Path]:
+    """A dataset id, or files: anything that is there on disk, or cannot be an id, is a file."""
+    if isinstance(data, Path):
+        return [data]
+    if not isinstance(data, str):
+        return list(data)
+    if not data:
+        raise UsageError("the data is an empty text; name a dataset id or JSONL files")
+    return data if is_id(data) and not Path(data).exists() else [Path(data)]

@@ -1,0 +1,1 @@
+"""Who has the device: training asks for it, serving gives it."""

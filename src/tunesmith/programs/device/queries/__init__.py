@@ -1,0 +1,1 @@
+"""Servers and hand-overs in the store."""

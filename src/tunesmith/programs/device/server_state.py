@@ -1,0 +1,66 @@
+"""How a model is named in a request, and what a running server tells about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tunesmith.core.errors import NotFound, show
+from tunesmith.core.ids import is_name
+
+BASE = "base"
+"""`PROFILE@base` asks the profile's base model without any adapter."""
+_MAX_DIGITS = 9
+
+
+class ServerState(StrEnum):
+    """What a server is doing with its device."""
+
+    SERVING = "serving"
+    STEPPING_ASIDE = "stepping_aside"  # no new answers; those under way are written to their end
+    ASIDE = "aside"  # the device is free for training
+    RETURNING = "returning"
+
+
+class HandOverState(StrEnum):
+    """A device is asked for, given, and given back; it is never forgotten in between."""
+
+    REQUESTED = "requested"
+    GIVEN = "given"
+    OVER = "over"
+
+
+class ShadowOutcome(StrEnum):
+    """What became of one mirrored request."""
+
+    ANSWERED = "answered"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+
+
+@dataclass(frozen=True)
+class ModelName:
+    """What a request asks for: a profile's live version, one exact version, or the bare base."""
+
+    profile: str
+    version: int | None = None
+    is_base: bool = False
+
+    @property
+    def is_live(self) -> bool:
+        return self.version is None and not self.is_base
+
+
+def parse_model(text: str) -> ModelName:
+    """`support` is what is live, `support@v7` exactly that, `support@base` the base model; raises NotFound."""
+    profile, at, rest = text.partition("@")
+    if is_name(profile):
+        if not at:
+            return ModelName(profile)
+        if rest == BASE:
+            return ModelName(profile, is_base=True)
+        digits = rest.removeprefix("v")
+        is_number = digits.isascii() and digits.isdecimal() and not digits.startswith("0")
+        if rest.startswith("v") and is_number and len(digits) <= _MAX_DIGITS:
+            return ModelName(profile, int(digits))
+    raise NotFound(f"no model {show(text)}; ask for PROFILE, PROFILE@v7 or PROFILE@{BASE}")

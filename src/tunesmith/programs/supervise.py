@@ -1,0 +1,161 @@
+"""Run one program to its end: pass on requests, notice progress, enforce limits from outside, judge nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tunesmith.core.errors import ProgramError
+from tunesmith.programs.launch import RunningProgram, launch
+from tunesmith.programs.messages import Ack, Event, Metrics, Phase, PhaseEvent
+from tunesmith.programs.progress import Advance
+from tunesmith.programs.stage import StageContext
+from tunesmith.runs.queries import requests, switches, tasks
+from tunesmith.runs.rules.request import RequestKind, strongest
+from tunesmith.runs.rules.task import STOPPED_BY_ESTOP, ErrorClass
+from tunesmith.runs.spec import EvaluateSpec, TrainSpec
+from tunesmith.store.database import Tx
+from tunesmith.training.rules.live_checks import Finding, broken_numbers
+
+_LOOK_S = 0.05
+_STACKS_S = 0.2  # for a hanging program to write its stacks, before it is ended
+_ASK_S = 0.5
+_BUDGET_MARGIN_S = 30.0
+
+
+@dataclass
+class ProgramEnd:
+    """Why and how the program ended, before anybody looked at its result."""
+
+    exit_code: int = 0
+    killed_for: ErrorClass | None = None
+    why: str = ""
+    finding: Finding | None = None
+    decided_by: RequestKind | None = None
+    interrupted: str | None = None
+    """Asked to checkpoint and end: TERM of the worker, or e-stop."""
+
+
+class Supervisor:
+    """Watches one program. Every loop: read events, pass on wishes, look at the limits."""
+
+    def __init__(self, context: StageContext, on_event: Callable[[Event], None], wall_s: float | None) -> None:
+        self.context = context
+        self.on_event = on_event
+        self.wall_s = wall_s
+        self.end = ProgramEnd()
+        self.phase = Phase.LOAD
+        self.advance = Advance()
+        self.started = self.moved = time.monotonic()
+        self.asked = 0.0
+        self.passed_on: set[str] = set()
+        self.kill_at: float | None = None
+
+    def run(
+        self, argv: Sequence[str], spec: TrainSpec | EvaluateSpec, env: Mapping[str, str] | None = None
+    ) -> ProgramEnd:
+        context = self.context
+        program = launch(argv, spec, context.attempt_dir, env=env)
+        context.pulse.program = program
+        try:
+            process = program.identity.to_json()
+            context.write(lambda tx: tasks.note_process(tx, context.claim.lease, process))
+            while (code := program.poll()) is None:
+                self._loop(program)
+                time.sleep(_LOOK_S)
+            self._read(program)
+            self.end.exit_code = code
+            context.pulse.check()
+            return self.end
+        finally:
+            context.pulse.program = None
+            program.kill_tree(0.0)
+
+    def _loop(self, program: RunningProgram) -> None:
+        self.context.pulse.check()
+        self._read(program)
+        now = time.monotonic()
+        if now - self.asked >= _ASK_S:
+            self.asked = now
+            self._pass_on_wishes(program)
+        if self.context.pulse.stopping.is_set() and self.end.interrupted is None:
+            self._interrupt(program, "the worker was told to end")
+        self._enforce_limits(program, now)
+
+    def _read(self, program: RunningProgram) -> None:
+        """Take in new events; after a breach of the protocol nothing else it says counts."""
+        if self.end.killed_for is ErrorClass.PROTOCOL:
+            return
+        try:
+            while events := program.events():  # a flood comes in portions
+                for event in events:
+                    self._take(program, event)
+        except ProgramError as error:
+            self._kill(program, ErrorClass.PROTOCOL, str(error))
+
+    def _take(self, program: RunningProgram, event: Event) -> None:
+        if self.advance.takes(event):
+            self.moved = time.monotonic()
+            self.context.pulse.progress()
+        match event:
+            case PhaseEvent(phase=phase):
+                self.phase = phase
+            case Metrics() if self.end.finding is None and (finding := broken_numbers(event)) is not None:
+                self.end.finding = finding
+                program.kill_tree(self.context.settings.worker.grace_s)
+            case Ack(request_id=request_id, detail=detail):
+                self.context.write(lambda tx: self._acknowledge(tx, request_id, detail or "done"))
+            case _:
+                pass
+        self.on_event(event)
+
+    def _acknowledge(self, tx: Tx, request_id: str, answer: str) -> None:
+        """Only a checkpoint of our own run. Other wishes are answered when they came true, as the attempt is settled:
+        a program that acknowledged and then died has not done what was asked."""
+        tasks.guard(tx, self.context.claim.lease)
+        for request in requests.unanswered(tx, self.context.run_id):
+            if request.id == request_id and request.kind is RequestKind.CHECKPOINT:
+                requests.acknowledge(tx, request_id, actor=self.context.worker_id, answer=answer)
+
+    def _pass_on_wishes(self, program: RunningProgram) -> None:
+        """Requests and the e-stop, from the database to the program."""
+        run_id = self.context.run_id
+        wishes, estop = self.context.read(
+            lambda tx: (requests.unanswered(tx, run_id), switches.is_on(tx, switches.ESTOP))
+        )
+        decisive = strongest([wish.kind for wish in wishes])
+        if decisive is RequestKind.CANCEL:
+            self.end.decided_by = RequestKind.CANCEL
+            program.kill_tree(self.context.settings.worker.grace_s)
+            return
+        if decisive is not None:
+            self.end.decided_by = decisive
+        for wish in wishes:
+            if wish.id not in self.passed_on and wish.kind in (decisive, RequestKind.CHECKPOINT):
+                self.passed_on.add(wish.id)
+                program.send(wish.id, wish.kind)
+        if estop and self.context.claim.task.kind in STOPPED_BY_ESTOP and self.end.interrupted is None:
+            self._interrupt(program, "e-stop")
+
+    def _interrupt(self, program: RunningProgram, why: str) -> None:
+        self.end.interrupted = why
+        self.kill_at = time.monotonic() + max(self.context.settings.worker.grace_s, 0.0)
+        program.terminate()
+
+    def _enforce_limits(self, program: RunningProgram, now: float) -> None:
+        deadline = self.context.settings.worker.phase_deadlines_s[self.phase]
+        if self.wall_s is not None and now - self.started > self.wall_s + _BUDGET_MARGIN_S:
+            self._kill(program, ErrorClass.BUDGET, f"still running {_BUDGET_MARGIN_S:.0f} s after its time budget")
+        elif now - self.moved > deadline:
+            program.dump_stacks()
+            time.sleep(_STACKS_S)
+            self._kill(program, ErrorClass.STALLED, f"no progress for {deadline:g} s in phase {self.phase}")
+        elif self.kill_at is not None and now > self.kill_at:
+            self.kill_at = None
+            program.kill_tree(0.0)
+
+    def _kill(self, program: RunningProgram, error: ErrorClass, why: str) -> None:
+        self.end.killed_for, self.end.why = error, why
+        # who broke the protocol has nothing more to say, and may be flooding the disk
+        program.kill_tree(0.0 if error is ErrorClass.PROTOCOL else self.context.settings.worker.grace_s)

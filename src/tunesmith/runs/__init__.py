@@ -1,0 +1,1 @@
+"""The record of the work: run, task, attempt, lease, request, spec, queue, workers."""

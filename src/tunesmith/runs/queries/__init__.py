@@ -1,0 +1,1 @@
+"""Runs, tasks, leases and workers in the store: reads, and one setter per state."""

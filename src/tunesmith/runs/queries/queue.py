@@ -1,0 +1,111 @@
+"""Questions about tasks and attempts: what a run did, what waits, what waits before it. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import sqlalchemy as sa
+
+from tunesmith.runs.queries import switches
+from tunesmith.runs.queries.tasks import Attempt, Task, attempt_of, task_of
+from tunesmith.runs.rules.task import STOPPED_BY_ESTOP, AttemptState, ErrorClass, TaskKind
+from tunesmith.store.database import Tx
+from tunesmith.store.tables import attempts, tasks
+
+
+def of_run(tx: Tx, run_id: str) -> list[Task]:
+    return [task_of(row) for row in tx.all(sa.select(tasks).where(tasks.c.run_id == run_id).order_by(tasks.c.seq))]
+
+
+def attempts_of_run(tx: Tx, run_id: str) -> list[Attempt]:
+    """All attempts of all tasks of a run, oldest first."""
+    query = (
+        sa.select(attempts)
+        .join(tasks, tasks.c.id == attempts.c.task_id)
+        .where(tasks.c.run_id == run_id)
+        .order_by(tasks.c.seq, attempts.c.number)
+    )
+    return [attempt_of(row) for row in tx.all(query)]
+
+
+def paces(tx: Tx, profile: str, limit: int = 20) -> list[tuple[int, float]]:
+    """(examples seen, over all epochs; seconds) of the newest succeeded training attempts of a profile."""
+    query = (
+        sa.select(attempts.c.result)
+        .join(tasks, tasks.c.id == attempts.c.task_id)
+        .where(tasks.c.profile == profile, tasks.c.kind == TaskKind.TRAIN, attempts.c.state == AttemptState.SUCCEEDED)
+        .order_by(tasks.c.seq.desc())
+        .limit(limit)
+    )
+    results = [row["result"] or {} for row in tx.all(query)]
+    seen = [(r.get("detail", {}).get("num_seen") or r.get("num_trained_examples"), r.get("train_s")) for r in results]
+    return [(num, train_s) for num, train_s in seen if num and train_s]
+
+
+def memory_ratios(tx: Tx, limit: int = 200) -> dict[str, list[float]]:
+    """By shape key, what the newest succeeded trainings took as multiples of their forecasts, of any profile."""
+    query = (
+        sa.select(attempts.c.result)
+        .join(tasks, tasks.c.id == attempts.c.task_id)
+        .where(tasks.c.kind == TaskKind.TRAIN, attempts.c.state == AttemptState.SUCCEEDED)
+        .order_by(tasks.c.seq.desc())
+        .limit(limit)
+    )
+    found: dict[str, list[float]] = {}
+    for row in tx.all(query):
+        memory = ((row["result"] or {}).get("detail") or {}).get("memory")
+        if not isinstance(memory, dict):  # a program of somebody else may tell whatever it likes
+            continue
+        key, ratio = memory.get("key"), memory.get("ratio")
+        if isinstance(key, str) and isinstance(ratio, int | float) and not isinstance(ratio, bool):
+            found.setdefault(key, []).append(float(ratio))
+    return found
+
+
+def any_open(tx: Tx, kinds: Collection[TaskKind]) -> bool:
+    """Whether anything waits or is under way that a worker for these kinds may still have to do."""
+    able = set(kinds) - STOPPED_BY_ESTOP if switches.is_on(tx, switches.ESTOP) else set(kinds)
+    # a rollback that failed is tried for ever: it is no reason to wait
+    hopeless = sa.and_(tasks.c.kind == TaskKind.ROLLBACK, tasks.c.available_at.is_not(None))
+    query = sa.select(tasks.c.id).where(
+        sa.text("state IN ('waiting', 'leased')"), tasks.c.kind.in_(sorted(able)), sa.not_(hopeless)
+    )
+    return tx.first(query.limit(1)) is not None
+
+
+def parked(tx: Tx) -> list[Task]:
+    return [task_of(row) for row in tx.all(sa.select(tasks).where(tasks.c.state == "parked").order_by(tasks.c.seq))]
+
+
+def waiting_for_room(tx: Tx, limit: int = 100) -> list[tuple[Task, Attempt]]:
+    """Waiting tasks whose last attempt ran out of disk, each with that attempt."""
+    newest = (attempts.c.task_id == tasks.c.id, attempts.c.number == tasks.c.num_attempts)
+    ran_out = sa.exists().where(*newest, attempts.c.error_class == ErrorClass.DISK)
+    query = sa.select(tasks).where(sa.text("state = 'waiting'"), ran_out).order_by(tasks.c.seq).limit(limit)
+    return [(task_of(row), last_attempt(tx, row["id"])) for row in tx.all(query)]
+
+
+def last_attempt(tx: Tx, task_id: str) -> Attempt:
+    """The newest attempt of a task that was tried at least once."""
+    row = tx.first(sa.select(attempts).where(attempts.c.task_id == task_id).order_by(attempts.c.number.desc()).limit(1))
+    assert row is not None, task_id
+    return attempt_of(row)
+
+
+def num_waiting_before(tx: Tx, task: Task, limit: int = 1000) -> int:
+    """How many waiting tasks a worker would take before this one, counted up to a limit."""
+    mine = sa.select(tasks.c.seq).where(tasks.c.id == task.id).scalar_subquery()
+    earlier = sa.or_(tasks.c.priority < task.priority, sa.and_(tasks.c.priority == task.priority, tasks.c.seq < mine))
+    some = sa.select(tasks.c.seq).where(sa.text("state = 'waiting'"), earlier).limit(limit).subquery()
+    query = sa.select(sa.func.count()).select_from(some)
+    return int(tx.conn.execute(query).scalar_one())
+
+
+def seconds_until_due(tx: Tx, task_id: str) -> float:
+    """How long the retry table still keeps a waiting task back."""
+    row = tx.first(sa.select(tasks.c.available_at, tasks.c.available_clock).where(tasks.c.id == task_id))
+    if row is None:
+        return 0.0
+    if row["available_at"] is None or row["available_clock"] != tx.lease_clock:
+        return 0.0
+    return max(0.0, float(row["available_at"]) - tx.lease_now)

@@ -1,0 +1,1 @@
+"""States of runs, tasks and requests, and what may follow what."""

@@ -1,0 +1,1 @@
+"""Answers requests: the gateway (HTTP) and the embedded engine (torch)."""

@@ -1,0 +1,218 @@
+"""Every answer becomes an experience: queued after its last byte, stored by a thread, counted when lost."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from tunesmith.client.experiences import Experiences, capture_of
+from tunesmith.core.clock import utc_now
+from tunesmith.core.errors import NotFound
+from tunesmith.experience.capture import Capture
+from tunesmith.experience.capture_queue import CaptureQueue, position_of
+from tunesmith.experience.queries import experiences
+from tunesmith.profiles.sections import CapturePolicy
+from tunesmith.profiles.session import Session
+from tunesmith.serving.gateway.api_errors import ApiError, wrong
+from tunesmith.serving.gateway.parameters import Asked
+from tunesmith.serving.gateway.scopes import Caller
+
+SOURCE = "serve"
+_MOST_REMEMBERED = 10_000
+_MOST_CHARS_HELD = 16 << 20
+"""Of conversations in memory: those of the last answers, which a correction may still need."""
+_MAX_PENDING = 10_000
+_MAX_NAME = 500
+"""Of a session, a task type, a template: no experience has a longer one."""
+_LINGER_S = 0.5
+Consent = Literal["yes", "no"]
+
+
+@dataclass(frozen=True)
+class About:
+    """What is known about a request beside the request itself: who asks, and what the caller says about it."""
+
+    caller: Caller
+    consent: Consent | None
+    session: str | None
+    task_type: str | None
+    template: str | None
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str], asked: Asked, caller: Caller) -> About:
+        """Headers first, then the body; raises 400 for what could not be kept as it was said."""
+        said = headers.get("x-tunesmith-consent", "").strip().lower()
+        if said not in ("", "yes", "no"):
+            raise ApiError(400, "X-Tunesmith-Consent is yes or no", code="invalid_value", param="X-Tunesmith-Consent")
+        consent: Consent | None = "no" if said == "no" or asked.store is False else "yes" if said == "yes" else None
+        named = {f"metadata.{name}": asked.metadata.get(name) for name in ("session", "task_type", "template")}
+        said_in_header = headers.get("x-tunesmith-session")
+        for name, text in {"X-Tunesmith-Session": said_in_header, "user": asked.user, **named}.items():
+            if text and (len(text) > _MAX_NAME or not text.isprintable()):
+                message = f"has more than {_MAX_NAME} characters, or one that cannot be seen; send another"
+                raise wrong(name, message)
+        if said_in_header and not said_in_header.isascii():
+            raise wrong("X-Tunesmith-Session", "is not ASCII, as a header must be; send metadata.session instead")
+        session = said_in_header or named["metadata.session"] or asked.user
+        task_type, template = named["metadata.task_type"], named["metadata.template"]
+        return cls(caller, consent, session or None, task_type or None, template or None)
+
+
+@dataclass(frozen=True)
+class _Fate:
+    profile: str
+    key_label: str
+    reason: str | None
+    """Why it is not kept; None: it was queued."""
+    number: int
+    """How many were queued up to it."""
+    is_example: bool
+    """Whether the answer itself may be learnt, or shown to a candidate."""
+
+
+class Captures:
+    """Remembers for the last answers whose they are, whether they are kept, and why not, so that feedback can be told.
+
+    Also holds the conversations of the last answers that may be kept: a correction of one that is not in the store,
+    because the profile keeps only a share of its answers or the store was away, brings it there.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._queue = CaptureQueue(session, max_pending=_MAX_PENDING, linger_s=_LINGER_S)
+        self._fate: OrderedDict[str, _Fate] = OrderedDict()
+        self._held: OrderedDict[str, tuple[int, str, Capture]] = OrderedDict()
+        self._chars_held = 0
+        self._num_queued = 0
+        self._being_written: dict[str, str] = {}
+        """By the id of a stream that goes on, the label of the key that reads it."""
+
+    def begin(self, response_id: str, about: About) -> None:
+        """A stream goes on: whoever reads it knows its id, and may rate it before it can be kept."""
+        self._being_written[response_id] = about.caller.label
+
+    def end(self, response_id: str) -> None:
+        """What may be kept of it was handed over; twice is once."""
+        self._being_written.pop(response_id, None)
+
+    def is_being_written(self, response_id: str, caller: Caller) -> bool:
+        """Whether this caller reads that answer just now."""
+        return caller.owns(self._being_written.get(response_id))
+
+    def keep(
+        self,
+        key: str,
+        profile: str | None,
+        policy: CapturePolicy,
+        about: About,
+        *,
+        messages: Sequence[Mapping[str, Any]],
+        answer: str,
+        served_by: str,
+        is_finished: bool,
+    ) -> None:
+        """Queue one answer, if the profile's policy and the caller allow it; returns at once, never raises."""
+        reason = _reason_not_to(policy, about, profile)
+        if reason is None and profile is not None:
+            conversation = [*messages, {"role": "assistant", "content": answer}]
+            said: dict[str, Any] = {
+                "key": key,
+                "source": SOURCE,
+                "session": about.session,
+                "served_by": served_by,
+                "task_type": about.task_type,
+                "template": about.template,
+                "captured_at": utc_now(),
+                "is_cut": not is_finished,
+            }
+            self._hold(key, profile, replace(capture_of(conversation, said), key_label=about.caller.label))
+            is_queued = self._queue.served(profile, conversation, about.caller.label, **said)
+            self._num_queued += is_queued
+            reason = None if is_queued else "too many answers waited to be kept, and it was dropped"
+            if is_queued and position_of(key) >= policy.share:
+                reason = "the profile keeps only a share of its answers (experience.capture.share)"
+        self._note(key, about, reason, profile or "", is_example=is_finished or not policy.finished_only)
+
+    def leave_out(self, key: str, about: About, reason: str) -> None:
+        """Remember why an answer is not kept."""
+        self._note(key, about, f"it was not kept: {reason}")
+
+    def _note(self, key: str, about: About, reason: str | None, profile: str = "", *, is_example: bool = False) -> None:
+        self._fate[key] = _Fate(profile, about.caller.label, reason, self._num_queued, is_example)
+        while len(self._fate) > _MOST_REMEMBERED:
+            self._fate.popitem(last=False)
+
+    def _hold(self, key: str, profile: str, capture: Capture) -> None:
+        num_chars = sum(200 + sum(len(str(part)) for part in message.values()) for message in capture.messages)
+        self._held[key] = (num_chars, profile, capture)
+        self._chars_held += num_chars
+        while self._chars_held > _MOST_CHARS_HELD:
+            _, (num_chars, _, _) = self._held.popitem(last=False)
+            self._chars_held -= num_chars
+
+    def keeps(self, key: str) -> bool:
+        """Whether an answer was queued to be learnt; only such a one may be shown to a candidate."""
+        fate = self._fate.get(key)
+        return fate is not None and fate.reason is None and fate.is_example
+
+    def knows(self, key: str, caller: Caller) -> bool:
+        """Whether this caller was given that answer a while ago."""
+        fate = self._fate.get(key)
+        return fate is not None and caller.owns(fate.key_label)
+
+    def waits(self, key: str) -> bool:
+        """Whether an answer was queued and is neither stored nor given up yet; they are taken in their order."""
+        fate, num_queued = self._fate.get(key), self._num_queued
+        if fate is None or fate.reason is not None:
+            return False
+        return num_queued - self._queue.counts.num_pending < fate.number
+
+    def reason_missing(self, key: str, caller: Caller) -> str:
+        """Why there is no experience of an answer; of other callers' answers it tells nothing."""
+        if not self.knows(key, caller):
+            return "no answer with that id was kept for this key; does another key own it, or another server?"
+        return self._fate[key].reason or "it could not be kept; the server's log says why"
+
+    def find(self, session: Session, key: str, profiles: Sequence[str], caller: Caller) -> str | None:
+        """How the experience of an answer is named (PROFILE:KEY), if this caller was given it; blocks."""
+        known = self._fate.get(key)
+        with session.database.read() as tx:
+            for profile in profiles if known is None else [known.profile]:
+                with suppress(NotFound):
+                    found = experiences.find(tx, f"{profile}:{key}")
+                    return f"{profile}:{key}" if caller.owns(found.key_label) else None
+        return None
+
+    def store_now(self, session: Session, key: str, caller: Caller) -> str | None:
+        """Store an answer that is not in the store, where its conversation is still in memory; its name. Blocks."""
+        held = self._held.get(key)
+        if held is None or not self.knows(key, caller):
+            return None
+        _, profile, capture = held
+        Experiences(session).add_capture(profile, capture)
+        return f"{profile}:{key}"
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until what is queued is settled; blocks."""
+        self._queue.flush(timeout_s)
+
+    def counts(self) -> dict[str, Any]:
+        counts = self._queue.counts
+        return {**asdict(counts), "num_pending": counts.num_pending}
+
+    def close(self, timeout_s: float) -> None:
+        self._queue.close(timeout_s)
+
+
+def _reason_not_to(policy: CapturePolicy, about: About, profile: str | None) -> str | None:
+    if profile is None:
+        return "answers of `base` belong to no profile and are not kept"
+    if not policy.enabled:
+        return "the profile keeps nothing (experience.capture.enabled)"
+    if about.consent == "no":
+        return "the caller asked that it is not kept"
+    if policy.consent == "required" and about.consent != "yes":
+        return "the profile keeps only answers that come with X-Tunesmith-Consent: yes"
+    return None

@@ -1,0 +1,229 @@
+"""`/v1/chat/completions` and `/v1/completions`: resolve the model once, find room, write, answer, keep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tunesmith.core.logs import logger
+from tunesmith.serving.gateway.access import caller_of
+from tunesmith.serving.gateway.answers import (
+    Choice,
+    Header,
+    choice_key,
+    fingerprint_of,
+    first_chunk,
+    last_chunk,
+    new_response_id,
+    piece_chunk,
+    usage_of,
+    whole_choice,
+)
+from tunesmith.serving.gateway.bodies import read_json
+from tunesmith.serving.gateway.captures import About
+from tunesmith.serving.gateway.choice_streams import Writing, limit_of, rows_of
+from tunesmith.serving.gateway.gateway import Gateway
+from tunesmith.serving.gateway.interfaces import Exchange
+from tunesmith.serving.gateway.model_router import Route
+from tunesmith.serving.gateway.parameters import Asked, read_chat, read_completion, refuse_extra
+from tunesmith.serving.gateway.proxy import answer_from_upstream
+from tunesmith.serving.gateway.responses import JsonAnswer, SseAnswer, while_there
+from tunesmith.serving.generation import Ended, Generation, Piece
+
+log = logger("gateway")
+
+
+async def chat_completions(request: Request) -> Response:
+    return await _answer(request, read_chat)
+
+
+async def completions(request: Request) -> Response:
+    return await _answer(request, read_completion)
+
+
+async def _answer(request: Request, read: Callable[[dict[str, Any]], Asked]) -> Response:
+    gateway: Gateway = request.app.state.gateway
+    gateway.refuse_while_ending()
+    body = await read_json(request.headers, request.receive, gateway.settings.max_body_bytes)
+    with gateway.repeats.watching(request.headers, request.url.path, body) as seen:
+        return seen.answer or seen.note(await _answer_to(gateway, request, body, read(body)))
+
+
+async def _answer_to(gateway: Gateway, request: Request, body: dict[str, Any], asked: Asked) -> Response:
+    about = About.of(request.headers, asked, caller_of(request))
+    route = await gateway.route_for(asked.model, about.caller)
+    if not route.place.is_embedded:
+        return await answer_from_upstream(gateway, request, body, asked, about, route)
+    refuse_extra(asked)
+    job = _Job(gateway, asked, about, route)
+    try:
+        if asked.stream:
+            return await job.streamed(request)
+        return await job.whole(request)
+    except BaseException:
+        await job.end()
+        raise
+
+
+@dataclass(frozen=True)
+class _Row:
+    asked: Generation
+    choice: Choice
+
+
+class _Job:
+    """One request on the embedded engine, from admission to what is kept of it."""
+
+    def __init__(self, gateway: Gateway, asked: Asked, about: About, route: Route) -> None:
+        self._gateway = gateway
+        self._asked = asked
+        self._about = about
+        self._route = route
+        self._begun = time.monotonic()
+        self._header = Header(
+            id=new_response_id(asked.kind),
+            kind=asked.kind,
+            created=int(time.time()),
+            model=route.version.name,
+            fingerprint=fingerprint_of(route.version.digest),
+            with_log_probs=asked.num_top is not None,
+            counts_usage=asked.include_usage,
+        )
+        beside = route.beside
+        max_tokens = limit_of(asked, route.place.max_tokens, gateway.settings.max_tokens)
+        told = rows_of(asked, self._header.id, beside.name if beside else None, max_tokens)
+        self._rows = [_Row(row, Choice(number)) for number, row in enumerate(told)]
+        self._held = ExitStack()
+        room = gateway.engines.room(route.folder)
+        room.enter(len(told))
+        self._held.callback(room.leave, len(told))
+        self._held.enter_context(gateway.switchboard.using(route.version.name))
+        self._writing = Writing(
+            lambda row: gateway.generate(route, row), told, gateway.settings.timeout_s, is_whole=not asked.stream
+        )
+        self._has_ended = False
+
+    async def whole(self, request: Request) -> Response:
+        async def write() -> None:
+            while (item := await self._writing.next()) is not None:
+                self._take(*item)
+
+        await while_there(request.receive, write())
+        choices = [row.choice for row in self._rows]
+        body = self._header.whole(
+            [whole_choice(self._header, choice) for choice in choices], usage_of(choices, self._asked.num_choices)
+        )
+        await self.end()
+        return JsonAnswer(body, after=lambda: self._keep(True))
+
+    async def streamed(self, request: Request) -> Response:
+        """Waits for the first piece, so that what goes wrong before it still has a status of its own."""
+        first = await while_there(request.receive, self._writing.next())
+        assert first is not None
+        self._gateway.captures.begin(self._header.id, self._about)
+        return SseAnswer(self._events(first), end=self.end, after=self._keep)
+
+    async def _events(self, first: tuple[int, Piece | Ended]) -> AsyncGenerator[Mapping[str, Any], None]:
+        header, started = self._header, set[int]()
+        item: tuple[int, Piece | Ended] | None = first
+        while item is not None:
+            number, part = item
+            choice = self._rows[number].choice
+            if header.kind == "chat" and number not in started:
+                yield first_chunk(header, number)
+            started.add(number)
+            if isinstance(part, Piece):
+                if part.text or part.tokens:
+                    yield piece_chunk(header, choice, part.text, part.tokens)
+                self._take(number, part)
+            else:
+                self._take(number, part)
+                yield last_chunk(header, choice)
+            item = await self._writing.next()
+        if self._asked.include_usage:
+            choices = [row.choice for row in self._rows]
+            yield header.chunk([], usage_of(choices, self._asked.num_choices))
+
+    def _take(self, number: int, part: Piece | Ended) -> None:
+        choice = self._rows[number].choice
+        if isinstance(part, Ended):
+            choice.end = part
+            return
+        choice.texts.append(part.text)
+        choice.num_chars += len(part.text)
+        choice.tokens.extend(part.tokens)
+
+    async def end(self) -> None:
+        """Cancel what is still written, and give the places back; twice is once."""
+        if not self._has_ended:
+            self._has_ended = True
+            await self._writing.close()
+            self._held.close()
+
+    def _keep(self, is_whole: bool) -> None:
+        """After the last byte: count it, keep it, show it to whoever mirrors."""
+        gateway, route = self._gateway, self._route
+        seconds = time.monotonic() - self._begun
+        gateway.counts["answers" if is_whole else "broken"] += 1
+        log.info(
+            "answered" if is_whole else "answer_broken",
+            id=self._header.id,
+            model=route.version.name,
+            seconds=round(seconds, 3),
+            key=self._about.caller.label,
+        )
+        for row in self._rows:
+            end = row.choice.end
+            messages = _conversation(row.asked)
+            if end is None and not row.choice.text:
+                continue  # nothing of it was ever sent
+            key = choice_key(self._header.id, row.choice.index)
+            if messages is None:
+                gateway.captures.leave_out(key, self._about, "the prompt was given as tokens, whose text is unknown")
+                continue
+            gateway.captures.keep(
+                key,
+                route.profile,
+                route.place.capture,
+                self._about,
+                messages=messages,
+                answer=row.choice.text,
+                served_by=route.version.name,
+                is_finished=is_whole and end is not None and end.is_by_itself,
+            )
+        gateway.captures.end(self._header.id)
+        if is_whole and route.profile is not None:
+            self._show(route.profile, seconds)
+
+    def _show(self, profile: str, seconds: float) -> None:
+        row = self._rows[0]
+        messages = _conversation(row.asked)
+        if messages is None or row.choice.end is None or not self._gateway.captures.keeps(self._header.id):
+            return
+        version = self._route.version
+        exchange = Exchange(
+            response_id=self._header.id,
+            profile=profile,
+            version=version.name,
+            digest=version.digest,
+            is_live=self._route.is_live,
+            asked=row.asked,
+            messages=messages,
+            answer=row.choice.text,
+            finish=row.choice.end.finish,
+            seconds=seconds,
+        )
+        self._gateway.shadow.answered(exchange)
+
+
+def _conversation(row: Generation) -> list[dict[str, Any]] | None:
+    """What was said before the answer; None for tokens, whose text nobody told us."""
+    if row.messages is not None:
+        return [dict(message) for message in row.messages]
+    return [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else None

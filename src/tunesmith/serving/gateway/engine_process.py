@@ -1,0 +1,273 @@
+"""One process of the embedded engine: how it is asked, watched, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from tunesmith.core.environment import visible
+from tunesmith.core.logs import logger
+from tunesmith.serving.engine.wire import MAX_LINE, line
+from tunesmith.serving.engine_spec import EngineSpec
+from tunesmith.serving.gateway.engine_contract import EngineError
+from tunesmith.serving.gateway.heartbeat import Heartbeat
+
+log = logger("gateway")
+_CHUNK = 1 << 20
+_TAIL = 4 << 10
+_LOOK_S = 0.25
+_END_S = 5.0
+_AGAIN_S = 1.0
+_FILES_S = 30.0
+_OF_FILES = frozenset({"adapter_refused", "load_failed"})
+"""What is wrong with files is this machine's fault and nobody else's business."""
+
+_Message = Mapping[str, Any]
+OnHang = Callable[["EngineProcess", str], None]
+"""Told which process hung, and why that is thought."""
+
+
+class Talk:
+    """One request and what comes back for it."""
+
+    def __init__(self, child: EngineProcess, request_id: str) -> None:
+        self.id = request_id
+        self._child = child
+        self._messages: asyncio.Queue[_Message | EngineError] = asyncio.Queue()
+        self.is_over = False
+
+    def send(self, data: bytes) -> None:
+        self._child.send(data)
+
+    def hear(self, message: _Message | EngineError) -> None:
+        self._messages.put_nowait(message)
+
+    async def next(self) -> _Message:
+        message = await self._messages.get()
+        self.is_over = isinstance(message, EngineError) or "piece" not in message
+        if isinstance(message, EngineError):
+            raise message
+        if "error" in message:
+            raise _refusal(message["error"])
+        return message
+
+
+class EngineProcess:
+    """One engine process: what is asked goes down one socket, answers are told apart by their number."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, max_bytes: int | None, hang_s: float, on_hang: OnHang
+    ) -> None:
+        self.pid = process.pid
+        self.failure: EngineError | None = None
+        """Why it is gone, or no longer asked; None while it lives."""
+        self.heartbeat = Heartbeat(
+            process.pid, hang_s, lambda number: self.send(line({"do": "ping", "number": number}))
+        )
+        self._process, self._max_bytes, self._on_hang = process, max_bytes, on_hang
+        self._numbers = itertools.count(1)
+        self._talks: dict[str, Talk] = {}
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tail = b""
+        self._why: EngineError | None = None
+        self._is_over = asyncio.Event()
+        self._writer: asyncio.StreamWriter | None = None
+        self._tasks = [asyncio.create_task(self._keep_tail())]
+
+    @classmethod
+    async def spawn(
+        cls,
+        spec: EngineSpec,
+        max_bytes: int | None,
+        hang_s: float,
+        on_hang: OnHang,
+        pass_environment: Sequence[str] = (),
+    ) -> EngineProcess:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *(
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "tunesmith.serving.engine.main",
+                    str(theirs.fileno()),
+                    spec.model_dump_json(),
+                ),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env=visible(os.environ, pass_environment),
+            )
+        child = cls(process, max_bytes, hang_s, on_hang)
+        reader, child._writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_LINE)
+        child._tasks += [asyncio.create_task(child._listen(reader)), asyncio.create_task(child._watch())]
+        return child
+
+    async def ready(self) -> None:
+        await asyncio.shield(self._ready)
+
+    @contextlib.contextmanager
+    def conversation(self) -> Any:
+        """Leaving it before the end cancels what was asked."""
+        if self.failure is not None:
+            raise self.failure
+        talk = Talk(self, str(next(self._numbers)))
+        self._talks[talk.id] = talk
+        try:
+            yield talk
+        finally:
+            del self._talks[talk.id]
+            if not talk.is_over:
+                self.send(line({"do": "cancel", "id": talk.id}))
+
+    def send(self, data: bytes) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(data)
+
+    async def stop(self, grace_s: float) -> None:
+        deadline = time.monotonic() + grace_s
+        while self._talks and self.failure is None and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        self._why = stopped()
+        if self._writer is not None:
+            self._writer.close()  # the program ends by itself
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_S):
+                await self._process.wait()
+        await self.kill()
+
+    async def kill(self) -> None:
+        """End it at once; returns when it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+        await self.gone()
+
+    async def gone(self) -> None:
+        """Returns when nothing of it is left; a process that even KILL does not end at once is not waited for."""
+        _, left = await asyncio.wait(self._tasks, timeout=_END_S)
+        if left:
+            log.warning("engine_does_not_end", pid=self.pid, waited_s=_END_S)
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        rest = b""
+        with contextlib.suppress(OSError):
+            while data := await reader.read(_CHUNK):
+                *lines, rest = (rest + data).split(b"\n")
+                for one in lines:
+                    self._hear(orjson.loads(one))
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)  # a program that no longer speaks is of no use
+        code = await self._process.wait()
+        self._is_over.set()
+        await self._tasks[0]
+        if self._writer is not None:
+            self._writer.close()
+        self._fail(self._why or _death(code, self._tail))
+
+    def _hear(self, message: _Message) -> None:
+        if self.failure is not None:  # whoever asked it was told so, and asks another one
+            return
+        if "ready" in message and not self._ready.done():
+            self.heartbeat.ready()
+            self._ready.set_result(None)
+        if "alive" in message:
+            self.heartbeat.hear(message["alive"])
+        if "id" not in message:
+            return
+        talk = self._talks.get(message["id"])
+        if talk is not None:  # else: nobody waits for it any more
+            talk.hear(message)
+
+    def _fail(self, failure: EngineError) -> None:
+        if self.failure is not None:
+            return
+        self.failure = failure
+        for talk in self._talks.values():
+            talk.hear(failure)
+        if not self._ready.done():
+            self._ready.set_exception(failure)
+            self._ready.exception()  # it may be that nobody waits
+
+    async def _keep_tail(self) -> None:
+        assert self._process.stderr is not None
+        while data := await self._process.stderr.read(_CHUNK):
+            self._tail = (self._tail + data)[-_TAIL:]
+
+    async def _watch(self) -> None:
+        """End a process that takes more memory than it may, before the machine suffers; and one that hangs."""
+        while self._process.returncode is None and not self._is_over.is_set():
+            taken = resident(self.pid)
+            if self._max_bytes is not None and taken > self._max_bytes:
+                told = f"took {taken / (1 << 30):.1f} GB, more than serve.max_memory_gb"
+                self._end_it("engine_memory", told)
+            elif self.failure is None and (hang := self.heartbeat.look()) is not None:
+                self._end_it("engine_hung", hang)
+                self._on_hang(self, f"the engine {hang}")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._is_over.wait()
+
+    def _end_it(self, code: str, what: str) -> None:
+        """Whoever waits is told at once: a process in the middle of a system call may outlive KILL for a while."""
+        if self._why is not None:
+            return
+        self._why = EngineError(
+            f"the engine {what}; it is started again",
+            code=code,
+            http_status=503,
+            retry_after_s=_AGAIN_S,
+            public="the engine had to be started again; ask again",
+        )
+        log.warning("engine_is_ended", pid=self.pid, problem=what)
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+        if self._writer is not None:
+            self._writer.close()
+        self._fail(self._why)
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory of a process; 0 once it is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as source:
+            return int(source.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _refusal(raw: Mapping[str, Any]) -> EngineError:
+    public, retry_after_s = None, raw["retry_after_s"]
+    if raw["code"] in _OF_FILES:
+        log.warning("adapter_not_loaded", problem=raw["message"])
+        public, retry_after_s = "this version's files cannot be used; the server's log says why", _FILES_S
+    return EngineError(
+        raw["message"], code=raw["code"], http_status=raw["status"], retry_after_s=retry_after_s, public=public
+    )
+
+
+def stopped() -> EngineError:
+    return EngineError(
+        "the engine was stopped; ask again", code="engine_stopped", http_status=503, retry_after_s=_AGAIN_S
+    )
+
+
+def _death(code: int, tail: bytes) -> EngineError:
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    said = " ".join(tail.decode(errors="replace").split())[-600:]
+    message = f"the engine {how}{': ' + said if said else ''}"
+    log.warning("engine_died", problem=message)
+    public = f"the engine {how}; ask again"
+    return EngineError(message, code="engine_died", http_status=503, retry_after_s=_AGAIN_S, public=public)

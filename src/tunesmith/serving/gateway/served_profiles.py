@@ -1,0 +1,99 @@
+"""What the files of the workspace say about each profile that matters for serving; read again when they change."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunesmith.core.errors import TunesmithError
+from tunesmith.core.files import canonical_json
+from tunesmith.core.ids import is_name
+from tunesmith.profiles.profile import Target
+from tunesmith.profiles.resolve import resolve
+from tunesmith.profiles.sections import CapturePolicy
+from tunesmith.profiles.workspace import Workspace
+
+EMBEDDED = "embedded"
+ASKED_KINDS = (EMBEDDED, "vllm", "llamacpp", "ollama")
+"""Kinds of targets that answer requests; the first of a profile decides where its requests go."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One profile: its base, where its requests go, what is kept of them."""
+
+    profile: str
+    base: Path
+    target: Target
+    capture: CapturePolicy
+    max_tokens: int
+    """Of an answer to a request that names no limit."""
+
+    @property
+    def is_embedded(self) -> bool:
+        return self.target.kind == EMBEDDED
+
+
+class Places:
+    """The profiles of a workspace. A file that became unreadable keeps what it said last, with its problem."""
+
+    def __init__(self, workspace: Workspace, environ: Mapping[str, str] | None) -> None:
+        self._workspace = workspace
+        self._environ = environ
+        self._read: dict[str, tuple[Any, Place | None]] = {}
+        self.problems: dict[str, str] = {}
+
+    def names(self) -> list[str]:
+        folder = self._workspace.profiles_dir
+        try:
+            return sorted(path.stem for path in folder.glob("*.yaml") if is_name(path.stem))
+        except OSError:
+            return sorted(self._read)
+
+    def look(self, overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, Place]:
+        """Every profile that can be served; `overrides` are those of active campaigns."""
+        found = {}
+        names = self.names()
+        for name in names:
+            place = self._one(name, overrides.get(name, {}))
+            if place is not None:
+                found[name] = place
+        for name in set(self._read) - set(names):
+            del self._read[name]
+            self.problems.pop(name, None)
+        return found
+
+    def _one(self, name: str, overrides: Mapping[str, Any]) -> Place | None:
+        files = (self._workspace.profiles_dir / f"{name}.yaml", self._workspace.project_file)
+        stamp = (*map(_stamp, files), canonical_json(dict(overrides)))
+        known = self._read.get(name)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        place: Place | None
+        try:
+            place = self._resolve(name, overrides)
+            self.problems.pop(name, None)
+        except TunesmithError as error:
+            self.problems[name] = error.message
+            place = None if known is None else known[1]
+        self._read[name] = (stamp, place)
+        return place
+
+    def _resolve(self, name: str, overrides: Mapping[str, Any]) -> Place:
+        resolved = resolve(name, workspace=self._workspace, campaign_overrides=overrides, environ=self._environ)
+        profile = resolved.profile
+        asked = [target for target in profile.targets if target.kind in ASKED_KINDS]
+        target = asked[0] if asked else Target(name=EMBEDDED, kind=EMBEDDED)
+        base, capture = self._workspace.locate(profile.base.path), profile.experience.capture
+        return Place(name, base, target, capture, profile.answers.max_tokens)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        about = os.stat(path)
+    except OSError:
+        return (0, 0, 0)
+    return (about.st_mtime_ns, about.st_size, about.st_ino)

@@ -1,0 +1,1 @@
+"""Pure decisions of serving: which adapter to evict, whether an engine hangs."""

@@ -1,0 +1,1 @@
+"""The train stage, its memory plan and its trainers."""

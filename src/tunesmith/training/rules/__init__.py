@@ -1,0 +1,1 @@
+"""Pure decisions about training: estimates, memory, live checks, when to save."""

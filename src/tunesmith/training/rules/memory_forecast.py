@@ -1,0 +1,323 @@
+"""How much memory a training will take, told before it starts.
+
+What a training holds is of two kinds. *Fixed*: the program, the base's weights, what is trained with its gradients and
+moments. *Moving*: what grows with the tokens of one pass. `forecast` adds them up for one size of pass.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Literal
+
+from tunesmith.profiles.profile import HardwareTier, Method, Recipe
+
+GB = 2**30
+"""As devices are sold and nvidia-smi counts: a 24 GB card has 24 · 2^30 bytes."""
+TIER_GB = {HardwareTier.SMALL_GPU: 12.0, HardwareTier.CONSUMER_GPU: 24.0, HardwareTier.DATACENTER_GPU: 80.0}
+"""What a forecast takes for granted about a tier before a device is there to be asked."""
+FAST_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Whose layers the fast path computes itself."""
+
+_LEAST_CORRECTION, _MOST_CORRECTION = 0.5, 2.0
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """What the formulas cannot know: one line and one reason each, to be held against measured peaks."""
+
+    headroom: float = 0.06
+    """Of the device, left free: the allocator's blocks never fit without gaps, and libraries keep workspaces."""
+    plain_on_cuda: float = 2.06
+    """transformers and peft keep casts, norms and products that the fast path computes again: so many times as much.
+    Fitted to four peaks on an H200, from 0.6 to 8 billion parameters; the worst is 7 % off."""
+    plain_activations: float = 2.2
+    """The same on a CPU, where peft's part is counted apart."""
+    plain_outputs: float = 2.15
+    """Bytes per output value of each matrix with an adapter: peft adds to a second copy; measured on a CPU."""
+    plain_dropout: float = 2.75
+    """Bytes per input value of each of them under dropout: its own copy and mask; measured on a CPU."""
+    plain_head: float = 3.0
+    """Logits, their fp32 copy and its gradient lie there at once where the loss is not fused."""
+    head_chunk_rows: int = 4096
+    """Rows of logits that the fused loss holds at a time; their gradients take the same place."""
+    ranks_rounded_to: int = 64
+    """Adapters on the same input are one product, as wide as the hardware likes it."""
+    tokens_rounded_to: int = 256
+    """A pass on CUDA is filled up to a multiple of this, so that few shapes occur."""
+    backward_gate: float = 8.0
+    """Bytes per inner value of the MLP while its backward runs: activation, its gradient, those of gate and up."""
+    backward_hidden: float = 4.0
+    """Bytes per hidden value meanwhile: the gradient that comes in and the one that goes out."""
+    shared_keys: float = 1.5
+    """Keys gathered per token where answers share a prompt: their own, and the prompt's for each answer."""
+    preference: float = 1.01
+    """Preference methods hold sums and references per answer beside what sft holds."""
+    nf4_bytes: float = 0.53
+    """Per weight: four bits, and the scales of its block of 64, quantised themselves."""
+    preflight_rows: int = 512
+    preflight_bytes: float = 10.0
+    """Per value of the vocabulary and row that the preflight looks at: logits, in fp32, and as log-probabilities."""
+    update_bytes: float = 8.0
+    """Per trained number at the update: a copy from before, and the difference, for the size of the step."""
+    program_bytes: float = 0.7 * GB
+    """Interpreter, libraries and tokenised data of the program, where no process was there to be asked."""
+
+
+FIGURES = _Figures()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the memory of a base model depends on."""
+
+    family: str
+    hidden: int
+    intermediate: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    is_tied: bool
+    has_qk_norm: bool
+    num_parameters: int
+
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """The matrices of one layer: inputs and outputs by name."""
+        query, key = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
+        return {
+            "q_proj": (self.hidden, query),
+            "k_proj": (self.hidden, key),
+            "v_proj": (self.hidden, key),
+            "o_proj": (query, self.hidden),
+            "gate_proj": (self.hidden, self.intermediate),
+            "up_proj": (self.hidden, self.intermediate),
+            "down_proj": (self.intermediate, self.hidden),
+        }
+
+    @property
+    def num_in_layer(self) -> int:
+        return sum(rows * columns for rows, columns in self.matrices().values())
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Under which terms a training runs, as far as its memory depends on them."""
+
+    device: Literal["cuda", "cpu"] = "cuda"
+    is_fast: bool = True
+    """Whether our own layers compute it, or transformers and peft do."""
+    wanted_share: float = 1.0
+    """Of the tokens, those whose log-probability is wanted; all of them where nobody has counted yet."""
+    shares_prompts: bool = False
+    """Whether answers share the computation of their prompt."""
+    process_bytes: int = 0
+    """What the program itself holds on that device before it loads the base."""
+    correction: float = 1.0
+    """What earlier runs of the same shape took, as a multiple of what was foretold for the moving part."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Bytes at the peak, by what holds them."""
+
+    process: int
+    weights: int
+    trained: int
+    activations: int
+    head: int
+    transient: int
+    total: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "total", self.fixed + self.moving)
+
+    @property
+    def fixed(self) -> int:
+        return self.process + self.weights + self.trained
+
+    @property
+    def moving(self) -> int:
+        return self.activations + self.head + self.transient
+
+
+def terms_for(shape: Shape, recipe: Recipe, method: Method, device: Literal["cuda", "cpu"]) -> Terms:
+    """What can be known without data and device: pairs share their prompt, and which path computes."""
+    is_fast = device == "cuda" and shape.family in FAST_FAMILIES and _is_plain_lora(shape, recipe)
+    shares = recipe.packing and method in (Method.DPO, Method.ORPO)
+    process = FIGURES.program_bytes if device == "cpu" else 0
+    return Terms(device=device, is_fast=is_fast, shares_prompts=shares, process_bytes=int(process))
+
+
+def _is_plain_lora(shape: Shape, recipe: Recipe) -> bool:
+    """Whether nothing is trained but adapters on the layers' projections, without dropout."""
+    if (
+        not recipe.fast_path
+        or recipe.tuning != "lora"
+        or recipe.dora
+        or recipe.lora_dropout
+        or recipe.train_embeddings is True
+    ):
+        return False
+    return recipe.target_modules == "all-linear" or all(
+        name.rpartition(".")[2] in shape.matrices() for name in recipe.target_modules
+    )
+
+
+def shape_key(shape: Shape, recipe: Recipe, method: Method, terms: Terms) -> str:
+    parts = [
+        f"{shape.family}-{shape.num_layers}x{shape.hidden}-i{shape.intermediate}",
+        f"a{shape.num_heads}.{shape.num_kv_heads}.{shape.head_size}-v{shape.vocab_size}",
+        method.value,
+        recipe.tuning,
+        *(["nf4"] if is_nf4(recipe) else []),
+        terms.device,
+        "fast" if terms.is_fast else "plain",
+    ]
+    return "-".join(parts)
+
+
+def correction_of(ratios: Sequence[float]) -> float:
+    """One factor from what earlier runs of a shape took; 1 where there are none."""
+    known = [ratio for ratio in ratios if math.isfinite(ratio) and ratio > 0]
+    return min(_MOST_CORRECTION, max(_LEAST_CORRECTION, median(known))) if known else 1.0
+
+
+def measured_ratio(forecast: Forecast, correction: float, measured: int) -> float | None:
+    """What the moving part took, as a multiple of what was foretold before any correction; None if it cannot say."""
+    foretold = forecast.moving / correction
+    return max(0.0, measured - forecast.fixed) / foretold if foretold > 0 else None
+
+
+def forecast(
+    shape: Shape,
+    recipe: Recipe,
+    method: Method,
+    pack_tokens: int,
+    checkpointed_layers: int = 0,
+    terms: Terms | None = None,
+) -> Forecast:
+    """The peak of a training whose largest pass has so many tokens."""
+    terms = terms or terms_for(shape, recipe, method, "cuda")
+    if terms.device == "cuda":
+        pack_tokens = rounded(pack_tokens)
+    scale = terms.correction * (1.0 if method is Method.SFT else FIGURES.preference)
+    width = 1.0 if terms.device == "cuda" else 2.0  # the formulas count bf16; a CPU computes in fp32
+    kept = _kept_per_token(shape, recipe, terms) * width
+    at_rest = 2.0 * shape.hidden * width
+    num_kept = shape.num_layers - checkpointed_layers
+    streams = 2 if terms.is_fast else 1  # in front of a layer of ours, what the last one adds is not added yet
+    activations = pack_tokens * (kept * num_kept + at_rest * (streams * checkpointed_layers + 1))
+    wanted = pack_tokens * terms.wanted_share
+    backward = FIGURES.backward_gate * shape.intermediate + FIGURES.backward_hidden * shape.hidden
+    in_layer = pack_tokens * (backward * width + (kept if checkpointed_layers else 0.0))
+    if terms.is_fast:
+        head = wanted * at_rest
+        in_head = min(wanted, FIGURES.head_chunk_rows) * shape.vocab_size * 2.0
+    else:
+        head = wanted * shape.vocab_size * 4.0 * FIGURES.plain_head
+        in_head = 0.0
+    num_trained, weights, trained = _fixed(shape, recipe, terms)
+    in_layer += _unpacked(shape, recipe) * width
+    # logits that are held whole are given back before the layers' backward begins
+    transient = max(in_layer, in_head) if terms.is_fast else max(0.0, in_layer - head)
+    # before the first step the preflight looks; the update comes after the backward, which has given everything back
+    looking = min(pack_tokens, FIGURES.preflight_rows) * shape.vocab_size * FIGURES.preflight_bytes
+    moving = max(activations + head + transient, looking, num_trained * FIGURES.update_bytes)
+    return Forecast(
+        process=terms.process_bytes,
+        weights=int(weights),
+        trained=int(trained),
+        activations=int(activations * scale),
+        head=int(head * scale),
+        transient=int(moving * scale) - int(activations * scale) - int(head * scale),
+    )
+
+
+def _kept_per_token(shape: Shape, recipe: Recipe, terms: Terms) -> float:
+    """Bytes that one layer keeps of one token for its backward, in bf16."""
+    query, key = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
+    kept = 2.0 * shape.hidden  # what comes in
+    kept += 2 * (query + key) if shape.has_qk_norm else 0  # before their norm
+    kept += 2 * (query + 2 * key) + 2 * query + 4 * shape.num_heads  # q, k, v; attention's output; its logsumexp
+    kept += 2 * shape.hidden + 4 * shape.intermediate + 8  # between the halves; gate and up; two norms
+    if terms.shares_prompts:
+        kept += 4 * key * FIGURES.shared_keys  # k and v of the prompt, again for each answer
+    if recipe.tuning == "full":
+        return kept * FIGURES.plain_activations
+    adapters = 2.0 * _num_ranks(shape, recipe)
+    if terms.is_fast:
+        return kept + adapters
+    if terms.device == "cuda":
+        kept, adapters = (kept + adapters) * FIGURES.plain_on_cuda / FIGURES.plain_activations, 0.0
+    sizes = [shape.matrices()[name] for name in _adapted(shape, recipe)]
+    adapters += FIGURES.plain_outputs * sum(outputs for _, outputs in sizes) if terms.device == "cpu" else 0.0
+    adapters += FIGURES.plain_dropout * sum(inputs for inputs, _ in sizes) if recipe.lora_dropout else 0.0
+    return kept * FIGURES.plain_activations + adapters
+
+
+def _num_ranks(shape: Shape, recipe: Recipe) -> int:
+    """Inner values of the adapters of one layer, those on the same input rounded together."""
+    adapted, unit = _adapted(shape, recipe), FIGURES.ranks_rounded_to
+    inputs = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+    nums = [recipe.lora_rank * sum(name in adapted for name in names) for names in inputs]
+    return sum(-(-num // unit) * unit for num in nums)
+
+
+def _fixed(shape: Shape, recipe: Recipe, terms: Terms) -> tuple[float, float, float]:
+    """How many numbers are trained; bytes of the weights, and of what training adds to them."""
+    embeddings = shape.vocab_size * shape.hidden
+    plain = 2.0 if terms.device == "cuda" else 4.0
+    if recipe.tuning == "full":  # in fp32: weight, gradient, two moments; on CUDA autocast's copy beside them
+        copies = 2.0 if terms.device == "cuda" else 0.0
+        return shape.num_parameters, 4.0 * shape.num_parameters, (12.0 + copies) * shape.num_parameters
+    num_linear = min(shape.num_in_layer * shape.num_layers, shape.num_parameters)
+    weights = plain * shape.num_parameters
+    if is_nf4(recipe):
+        weights += (FIGURES.nf4_bytes - plain) * num_linear
+    num_lora = _num_lora(shape, recipe)
+    num_saved = embeddings * (1 if shape.is_tied else 2) if recipe.train_embeddings is True else 0
+    copies = 2.0 if terms.device == "cuda" else 0.0
+    return num_lora + num_saved, weights, (16.0 + copies) * num_lora + 16.0 * num_saved
+
+
+def _unpacked(shape: Shape, recipe: Recipe) -> float:
+    """A quantised base has one layer's matrices whole at a time."""
+    return 2.0 * shape.num_in_layer if is_nf4(recipe) else 0.0
+
+
+def rounded(tokens: int) -> int:
+    """What a pass of so many tokens is filled up to."""
+    return -(-tokens // FIGURES.tokens_rounded_to) * FIGURES.tokens_rounded_to
+
+
+def is_nf4(recipe: Recipe) -> bool:
+    return recipe.quantize == "nf4"
+
+
+def _adapted(shape: Shape, recipe: Recipe) -> list[str]:
+    """Names of the layer's matrices that get an adapter."""
+    if recipe.target_modules == "all-linear":
+        return list(shape.matrices())
+    parts = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+    ends = [name.rpartition(".")[2] for name in recipe.target_modules]
+    return list(dict.fromkeys(one for end in ends for one in parts.get(end, (end,)) if one in shape.matrices()))
+
+
+def _num_lora(shape: Shape, recipe: Recipe) -> int:
+    sizes, rank = shape.matrices(), recipe.lora_rank
+    in_layer = sum(rank * sum(sizes[name]) + (sizes[name][1] if recipe.dora else 0) for name in _adapted(shape, recipe))
+    num = in_layer * shape.num_layers
+    if recipe.target_modules != "all-linear":
+        outside = [name for name in recipe.target_modules if re.search(r"(embed_tokens|lm_head)\Z", name)]
+        num += len(outside) * rank * (shape.vocab_size + shape.hidden)
+    return num
+
+
+def size_text(num_bytes: float) -> str:
+    """In the unit that people use for it; 1 GB is 2^30 bytes."""
+    return f"{num_bytes / GB:.1f} GB" if num_bytes >= GB else f"{num_bytes / 2**20:.0f} MB"

@@ -1,0 +1,120 @@
+"""The command trainer: any program that speaks protocol v1. What is started for a trainer, and with which environment.
+
+`trainer.options` of a profile: `argv`, a list and never a shell line; `env`, names of variables that the program may
+see besides the usual few. At submit the files that `argv` names are sealed into the spec by their sha256; what such a
+program reads beyond them (modules, settings) is the user's own to keep still.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from tunesmith.core.environment import visible
+from tunesmith.core.errors import ConfigError, nearest, show
+from tunesmith.core.files import sha256_file
+from tunesmith.core.section import Section
+from tunesmith.training.trainers.base import TrainerInfo
+
+_PYTHON = "python"
+_SEALS = "sha256"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+class _Options(Section):
+    argv: tuple[str, ...] = Field(min_length=1)
+    env: tuple[str, ...] = ()
+    sha256: dict[str, str] = Field(default_factory=dict)
+
+
+def argv_of(info: TrainerInfo, options: Mapping[str, Any], root: Path) -> tuple[str, ...]:
+    """What to start for a trainer; refuses, in one line, what cannot be started. `root` is the workspace."""
+    if info.argv:
+        return info.argv
+    first, *rest = _read(options).argv
+    if first == _PYTHON and not rest:
+        raise ConfigError(f"trainer.options.argv: name the program too, e.g. [{_PYTHON}, trainers/mine.py]")
+    return (_program(first, root), *(str(_file_named(part, root) or part) for part in rest))
+
+
+def environment_of(
+    info: TrainerInfo, options: Mapping[str, Any], environ: Mapping[str, str], more: Iterable[str] = ()
+) -> dict[str, str]:
+    """What a trainer sees of the environment; `more` are names from worker.pass_environment."""
+    return visible(environ, (*more, *(() if info.argv else _read(options).env)))
+
+
+def sealed(info: TrainerInfo, options: Mapping[str, Any], root: Path) -> dict[str, Any]:
+    """The options as a spec keeps them: with the sha256 of each file that the command names. Checks them on the way."""
+    if info.argv:
+        return dict(options)
+    if _SEALS in options:
+        raise ConfigError(f"trainer.options.{_SEALS}: tunesmith writes it itself; remove it")
+    argv_of(info, options, root)
+    named = {part: path for part in _read(options).argv if (path := _file_named(part, root)) is not None}
+    return {**options, _SEALS: {part: sha256_file(path) for part, path in named.items()}}
+
+
+def changed_since_sealed(info: TrainerInfo, options: Mapping[str, Any], root: Path) -> str | None:
+    """Why the program is no longer the one that was submitted; None if it is."""
+    if info.argv:
+        return None
+    for part, digest in _read(options).sha256.items():
+        path = _file_named(part, root)
+        if path is None or sha256_file(path) != digest:
+            return f"trainer.options.argv: {show(part)} changed since the run was submitted"
+    return None
+
+
+def _read(options: Mapping[str, Any]) -> _Options:
+    for name in options:
+        if name not in _Options.model_fields:
+            raise ConfigError(f"trainer.options: no option {show(name)}{nearest(name, ('argv', 'env'))}")
+    if not isinstance(options.get("argv"), list | tuple):
+        raise ConfigError("trainer.options.argv: the command trainer needs a list, e.g. [python, trainers/mine.py]")
+    try:
+        read = _Options.model_validate(dict(options))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"trainer.options.{place}: {first['msg']}") from None
+    if any(not part or "\0" in part for part in read.argv):
+        raise ConfigError("trainer.options.argv: an element is empty or holds a NUL")
+    for name in read.env:
+        if not _NAME.match(name):
+            raise ConfigError(f"trainer.options.env: {show(name)} is not the name of a variable; values are not given")
+    return read
+
+
+def _program(first: str, root: Path) -> str:
+    """`python` is the running interpreter; else a file of the workspace, or what PATH finds."""
+    if first == _PYTHON:
+        return first
+    named = _file_named(first, root)
+    if named is not None:
+        if not os.access(named, os.X_OK):
+            raise ConfigError(
+                f"trainer.options.argv: {show(first)} is not executable; chmod +x it, or put {_PYTHON} before"
+            )
+        return str(named)
+    found = None if "/" in first else shutil.which(first)
+    if found is None:
+        raise ConfigError(f"trainer.options.argv: no program {show(first)} in the workspace or on PATH")
+    return found
+
+
+def _file_named(part: str, root: Path) -> Path | None:
+    """The file of the workspace, or the absolute one, that an element names; options such as --steps name none."""
+    if part == _PYTHON or part.startswith("-"):
+        return None
+    try:
+        path = (root / part).resolve()
+        return path if path.is_file() else None
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,1 @@
+"""The simulated trainer: writes what a trainer would, and fails as told."""

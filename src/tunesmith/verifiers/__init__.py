@@ -1,0 +1,1 @@
+"""Deterministic checks of one answer, each with a score or a flag."""
