@@ -185,7 +185,7 @@ def run_tunesmith(source: Path, folder: Path, num_processes: int, has_screens: b
     import tunesmith.datasets.blocks  # noqa: F401  imports are not part of the job
     from tunesmith.datasets.preparation import prepare
     from tunesmith.datasets.report import PrepareOptions
-    from tunesmith.profiles.screen_section import DEFAULT_SCREENS
+    from tunesmith.profiles.sections.screens import DEFAULT_SCREENS
 
     options = PrepareOptions(screens=DEFAULT_SCREENS if has_screens else ())
     begin = time.perf_counter()

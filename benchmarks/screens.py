@@ -35,7 +35,7 @@ from tunesmith.datasets.report import PrepareOptions
 from tunesmith.datasets.screens.contamination import EvaluationOverlap
 from tunesmith.datasets.screens.near_duplicates import NearCopies, sketch
 from tunesmith.datasets.screens.rows import ROW_SCREENS, RowScreens
-from tunesmith.profiles.screen_section import DEFAULT_SCREENS, Screen
+from tunesmith.profiles.sections.screens import DEFAULT_SCREENS, Screen
 
 SEED = 20
 NUM_BAD, NUM_GOOD = 60, 900  # of each class

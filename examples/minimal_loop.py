@@ -17,9 +17,10 @@ from pathlib import Path
 import torch
 
 from tunesmith.core.files import publish_folder
+from tunesmith.datasets.example import Example, Split
 from tunesmith.datasets.preparation import prepare
 from tunesmith.datasets.reading import read_split
-from tunesmith.datasets.report import Example, PrepareOptions, Split
+from tunesmith.datasets.report import PrepareOptions
 from tunesmith.demo import dates
 from tunesmith.demo.base_model import cached_base
 from tunesmith.evaluation.rules.comparison import compare

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from support import tables
 from support.databases import (  # noqa: F401
     database,
     postgres,
@@ -43,13 +44,12 @@ from tunesmith.experience.rules.experience import EXPERIENCE, ExperienceState
 from tunesmith.models import queries as adapters
 from tunesmith.models.rules import ADAPTER, AdapterState
 from tunesmith.orchestration import lifecycle
-from tunesmith.profiles.queries import campaigns
 from tunesmith.profiles.rules.campaign import CAMPAIGN, Breaker, CampaignState, breaker
+from tunesmith.profiles.tables import campaigns
 from tunesmith.runs.queries import runs, tasks
 from tunesmith.runs.queries.runs import Run
 from tunesmith.runs.rules.run import RUN, RunState
 from tunesmith.runs.rules.task import ATTEMPT, TASK, AttemptState, TaskState
-from tunesmith.store import tables
 from tunesmith.store.database import Database, Tx
 
 # Written out from DESIGN.md, "States, in full", by hand: old state: what may follow.

@@ -167,8 +167,9 @@ def loss_of(native: Native, items: Sequence[Any]) -> float:
 def forecast_bytes(job: Job, native: Native, process_bytes: int = 0) -> int:
     """As a run of the product foretells its peak, with nothing learnt from earlier runs."""
     from tunesmith.models.scoring import PlainEngine
+    from tunesmith.profiles.architecture import Shape
     from tunesmith.profiles.profile import Method
-    from tunesmith.training.rules.memory_forecast import Shape, forecast, terms_for
+    from tunesmith.training.rules.memory_forecast import forecast, terms_for
 
     config, method = native.engine.model.config, Method(job.method)
     shape = Shape(

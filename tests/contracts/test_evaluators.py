@@ -29,9 +29,10 @@ from tunesmith.core.errors import ConfigError, DataError
 from tunesmith.core.files import sha256_file
 from tunesmith.deployment.rules.parity import compare
 from tunesmith.evaluation.evaluators.held_out import evaluate
-from tunesmith.programs.host import ProgramFailure
+from tunesmith.profiles.settings import Phase
+from tunesmith.programs.failure import ProgramFailure
 from tunesmith.programs.launch import launch
-from tunesmith.programs.messages import Phase, PhaseEvent, Progress, ResultStatus
+from tunesmith.programs.messages import PhaseEvent, Progress, ResultStatus
 from tunesmith.programs.result_check import judge_evaluate, read_references, read_scores
 from tunesmith.runs.rules.task import AttemptState, ErrorClass
 from tunesmith.runs.spec import AdapterRef, BaseModelRef, EvaluateSpec, Subject, TrainSpec

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tunesmith.deployment.rules.parity import Reading
 from tunesmith.deployment.targets.base import ServedAdapter
+from tunesmith.programs.readings import Reading
 from tunesmith.serving.gateway.adapter_cache import Pager
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.generation import Ended, Generation, Piece

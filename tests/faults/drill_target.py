@@ -22,11 +22,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tunesmith.deployment.rules.parity import Reading
 from tunesmith.deployment.targets.base import ServedAdapter, TargetError
 from tunesmith.deployment.targets.directory import DirectoryTarget
 from tunesmith.deployment.targets.embedded import EmbeddedTarget
 from tunesmith.evaluation.evaluators.sim import simulated_reading
+from tunesmith.programs.readings import Reading
 
 KILL_AT = "DRILL_KILL_AT"
 STOP_AT = "DRILL_STOP_AT"

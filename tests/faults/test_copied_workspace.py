@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from support import tables
 from support.databases import Postgres
 from support.fleet import Fleet, MakeFleet
 from support.workspaces import PROFILE, a_jsonl, a_workspace, cli, write_settings
 from tunesmith.client import Client
 from tunesmith.runs.queries import runs
 from tunesmith.runs.spec_paths import located
-from tunesmith.store import tables
 
 SLOW = ("trainer.options.steps=40", "trainer.options.step_s=0.1", "checkpoints.every_steps=2")
 
@@ -235,7 +235,7 @@ def test_servers_of_the_original_are_not_those_of_the_copy(mover: Mover) -> None
     presence = Presence(original.client.workspace)
     process = presence.announce("srv-1", "http://127.0.0.1:9", "token")
     from tunesmith.core.clock import utc_now
-    from tunesmith.programs.device.server_state import ServerState
+    from tunesmith.programs.device.rules import ServerState
 
     row = servers.Server("srv-1", os.uname().nodename, process, "http://127.0.0.1:9", "cpu", ServerState.SERVING, {},
                          {}, utc_now())  # fmt: skip

@@ -23,9 +23,9 @@ from tunesmith.curriculum.cycle import ABANDONED_AFTER
 from tunesmith.curriculum.due import open_due
 from tunesmith.curriculum.queries import spends
 from tunesmith.curriculum.rules.cycle import cost_of, most_tokens
-from tunesmith.experience.rules.learning import CorrectionState
+from tunesmith.curriculum.tables import spends as spends_table
+from tunesmith.experience.rules.experience import CorrectionState
 from tunesmith.profiles.resolve import resolve
-from tunesmith.store.learning_tables import spends as spends_table
 
 NUM = 6
 HONEST = 40

@@ -16,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 from drill_target import DrillServer, serving
 
+from support import tables
 from support.candidates import a_candidate
 from support.fleet import Fleet, MakeFleet
 from support.rows import force
@@ -23,7 +24,6 @@ from support.workspaces import PROFILE, a_profile
 from tunesmith.client import Client
 from tunesmith.orchestration import lifecycle
 from tunesmith.runs.queries import tasks
-from tunesmith.store import tables
 
 QUICK = {"worker": {"lease_s": 30.0, "sweep_s": 0.05, "poll_s": 0.02, "targets_s": 0.05}}
 _processes = get_context("forkserver")

@@ -11,12 +11,12 @@ import drill_target
 import pytest
 import sqlalchemy as sa
 
+from support import tables
 from support.candidates import a_candidate
 from support.flips import LETTERS, a_workspace_of_letters, letter_of, references_of
 from support.gateway import PROFILE, ServerProcess, a_server, ask
 from support.native import a_base_ref
 from tunesmith.client import Client
-from tunesmith.store import tables
 
 pytestmark = pytest.mark.extra  # minutes of starting programs; see make test-extra
 

@@ -17,8 +17,8 @@ from support.fleet import Fleet, MakeFleet
 from support.local_teachers import an_endless_school
 from support.workspaces import PROFILE, cli_environ, wait_for
 from tunesmith.curriculum.cycle_config import remove_left_behind
+from tunesmith.experience.tables import corrections
 from tunesmith.programs.shim import all_processes, read_process
-from tunesmith.store.learning_tables import corrections
 
 pytestmark = pytest.mark.extra  # every test starts a program that loads a model: minutes in all
 

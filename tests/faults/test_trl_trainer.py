@@ -32,11 +32,11 @@ from support.native import (
 from support.programs import finish
 from tunesmith.core.errors import ConfigError
 from tunesmith.core.files import verify_folder
+from tunesmith.datasets.example import Split
 from tunesmith.datasets.reading import read_split
-from tunesmith.datasets.report import Split
 from tunesmith.profiles.profile import Budgets, Checkpoints, Method, Recipe, Validation
+from tunesmith.programs.failure import ProgramFailure
 from tunesmith.programs.fingerprint import code_fingerprint
-from tunesmith.programs.host import ProgramFailure
 from tunesmith.programs.launch import launch
 from tunesmith.programs.messages import Metrics, Result, ResultStatus
 from tunesmith.programs.result_check import judge_train

@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from support import tables
 from support.gateway import (
     PROFILE,
     ServerProcess,
@@ -29,7 +30,6 @@ from tunesmith.client import Client
 from tunesmith.models import queries as adapters
 from tunesmith.models.rules import AdapterState
 from tunesmith.serving.gateway.server import Ready
-from tunesmith.store import tables
 
 
 def serving(server: ServerProcess) -> str:

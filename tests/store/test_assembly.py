@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from support import tables
 from support.experience_processes import assemble_for_ever
 from support.rows import ACTOR, a_run, an_adapter, force
 from support.store_processes import kill_amid, start
@@ -31,13 +32,12 @@ from tunesmith.datasets.unrecorded import remove_unrecorded
 from tunesmith.deployment import queries as deployments
 from tunesmith.experience.queries import candidates, experiences, feedback, members
 from tunesmith.experience.rules.classes import Judgement
-from tunesmith.experience.rules.experience import ExperienceState
-from tunesmith.experience.rules.learning import CorrectionState
+from tunesmith.experience.rules.experience import CorrectionState, ExperienceState
 from tunesmith.experience.rules.standing import BASE_BESIDE_LIVE, NEVER_LIVE, TAKEN_BACK
 from tunesmith.models import queries as adapters
 from tunesmith.orchestration import lifecycle
 from tunesmith.runs.rules.run import RUN, DataEffect, RunState, effect_of_end
-from tunesmith.store import events, learning_tables, tables
+from tunesmith.store import events
 from tunesmith.store.database import Database
 
 SMALL = {"min_new": 5, "max_examples": 40}
@@ -138,7 +138,7 @@ def _taught(client: Client, database: Database, num: int) -> list[str]:
         for number, state, answer in ((1, "refused", "wrong too"), (2, "accepted", f"The lake {n} is deep.")):
             with database.write() as tx:
                 tx.run(
-                    learning_tables.corrections.insert().values(
+                    tables.corrections.insert().values(
                         id=new_id("co"), experience_id=added.id, profile=PROFILE, number=number, teacher="big",
                         state=CorrectionState(state), reason="", answer=answer, findings={}, created_at=tx.now,
                         counts=True,

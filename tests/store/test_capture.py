@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from support import tables
 from support.databases import Postgres
 from support.workspaces import PROFILE, a_workspace
 from tunesmith.client import Client
 from tunesmith.core.errors import UsageError
 from tunesmith.experience.capture_queue import CaptureQueue
 from tunesmith.experience.queries import candidates
-from tunesmith.store import tables
 from tunesmith.store.database import Database
 
 

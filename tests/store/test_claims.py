@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
+from support import tables
 from support.rows import ACTOR, ALL_KINDS, WORKER, a_profile, a_run, a_task, claim_of, force, moves
 from tunesmith.core.errors import LeaseLost
 from tunesmith.runs.queries import queue, switches, tasks
 from tunesmith.runs.rules.run import Priority, RunState
 from tunesmith.runs.rules.task import STOPPED_BY_ESTOP, AttemptState, ErrorClass, TaskKind, TaskState
-from tunesmith.store import tables
 from tunesmith.store.database import Database
 
 

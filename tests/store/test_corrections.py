@@ -8,20 +8,28 @@ from typing import Any
 import pytest
 from sqlalchemy import exc
 
+from support import tables
 from support.rows import ACTOR, PROFILE, a_profile, an_experience, force
 from tunesmith.core.ids import new_id
 from tunesmith.curriculum.due import outlook
 from tunesmith.curriculum.queries import corrections, cycles
 from tunesmith.curriculum.queries.corrections import Correction
-from tunesmith.curriculum.rules.cycle import CurriculumPolicy, not_due
+from tunesmith.curriculum.rules.cycle import not_due
 from tunesmith.experience.queries import experiences, reviews
 from tunesmith.experience.rate import judge
-from tunesmith.experience.rules.classes import Feedback, Judgement, Thresholds, assess
-from tunesmith.experience.rules.experience import Context, ExperienceClass, ExperienceState
-from tunesmith.experience.rules.learning import CorrectionState, ReviewDecision
-from tunesmith.store import events, tables
+from tunesmith.experience.rules.classes import Feedback, Judgement, assess
+from tunesmith.experience.rules.experience import (
+    Context,
+    CorrectionState,
+    ExperienceClass,
+    ExperienceState,
+    ReviewDecision,
+)
+from tunesmith.experience.tables import corrections as table
+from tunesmith.profiles.sections.curriculum import CurriculumPolicy
+from tunesmith.profiles.sections.experience import Thresholds
+from tunesmith.store import events
 from tunesmith.store.database import Database, Tx
-from tunesmith.store.learning_tables import corrections as table
 from tunesmith.verifiers.verifiers import Finding
 
 POOR = {"entity_preservation": Finding(0.25, reason="lost two")}

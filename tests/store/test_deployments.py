@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
+from support import tables
 from support.rows import ACTOR, PROFILE, WORKER, a_claimed_run, a_profile, a_run, a_task, an_adapter, dump, moves
 from tunesmith.core.errors import Refused
 from tunesmith.deployment import queries as deployments
@@ -21,7 +22,6 @@ from tunesmith.programs.stage import Looked, StageEnd
 from tunesmith.runs.queries import runs, tasks
 from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.rules.task import ErrorClass, TaskKind
-from tunesmith.store import tables
 from tunesmith.store.database import Database, Tx
 
 TARGETS = [{"name": "directory", "kind": "directory", "options": {}}]

@@ -34,6 +34,7 @@ from typing import Any, Literal
 
 import pytest
 
+from support import tables
 from support.candidates import a_candidate
 from support.rows import an_evaluation, force
 from support.workspaces import PROFILE, a_jsonl, a_workspace, wait_for
@@ -41,10 +42,9 @@ from tunesmith.client import Client
 from tunesmith.core.errors import ConfigError
 from tunesmith.evaluation.rules.gate import Decision
 from tunesmith.experience.queries import members
-from tunesmith.profiles.queries import campaigns
 from tunesmith.profiles.rules.campaign import Breaker, breaker
+from tunesmith.profiles.tables import campaigns
 from tunesmith.runs.queries import runs, tasks
-from tunesmith.store import tables
 from tunesmith.store.database import Database
 
 TESTS = Path(__file__).parents[1]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from support import tables
 from support.experience_processes import add_for_ever, add_the_same
 from support.rows import ACTOR, a_dataset
 from support.store_processes import end_all, kill_amid, start
@@ -19,7 +20,6 @@ from support.workspaces import PROFILE, a_workspace
 from tunesmith.client import Client
 from tunesmith.core.errors import Conflict, DataError, NotFound, Refused, UsageError
 from tunesmith.experience.queries import experiences
-from tunesmith.store import tables
 from tunesmith.store.database import Database
 from tunesmith.store.schema import integrity_problem
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from support import tables
 from support.rows import (
     ACTOR,
     ALL_KINDS,
@@ -24,13 +25,13 @@ from support.workspaces import a_workspace
 from tunesmith.core.errors import LeaseLost, Refused
 from tunesmith.core.files import publish_folder
 from tunesmith.deployment.deploy import deploy
-from tunesmith.evaluation.rules.gate import Decision
+from tunesmith.evaluation.rules.gate import Decision, Measured
 from tunesmith.models import queries as adapters
 from tunesmith.models.rules import AdapterState
 from tunesmith.orchestration import lifecycle
 from tunesmith.profiles.base_model import base_digest
 from tunesmith.profiles.settings import Settings
-from tunesmith.programs.stage import DryRunPassed, Flipped, Looked, Measured, NotFlipped, Pulse, StageContext, StageEnd
+from tunesmith.programs.stage import DryRunPassed, Flipped, Looked, NotFlipped, Pulse, StageContext, StageEnd
 from tunesmith.programs.stage import Trained as TrainedFact
 from tunesmith.runs.queries import checkpoints, requests, runs, tasks
 from tunesmith.runs.queries.tasks import Claim
@@ -38,7 +39,6 @@ from tunesmith.runs.rules.request import RequestKind
 from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.rules.task import AttemptState, ErrorClass, TaskKind, TaskState
 from tunesmith.runs.spec import BaseModelRef
-from tunesmith.store import tables
 from tunesmith.store.database import Database, Tx
 
 TRAINED = TrainedFact(path="adapters/x", digest="d" * 64, metrics={}, stopped_early=False)

@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import sqlalchemy as sa
 
+from support import tables
 from support.rows import ACTOR, PROFILE, a_profile, an_adapter
 from tunesmith.deployment import queries as deployments
 from tunesmith.experience.queries import experiences
 from tunesmith.models.rules import AdapterState
-from tunesmith.profiles.queries import profiles
 from tunesmith.profiles.rules.lock import ProfileLock
+from tunesmith.profiles.tables import profiles
 from tunesmith.runs.queries import switches
-from tunesmith.store import tables
 from tunesmith.store.database import Database, Tx
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from support import tables
 from support.forgotten import PARTED, SECRET, a_dataset_of, add, as_member, everything_on_disk, everything_stored
 from support.rows import ACTOR, a_claimed_run, a_run, an_adapter, force
 from support.workspaces import PROFILE, a_workspace
@@ -34,7 +35,7 @@ from tunesmith.runs.rules.request import RequestKind
 from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.rules.task import ErrorClass, TaskKind
 from tunesmith.runs.spec import AdapterRef
-from tunesmith.store import events, learning_tables, tables
+from tunesmith.store import events
 from tunesmith.store.database import Database
 
 
@@ -51,10 +52,10 @@ def _full(client: Client, database: Database, **about: Any) -> str:
     client.feedback.add(known, rater="bob", comment=f"only a {SECRET} comment")
     with database.write() as tx:
         tx.run(
-            learning_tables.corrections.insert().values(
+            tables.corrections.insert().values(
                 id="co-1", experience_id=known, profile=PROFILE, number=1, teacher="t", state="accepted",
                 reason=f"{SECRET} reason", answer=f"{SECRET} teacher", findings={"length": {"reason": SECRET}},
-                created_at=tx.now, **_also(learning_tables.corrections),
+                created_at=tx.now, **_also(tables.corrections),
             )
         )  # fmt: skip
     client.experiences.review([known], "reject", reason=f"{SECRET} review")

@@ -27,8 +27,8 @@ from tunesmith.orchestration import lifecycle
 from tunesmith.profiles.settings import HandOverSettings, ServeSettings, Settings
 from tunesmith.profiles.workspace import init_workspace
 from tunesmith.programs.device.queries import hand_overs, servers
-from tunesmith.programs.device.rules import HELD
-from tunesmith.programs.device.server_state import HandOverState, ServerState
+from tunesmith.programs.device.rules import HELD, HandOverState, ServerState
+from tunesmith.programs.device.tables import hand_overs as table
 from tunesmith.programs.device.take import take_device
 from tunesmith.programs.process_identity import identify, is_alive
 from tunesmith.programs.stage import DeviceHeld, Pulse, StageContext, StageEnd
@@ -42,7 +42,6 @@ from tunesmith.serving.gateway.hand_over import DeviceHandOver, Following
 from tunesmith.serving.generation import Generation
 from tunesmith.store import events
 from tunesmith.store.database import Database, Tx
-from tunesmith.store.serving_tables import hand_overs as table
 
 HOST = socket.gethostname()
 S, H = ServerState, HandOverState

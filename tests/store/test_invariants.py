@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from support import tables
 from support.rows import (
     ACTOR,
     PROFILE,
@@ -28,13 +29,12 @@ from support.rows import (
 from tunesmith.core.errors import Conflict, Refused
 from tunesmith.experience.rules.experience import ExperienceState
 from tunesmith.models.rules import AdapterState
-from tunesmith.profiles.queries import campaigns
 from tunesmith.profiles.rules.campaign import CampaignState
+from tunesmith.profiles.tables import campaigns
 from tunesmith.runs.queries import requests, runs, tasks
 from tunesmith.runs.rules.request import RequestKind
 from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.rules.task import AttemptState, TaskKind, TaskState
-from tunesmith.store import tables
 from tunesmith.store.database import Database, Tx
 
 

@@ -37,7 +37,7 @@ from tunesmith.curriculum.queries import corrections
 from tunesmith.curriculum.queries.corrections import Correction
 from tunesmith.experience.forgetting import forget
 from tunesmith.experience.queries import experiences
-from tunesmith.experience.rules.learning import CorrectionState
+from tunesmith.experience.rules.experience import CorrectionState
 from tunesmith.models import queries as adapters
 from tunesmith.models.rules import AdapterState
 from tunesmith.runs.queries import runs

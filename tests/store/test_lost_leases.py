@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from support import tables
 from support.rows import (
     ACTOR,
     ALL_KINDS,
@@ -29,7 +30,7 @@ from tunesmith.runs.queries import queue, requests, runs, tasks, workers
 from tunesmith.runs.rules.request import RequestKind
 from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.rules.task import AttemptState, TaskKind, TaskState, backoff_s
-from tunesmith.store import events, tables
+from tunesmith.store import events
 from tunesmith.store.database import Database
 
 
@@ -270,8 +271,8 @@ def test_clock_jump_steals_no_lease_and_changes_no_order(
 def test_clock_jump_changes_no_listing(database: Database, monkeypatch: pytest.MonkeyPatch, jump: timedelta) -> None:
     from support.rows import a_campaign, a_dataset
     from tunesmith.datasets import queries as datasets
-    from tunesmith.profiles.queries import campaigns
     from tunesmith.profiles.rules.campaign import CampaignState
+    from tunesmith.profiles.tables import campaigns
 
     real = clock.utc_now
     with database.write() as tx:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from support import tables
 from support.rows import a_claimed_run, force
 from tunesmith.core.clock import utc_now
 from tunesmith.runs.queries import queue
 from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.rules.task import TaskKind
-from tunesmith.store import tables
 from tunesmith.store.database import Database
 from tunesmith.training.memory_estimate import corrections
 

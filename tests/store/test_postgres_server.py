@@ -8,13 +8,13 @@ import time
 import pytest
 import sqlalchemy as sa
 
+from support import tables
 from support.databases import Postgres
 from support.rows import ALL_KINDS, WORKER, a_task, claim_of, dump
 from support.store_processes import broken_invariants, create_store, end_all, fail_then_add, start
 from tunesmith.core.errors import StoreError, StoreTooNew
 from tunesmith.runs.queries import tasks
 from tunesmith.runs.rules.task import AttemptState
-from tunesmith.store import tables
 from tunesmith.store.database import Database, connect
 from tunesmith.store.schema import HEAD, integrity_problem, open_store
 

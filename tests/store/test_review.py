@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from support import tables
 from support.rows import ACTOR, a_dataset, a_run
 from support.workspaces import PROFILE, a_workspace
 from tunesmith.client import Client
 from tunesmith.core.errors import NotFound, Refused, UsageError
 from tunesmith.experience.queries import experiences, reviews
 from tunesmith.experience.rules.experience import ExperienceState
+from tunesmith.experience.tables import reviews as reviews_table
 from tunesmith.orchestration import lifecycle
 from tunesmith.runs.rules.run import DataEffect, RunState
-from tunesmith.store import tables
 from tunesmith.store.database import Database
-from tunesmith.store.learning_tables import reviews as reviews_table
 
 KEY = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from support import tables
 from support.learning_world import World
 from support.rows import a_run
 from support.workspaces import PROFILE
 from tunesmith.core.errors import Refused
 from tunesmith.deployment import queries as deployments
 from tunesmith.runs.rules.run import RunState
-from tunesmith.store import tables
 from tunesmith.store.database import Database
 
 NEVER = ["deploy.when=never"]

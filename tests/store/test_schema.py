@@ -6,9 +6,8 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
+from support import tables  # imports all of them
 from support.rows import dump
-from tunesmith.store import learning_tables as tables  # imports all of them
-from tunesmith.store import serving_tables as serving_tables  # noqa: PLC0414 - its tables join the metadata
 from tunesmith.store.database import Database
 from tunesmith.store.schema import HEAD, REVISIONS, open_store
 

@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 from tunesmith.core.clock import utc_now
 from tunesmith.programs.device.queries import servers
 from tunesmith.programs.device.queries.servers import Server
-from tunesmith.programs.device.server_state import ServerState
+from tunesmith.programs.device.rules import ServerState
 from tunesmith.store.database import Database
 
 

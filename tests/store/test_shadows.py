@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 import sqlalchemy as sa
 
+from support import tables
 from support.rows import (
     ACTOR,
     PROFILE,
@@ -28,20 +29,22 @@ from support.workspaces import a_workspace
 from tunesmith.client import Client
 from tunesmith.core.clock import boot_seconds
 from tunesmith.deployment.watch import watch
-from tunesmith.evaluation.rules.gate import Decision
+from tunesmith.evaluation.rules.gate import Decision, Measured
 from tunesmith.experience.forgetting.queries import erasures
 from tunesmith.experience.queries import experiences
 from tunesmith.experience.queries import shadow_answers as shadows
 from tunesmith.experience.queries.shadow_answers import ShadowAnswer
 from tunesmith.experience.rules.experience import ExperienceState
+from tunesmith.experience.rules.shadow import ShadowOutcome
+from tunesmith.experience.tables import shadow_answers
 from tunesmith.models import queries as adapters
 from tunesmith.orchestration import control, lifecycle
 from tunesmith.profiles.profile import Deploy
+from tunesmith.profiles.sections.shadow import Shadow
 from tunesmith.profiles.settings import ServeSettings, Settings
-from tunesmith.profiles.shadow_section import Shadow
 from tunesmith.profiles.workspace import init_workspace
-from tunesmith.programs.device.server_state import ServerState, ShadowOutcome
-from tunesmith.programs.stage import Measured, Pulse, StageContext, StageEnd
+from tunesmith.programs.device.rules import ServerState
+from tunesmith.programs.stage import Pulse, StageContext, StageEnd
 from tunesmith.runs.queries import runs, tasks
 from tunesmith.runs.queries.tasks import Claim
 from tunesmith.runs.rules.request import RequestKind
@@ -51,9 +54,8 @@ from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.interfaces import Exchange
 from tunesmith.serving.gateway.shadow import Mirror
 from tunesmith.serving.generation import Generation
-from tunesmith.store import events, tables
+from tunesmith.store import events
 from tunesmith.store.database import Database, Tx
-from tunesmith.store.serving_tables import shadow_answers
 
 ENABLED = Shadow(enabled=True, min_count=3, min_s=0.0, max_s=60.0)
 

@@ -13,21 +13,21 @@ from support.rows import ACTOR, PROFILE, a_profile, moves
 from tunesmith.core.errors import Conflict
 from tunesmith.curriculum.queries import spends
 from tunesmith.curriculum.queries.spends import Charge, OverBudget
-from tunesmith.curriculum.rules.cycle import Limits, Spent
-from tunesmith.experience.rules.learning import SpendState
+from tunesmith.curriculum.rules.cycle import SpendState, Spent
+from tunesmith.curriculum.tables import spends as table
+from tunesmith.profiles.sections.curriculum import SpendLimits
 from tunesmith.store import events
 from tunesmith.store.database import Database
-from tunesmith.store.learning_tables import spends as table
 
 PURPOSE = "curriculum"
-ENOUGH = Limits(per_cycle=10**12, per_month=10**12)
+ENOUGH = SpendLimits(per_cycle=10**12, per_month=10**12)
 
 
 def a_charge(entity: str, amount: int = 100_000, cycle: str = "cyc-1", profile: str = PROFILE) -> Charge:
     return Charge(profile, PURPOSE, cycle, entity, amount)
 
 
-def reserve(database: Database, charge: Charge, limits: Limits = ENOUGH) -> str | None:
+def reserve(database: Database, charge: Charge, limits: SpendLimits = ENOUGH) -> str | None:
     """Its id; None: there was no money."""
     try:
         with database.write() as tx:
@@ -48,8 +48,10 @@ def total(database: Database, cycle: str | None = "cyc-1", profile: str = PROFIL
         return spends.spent(tx, profile, PURPOSE, cycle)
 
 
-@pytest.mark.parametrize("limits", [Limits(1_000_000, 10**12), Limits(10**12, 1_000_000)], ids=["cycle", "month"])
-def test_hundred_parallel_calls_on_a_budget_for_ten_never_pass_it(database: Database, limits: Limits) -> None:
+@pytest.mark.parametrize(
+    "limits", [SpendLimits(1_000_000, 10**12), SpendLimits(10**12, 1_000_000)], ids=["cycle", "month"]
+)
+def test_hundred_parallel_calls_on_a_budget_for_ten_never_pass_it(database: Database, limits: SpendLimits) -> None:
     def call(number: int) -> bool:
         spend_id = reserve(database, a_charge(f"xp-{number}"), limits)
         assert total(database).month <= 1_000_000
@@ -66,7 +68,7 @@ def test_hundred_parallel_calls_on_a_budget_for_ten_never_pass_it(database: Data
 
 
 def test_what_is_settled_for_less_leaves_room_and_the_sum_is_exact(database: Database) -> None:
-    limits, rng = Limits(1_000_000, 1_000_000), random.Random(7)
+    limits, rng = SpendLimits(1_000_000, 1_000_000), random.Random(7)
 
     def call(number: int) -> int:
         spend_id = reserve(database, a_charge(f"xp-{number}", 90_001), limits)
@@ -82,7 +84,7 @@ def test_what_is_settled_for_less_leaves_room_and_the_sum_is_exact(database: Dat
 
 
 def test_budget_to_the_last_millionth_is_used_and_no_more(database: Database) -> None:
-    limits = Limits(300, 10**12)
+    limits = SpendLimits(300, 10**12)
     assert reserve(database, a_charge("xp-1", 200), limits) is not None
     assert reserve(database, a_charge("xp-2", 101), limits) is None
     assert reserve(database, a_charge("xp-3", 100), limits) is not None
@@ -127,7 +129,7 @@ def test_unknown_cost_counts_as_all_that_was_reserved(database: Database) -> Non
 
 
 def test_abandoned_reservation_counts_and_is_settled_as_spent_by_the_sweep(database: Database) -> None:
-    limits = Limits(100, 100)
+    limits = SpendLimits(100, 100)
     spend_id = str(reserve(database, a_charge("xp-1", 60), limits))
     assert reserve(database, a_charge("xp-2", 60), limits) is None
     with database.write() as tx:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from support import tables
 from support.forgotten import add
 from support.rows import force
 from support.workspaces import PROFILE, a_profile, a_workspace
@@ -16,7 +17,6 @@ from tunesmith.core.errors import LockedError, Refused, UsageError
 from tunesmith.datasets.example import Split
 from tunesmith.datasets.reading import read_split
 from tunesmith.runs.rules.run import RunState
-from tunesmith.store import tables
 from tunesmith.store.database import Database
 
 MIX = {"experience": {"mix": {"min_new": 5}}}

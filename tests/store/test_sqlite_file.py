@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from support import tables
 from support.rows import a_task
 from support.store_processes import (
     broken_invariants,
@@ -22,7 +23,6 @@ from support.store_processes import (
 )
 from tunesmith.client import Client
 from tunesmith.core.errors import StoreCorrupt, StoreError, StoreTooNew, UsageError
-from tunesmith.store import tables
 from tunesmith.store.connections import sqlite_module, wal_is_safe
 from tunesmith.store.database import Database, connect
 from tunesmith.store.schema import HEAD, integrity_problem, open_store

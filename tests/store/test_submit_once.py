@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from support import tables
 from support.workspaces import PROFILE, a_jsonl, a_workspace
 from tunesmith.client import Client
 from tunesmith.core.errors import Conflict
-from tunesmith.store import tables
 from tunesmith.store.database import Database
 
 THREADS = 64

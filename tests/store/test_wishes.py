@@ -8,6 +8,7 @@ from itertools import combinations
 
 import pytest
 
+from support import tables
 from support.rows import (
     ACTOR,
     WORKER,
@@ -38,7 +39,7 @@ from tunesmith.runs.queries.runs import Run
 from tunesmith.runs.rules.request import RequestKind, strongest
 from tunesmith.runs.rules.run import RUN, RunState
 from tunesmith.runs.rules.task import AttemptState, ErrorClass, TaskKind, TaskState
-from tunesmith.store import events, tables
+from tunesmith.store import events
 from tunesmith.store.database import Database, Tx
 
 # DESIGN: "On unleased work the wish moves the state at once; on leased work it becomes a request. Pause: checkpoint,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from support import tables
 from support.rows import ACTOR, ALL_KINDS, PROFILE, WORKER, a_profile, a_task, claim_of
 from support.store_processes import broken_invariants
 from tunesmith.orchestration.worker import Worker
@@ -17,7 +18,7 @@ from tunesmith.profiles.settings import Settings, WorkerSettings
 from tunesmith.profiles.workspace import Workspace, init_workspace
 from tunesmith.runs.queries import tasks
 from tunesmith.runs.rules.task import TaskKind, TaskState
-from tunesmith.store import events, tables
+from tunesmith.store import events
 from tunesmith.store.database import Database
 
 FAST = Settings(worker=WorkerSettings(poll_s=0.01, sweep_s=60.0))

@@ -44,7 +44,8 @@ from tunesmith.demo import dates
 from tunesmith.models.adapters import new_adapter, save_adapter
 from tunesmith.models.loading import load_base, load_tokenizer, pick_device
 from tunesmith.profiles.profile import Budgets, Checkpoints, Validation
-from tunesmith.programs.host import Program, ProgramFailure
+from tunesmith.programs.failure import ProgramFailure
+from tunesmith.programs.host import Program
 from tunesmith.programs.launch import RunningProgram, launch
 from tunesmith.programs.messages import Ack, CheckpointEvent, Log, Metrics, ResultStatus, ValidationEvent
 from tunesmith.programs.result_check import judge_train

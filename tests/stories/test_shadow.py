@@ -17,21 +17,21 @@ from support.fleet import Fleet
 from support.gateway import PROFILE, ServerProcess, a_served_workspace, a_server
 from support.rows import WORKER, a_claimed_run, a_judgement, claim_of
 from support.workspaces import wait_for
-from tunesmith.evaluation.rules.gate import Decision
+from tunesmith.evaluation.rules.gate import Decision, Measured
 from tunesmith.experience.queries import shadow_answers as shadows
+from tunesmith.experience.tables import shadow_answers
 from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
 from tunesmith.orchestration import lifecycle
 from tunesmith.profiles.base_model import base_digest
-from tunesmith.profiles.shadow_section import Shadow
-from tunesmith.programs.stage import Measured, StageEnd
+from tunesmith.profiles.sections.shadow import Shadow
+from tunesmith.programs.stage import StageEnd
 from tunesmith.runs.queries import runs, tasks
 from tunesmith.runs.queries.runs import Run
 from tunesmith.runs.queries.tasks import Claim
 from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.rules.task import TaskKind
 from tunesmith.store import events
-from tunesmith.store.serving_tables import shadow_answers
 
 pytestmark = pytest.mark.extra  # minutes of starting programs; see make test-extra
 

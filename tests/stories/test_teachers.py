@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from support import tables
 from support.teacher_server import Call, Teacher, a_teacher, better
 from support.workspaces import PROFILE, a_workspace
 from tunesmith.client import Client
@@ -23,9 +24,8 @@ from tunesmith.curriculum.cycle import Outcome
 from tunesmith.curriculum.queries import corrections
 from tunesmith.curriculum.queries.corrections import StoredCorrection
 from tunesmith.curriculum.rules.cycle import cost_of, most_tokens
+from tunesmith.curriculum.tables import spends
 from tunesmith.profiles.resolve import resolve
-from tunesmith.store import tables
-from tunesmith.store.learning_tables import spends
 
 KEY = "key-that-must-not-leak-4711"
 HONEST = 20 + 2 * 10  # what 20 tokens in and 10 out cost at prices of 1 and 2

@@ -13,7 +13,6 @@ from tunesmith.client import Client
 from tunesmith.core.files import publish_folder, sha256_text, verify_folder
 from tunesmith.core.ids import new_id
 from tunesmith.deployment import queries as deployments
-from tunesmith.deployment.rules.parity import References
 from tunesmith.evaluation import queries as evaluations
 from tunesmith.evaluation.evaluate import policy_digest
 from tunesmith.evaluation.evaluators.sim import simulated_reading
@@ -24,6 +23,7 @@ from tunesmith.models.queries import Adapter
 from tunesmith.profiles.base_model import base_digest
 from tunesmith.profiles.profile import Target, Watch
 from tunesmith.programs.protocol import REFERENCES
+from tunesmith.programs.readings import References
 from tunesmith.runs.queries import tasks
 from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.rules.task import TaskKind

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from support import tables
 from support.databases import BOTH, Postgres
 from support.workspaces import PROFILE, a_jsonl, a_workspace, cli_environ, wait_for, wait_for_state
 from tunesmith.client import Client
@@ -29,7 +30,6 @@ from tunesmith.programs.process_identity import MARKER
 from tunesmith.programs.shim import all_processes
 from tunesmith.runs.rules.run import RUN
 from tunesmith.runs.rules.task import TaskKind
-from tunesmith.store import tables
 from tunesmith.store.database import Database
 
 Rows = dict[str, list[dict[str, Any]]]

@@ -11,9 +11,9 @@ from support.rows import a_run
 from tunesmith.client import Client
 from tunesmith.core.files import publish_folder, verify_folder
 from tunesmith.deployment import queries as deployments
-from tunesmith.deployment.rules.parity import MAX_TOKENS, References
 from tunesmith.models import queries as adapters
 from tunesmith.profiles.base_model import base_digest
+from tunesmith.programs.readings import MAX_TOKENS, References
 from tunesmith.runs.rules.run import RunState
 from tunesmith.store.database import Database
 

@@ -14,10 +14,10 @@ from support.workspaces import PROFILE
 from tunesmith.client import Client
 from tunesmith.datasets.example import Example, Split
 from tunesmith.datasets.reading import read_split
+from tunesmith.datasets.report import MemberRole
+from tunesmith.datasets.tables import members
 from tunesmith.experience.queries import experiences
-from tunesmith.experience.rules.learning import MemberRole
 from tunesmith.store.database import Database
-from tunesmith.store.learning_tables import members
 
 SECRET = "zebrafish"
 """A word that nobody but the person to be forgotten has said."""

@@ -19,6 +19,7 @@ from typing import Any
 import httpx2
 from openai import OpenAI
 
+from support import tables
 from support.engine import an_adapter
 from support.rows import a_run, force
 from support.workspaces import a_profile, cli_environ, wait_for, write_settings
@@ -28,7 +29,6 @@ from tunesmith.models import queries as adapters
 from tunesmith.models.rules import AdapterState
 from tunesmith.profiles.base_model import base_digest
 from tunesmith.runs.rules.run import RunState
-from tunesmith.store import tables
 from tunesmith.store.database import Database
 
 PROFILE = "support"

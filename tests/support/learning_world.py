@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
+from support import tables
 from support.rows import WORKER, a_judgement, claim_of, dump
 from support.workspaces import a_workspace
 from tunesmith.core import clock, ids
@@ -25,19 +26,18 @@ from tunesmith.core.files import publish_folder
 from tunesmith.datasets.example import Example, Split
 from tunesmith.datasets.reading import read_split
 from tunesmith.deployment import queries as deployments
-from tunesmith.evaluation.rules.gate import Decision
+from tunesmith.evaluation.rules.gate import Decision, Measured
 from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
 from tunesmith.orchestration import lifecycle
 from tunesmith.orchestration.worker import STAGES
 from tunesmith.profiles.settings import Settings
-from tunesmith.programs.stage import DryRunPassed, Looked, Measured, Pulse, StageContext, StageEnd, Trained
+from tunesmith.programs.stage import DryRunPassed, Looked, Pulse, StageContext, StageEnd, Trained
 from tunesmith.runs.queries import runs, tasks
 from tunesmith.runs.queries.runs import Run
 from tunesmith.runs.queries.tasks import Claim
 from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.rules.task import AttemptState, ErrorClass, TaskKind, TaskState
-from tunesmith.store import learning_tables, tables
 from tunesmith.store.schema import open_store
 
 Row = Mapping[str, Any]
@@ -270,6 +270,6 @@ _TABLES = (
     tables.adapters,
     tables.events,
     tables.heldout_cases,
-    learning_tables.members,
-    learning_tables.erasures,
+    tables.members,
+    tables.erasures,
 )

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.core.files import sha256_file
+from tunesmith.datasets.example import Split
 from tunesmith.datasets.preparation import prepare
-from tunesmith.datasets.report import PreparedDataset, PrepareOptions, Split
+from tunesmith.datasets.report import PreparedDataset, PrepareOptions
 from tunesmith.profiles.architecture import read_architecture
 from tunesmith.profiles.base_model import base_digest
 from tunesmith.profiles.profile import (

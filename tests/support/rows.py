@@ -10,6 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from support import tables
 from tunesmith.core.errors import StoreError
 from tunesmith.core.ids import new_id
 from tunesmith.datasets import queries as datasets
@@ -34,17 +35,16 @@ from tunesmith.profiles.profile import (
     Validation,
     Watch,
 )
-from tunesmith.profiles.queries import campaigns, profiles
-from tunesmith.profiles.queries.campaigns import Campaign
+from tunesmith.profiles.queries import Campaign
 from tunesmith.profiles.rules.campaign import CampaignState
 from tunesmith.profiles.rules.lock import ArchitectureLock, ProfileLock
+from tunesmith.profiles.tables import campaigns, profiles
 from tunesmith.runs.queries import runs, tasks
 from tunesmith.runs.queries.runs import Run
 from tunesmith.runs.queries.tasks import Claim
 from tunesmith.runs.rules.run import RUN, RunState
 from tunesmith.runs.rules.task import TaskKind, TaskState
 from tunesmith.runs.spec import BaseModelRef, DatasetRef, Fingerprints, RunSpec
-from tunesmith.store import tables
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.events import RecordedEvent, of_entity
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from support import tables
 from support.rows import ACTOR, ALL_KINDS
 from tunesmith.runs.queries import tasks
 from tunesmith.runs.rules.task import AttemptState, ErrorClass, TaskKind
-from tunesmith.store import tables
 from tunesmith.store.database import Database
 from tunesmith.store.schema import open_store
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from tunesmith.profiles.settings import Phase
 from tunesmith.programs.messages import (
     Ack,
     CheckpointEvent,
     Event,
     Log,
     Metrics,
-    Phase,
     PhaseEvent,
     Progress,
     Started,

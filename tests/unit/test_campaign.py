@@ -11,11 +11,12 @@ from tunesmith.profiles.rules.campaign import (
     FAILURES_FORGOTTEN_AFTER,
     FAILURES_TO_OPEN,
     Breaker,
+    CounterEffect,
     Counters,
     after_end,
     breaker,
 )
-from tunesmith.runs.rules.run import RUN, CounterEffect, DataEffect, RunState, effect_of_end
+from tunesmith.runs.rules.run import RUN, DataEffect, RunState, effect_of_end
 
 NOW = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tunesmith.experience.rules.classes import (
     Feedback,
     Judgement,
-    Thresholds,
     aggregate,
     classify,
     complaint_in,
@@ -19,6 +18,7 @@ from tunesmith.experience.rules.classes import (
     value_of,
 )
 from tunesmith.experience.rules.experience import ExperienceClass as Class
+from tunesmith.profiles.sections.experience import Thresholds
 from tunesmith.verifiers.verifiers import ECHO, EPR, VERIFIERS, Finding
 
 GOOD = {EPR: Finding(1.0), ECHO: Finding(1.0), "length": Finding(1.0)}

@@ -17,8 +17,7 @@ from tunesmith.profiles.layers import Layer
 from tunesmith.profiles.profile import Base, HardwareTier, Profile, Role
 from tunesmith.profiles.resolve import Resolved, check_overrides, resolve, resolve_settings
 from tunesmith.profiles.schema import places
-from tunesmith.profiles.settings import Settings
-from tunesmith.programs.messages import Phase
+from tunesmith.profiles.settings import Phase, Settings
 
 LAYERS = (Layer.PROFILE, Layer.CAMPAIGN, Layer.PROJECT, Layer.ENVIRONMENT, Layer.OVERRIDE)
 KEYS = {

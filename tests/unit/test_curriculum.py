@@ -13,12 +13,9 @@ from pydantic import ValidationError
 from tunesmith.curriculum.rules.correction import Judged, Reply, unusable, verdict
 from tunesmith.curriculum.rules.cycle import (
     GIVEN_UP,
-    CurriculumPolicy,
     Entry,
-    Limits,
     Moment,
     Spent,
-    TeacherSettings,
     cost_of,
     in_window,
     money,
@@ -31,8 +28,8 @@ from tunesmith.curriculum.rules.cycle import (
     worst,
     worth,
 )
-from tunesmith.experience.rules.experience import Interaction
-from tunesmith.verifiers.verifiers import Finding
+from tunesmith.profiles.sections.curriculum import CurriculumPolicy, SpendLimits, TeacherSettings
+from tunesmith.verifiers.verifiers import Finding, Interaction
 
 NIGHT = datetime(2026, 11, 15, 3, 30, tzinfo=UTC)
 READY = {"base_url": "http://127.0.0.1:1/v1", "model": "big", "price_in": 0.5, "price_out": 1.5}
@@ -134,7 +131,7 @@ def test_most_tokens_is_more_than_the_bytes(texts: list[str]) -> None:
 def test_spend_is_allowed_only_inside_both_budgets(
     most: int, cycle: int, month: int, per_cycle: int, per_month: int
 ) -> None:
-    why = refusal_of_spend(most, Spent(cycle, month), Limits(per_cycle, per_month))
+    why = refusal_of_spend(most, Spent(cycle, month), SpendLimits(per_cycle, per_month))
     assert (why is None) == (cycle + most <= per_cycle and month + most <= per_month)
 
 

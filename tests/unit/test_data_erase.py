@@ -17,7 +17,7 @@ from tunesmith.datasets.reading import read_split, summary, verify
 from tunesmith.datasets.report import PreparedDataset
 from tunesmith.experience.forgetting.dataset_files import erase
 from tunesmith.experience.forgetting.rules import hashes_of, talk_hash, tombstone_key
-from tunesmith.profiles.screen_section import Screen
+from tunesmith.profiles.sections.screens import Screen
 
 TOOL = {"type": "function", "function": {"name": "weather", "description": "", "parameters": {"type": "object"}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}

@@ -20,7 +20,7 @@ from support.screen_whole_sets import World, a_line
 from tunesmith.core.errors import DataError
 from tunesmith.datasets.preparation import prepare
 from tunesmith.datasets.report import PreparedDataset
-from tunesmith.profiles.screen_section import DEFAULT_SCREENS
+from tunesmith.profiles.sections.screens import DEFAULT_SCREENS
 
 GOOD = [a_chat(number) for number in range(30)]
 SCREENED = HALF.model_copy(update={"screens": DEFAULT_SCREENS})

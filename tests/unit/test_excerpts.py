@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.datasets.screens.excerpts import escaped, excerpt, masked
-from tunesmith.experience.review import safe_text
-from tunesmith.experience.rules.classes import REJECTED, Feedback, Thresholds, assess, screens_of
+from tunesmith.datasets.screens.excerpts import escaped, excerpt, masked, safe_text
+from tunesmith.experience.rules.classes import REJECTED, Feedback, assess, screens_of
 from tunesmith.experience.rules.experience import ExperienceClass as Class
-from tunesmith.experience.rules.learning import ReviewDecision
+from tunesmith.experience.rules.experience import ReviewDecision
+from tunesmith.profiles.sections.experience import Thresholds
 from tunesmith.verifiers.verifiers import Finding
 
 CLEAN = {"length": Finding(1.0)}

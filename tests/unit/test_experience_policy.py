@@ -9,7 +9,7 @@ import pytest
 from support.config import a_workspace
 from tunesmith.core.errors import ConfigError
 from tunesmith.profiles.resolve import resolve
-from tunesmith.profiles.sections import ExperiencePolicy
+from tunesmith.profiles.sections.experience import ExperiencePolicy
 
 
 def policy(tmp_path: Path, body: str, *overrides: str) -> ExperiencePolicy:

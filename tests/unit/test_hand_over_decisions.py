@@ -12,9 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tunesmith.programs.device.rules import (
     HELD,
     Action,
+    HandOverState,
     Remembered,
     ServerNow,
     ServerSeen,
+    ServerState,
     TaskSeen,
     Wanted,
     ask_again_s,
@@ -25,7 +27,6 @@ from tunesmith.programs.device.rules import (
     shares_device,
     with_program,
 )
-from tunesmith.programs.device.server_state import HandOverState, ServerState
 from tunesmith.runs.rules.task import TaskKind, TaskState
 
 PATIENCE_S = 100.0

@@ -19,7 +19,7 @@ from tunesmith.datasets.quarantine.outliers import keep_aside
 from tunesmith.datasets.reading import read_split, summary, verify
 from tunesmith.datasets.report import PreparedDataset, PrepareOptions
 from tunesmith.evaluation.rules.outliers import FEWEST, LARGEST_SHARE, Fit, judge, why
-from tunesmith.profiles.screen_section import Screen
+from tunesmith.profiles.sections.screens import Screen
 
 USUAL = st.floats(0.0, 20.0)
 ANY = st.one_of(USUAL, st.floats(0.0, 1e6), st.sampled_from([math.nan, math.inf, -math.inf]))

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tunesmith.profiles.architecture import Shape
 from tunesmith.profiles.profile import Method, Recipe
 from tunesmith.training.rules.memory_forecast import (
     FIGURES,
     GB,
-    Shape,
     Terms,
     correction_of,
     forecast,

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tunesmith.datasets.example import Split
+from tunesmith.datasets.report import MemberRole, MixKind
 from tunesmith.experience.rules.experience import ExperienceClass
-from tunesmith.experience.rules.learning import MemberRole
-from tunesmith.experience.rules.mix import FULL, LEARNT, WAITS, Candidate, Mix, MixKind, Selection, role_of, select
+from tunesmith.experience.rules.mix import FULL, LEARNT, WAITS, Candidate, Selection, role_of, select
+from tunesmith.profiles.sections.experience import Mix
 
 GOLD, CORRECTED, REPLAY = MemberRole.GOLD, MemberRole.CORRECTED, MemberRole.REPLAY
 NUM_HELDOUT = 1000

@@ -15,19 +15,12 @@ from hypothesis import strategies as st
 
 from support.native import a_micro_base, a_recipe
 from tunesmith.demo.base_model import CHAT_TEMPLATE, byte_tokenizer
-from tunesmith.deployment.rules.parity import (
-    MAX_TOKENS,
-    Parity,
-    Reading,
-    References,
-    choose_prompts,
-    compare,
-    tolerance_of,
-)
+from tunesmith.deployment.rules.parity import Parity, compare, tolerance_of
 from tunesmith.evaluation.evaluators.probe import read_prompts, shown_tokens
 from tunesmith.models.adapters import load_adapter, new_adapter, save_adapter
 from tunesmith.models.chat import ChatFormat
 from tunesmith.models.loading import load_base, load_tokenizer
+from tunesmith.programs.readings import MAX_TOKENS, Reading, References, choose_prompts
 
 PROMPTS = (
     ({"role": "user", "content": "hi"},),

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tunesmith.profiles.profile import FAMILIES, METRICS, Base, Evaluation, Profile, Role, Section
+from tunesmith.core.section import Section
+from tunesmith.profiles.profile import FAMILIES, METRICS, Base, Evaluation, Profile, Role
 from tunesmith.profiles.schema import fields_of, places, subsection
-from tunesmith.profiles.settings import PHASE_DEADLINES_S, Settings, StoreSettings, WorkerSettings
-from tunesmith.programs.messages import Phase
+from tunesmith.profiles.settings import PHASE_DEADLINES_S, Phase, Settings, StoreSettings, WorkerSettings
 
 
 def a_profile(**changes: Any) -> Profile:

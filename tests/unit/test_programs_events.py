@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from tunesmith.core.errors import ProgramError
+from tunesmith.profiles.settings import Phase
 from tunesmith.programs.event_log import EventReader, EventWriter
-from tunesmith.programs.messages import Metrics, Phase
+from tunesmith.programs.messages import Metrics
 
 
 def line(**fields: object) -> bytes:

@@ -17,7 +17,7 @@ from tunesmith.datasets.preparation import prepare
 from tunesmith.datasets.reading import read_split, summary, verify
 from tunesmith.datasets.report import PreparedDataset
 from tunesmith.datasets.screens.near_duplicates import NearCopies, sketch
-from tunesmith.profiles.screen_section import DEFAULT_SCREENS, Screen
+from tunesmith.profiles.sections.screens import DEFAULT_SCREENS, Screen
 
 SCREENED = HALF.model_copy(update={"screens": DEFAULT_SCREENS})
 WORDS = [

@@ -14,7 +14,7 @@ from support.screen_corpus import BAD, bad_rows
 from support.screen_good_rows import good_rows
 from tunesmith.datasets.screens.finding import Finding
 from tunesmith.datasets.screens.rows import ROW_SCREENS, RowScreens
-from tunesmith.profiles.screen_section import DEFAULT_SCREENS, Screen, chosen_screens
+from tunesmith.profiles.sections.screens import DEFAULT_SCREENS, Screen, chosen_screens
 
 EVERY = RowScreens(list(ROW_SCREENS))
 DEFAULT = RowScreens([screen for screen in DEFAULT_SCREENS if screen in ROW_SCREENS])

@@ -17,11 +17,11 @@ from tunesmith.datasets.reading import read_split, verify
 from tunesmith.datasets.report import PreparedDataset
 from tunesmith.datasets.screens.contamination import EvaluationOverlap
 from tunesmith.datasets.screens.quotas import allowed
-from tunesmith.profiles.screen_section import Limits, Screen
+from tunesmith.profiles.sections.screens import Screen, ScreenLimits
 
 
 def choose(*screens: Screen, **limits: Any) -> Any:
-    return HALF.model_copy(update={"screens": screens, "limits": Limits(**limits)})
+    return HALF.model_copy(update={"screens": screens, "limits": ScreenLimits(**limits)})
 
 
 def kept_aside(dataset: PreparedDataset) -> list[dict[str, Any]]:

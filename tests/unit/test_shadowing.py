@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunesmith.deployment.rules.shadow import Observed, Shadowed, is_mirrored, judge
-from tunesmith.profiles.shadow_section import Shadow
-from tunesmith.programs.device.server_state import ShadowOutcome
+from tunesmith.deployment.rules.shadow import Shadowed, is_mirrored, judge
+from tunesmith.experience.rules.shadow import Observed, ShadowOutcome
+from tunesmith.profiles.sections.shadow import Shadow
 
 POLICY = Shadow(enabled=True, min_count=20, min_s=60.0, max_s=600.0, max_failures=0.1, max_drop=0.1)
 

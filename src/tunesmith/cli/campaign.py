@@ -10,7 +10,7 @@ from tunesmith.cli.output import Column, age, coloured, print_id, print_json, sa
 from tunesmith.cli.parser import Json, OfProfile, Profile, Set, a_noun, open_client
 
 if TYPE_CHECKING:
-    from tunesmith.profiles.queries.campaigns import Campaign
+    from tunesmith.profiles.queries import Campaign
 
 verbs = a_noun("A profile under way, with overrides for all its runs.")
 Id = Annotated[str, typer.Argument(metavar="CAMPAIGN", help="Id of a campaign, or its beginning.", show_default=False)]

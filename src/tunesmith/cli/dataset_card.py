@@ -8,15 +8,14 @@ from tunesmith.cli.output import Column, age, coloured, heading, say, say_prose,
 
 if TYPE_CHECKING:
     from tunesmith.datasets.queries import Dataset
-    from tunesmith.datasets.report import DatasetReport
-    from tunesmith.experience.rules.mix import MixReport
+    from tunesmith.datasets.report import DatasetReport, MixReport
 
 _BAR = 32  # characters of the longest bar
 _NAMES = {"train": "train", "validation": "validation", "heldout": "held out"}
 
 
 def show_card(dataset: Dataset, report: DatasetReport) -> None:
-    from tunesmith.profiles.screen_section import blind_spots
+    from tunesmith.profiles.sections.screens import blind_spots
 
     show_fields(
         [

@@ -84,7 +84,7 @@ def show(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json = 
 @verbs.command()
 def check(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json = False) -> None:
     """Check all that is checked before a run is queued."""
-    from tunesmith.profiles.screen_section import blind_spots
+    from tunesmith.profiles.sections.screens import blind_spots
 
     with open_client(ctx) as client:
         checked = client.profiles.check(name, overrides or ())

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tunesmith.profiles.session import Session
 from tunesmith.profiles.workspace import Workspace, find_workspace, init_workspace
+from tunesmith.runs.session import Session
 
 if TYPE_CHECKING:
     from tunesmith.client.adapters import Adapters

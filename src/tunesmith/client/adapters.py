@@ -12,10 +12,10 @@ from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
 from tunesmith.models.rules import AdapterState
 from tunesmith.orchestration import control, lifecycle
-from tunesmith.profiles.queries import profiles
-from tunesmith.profiles.session import Session
 from tunesmith.runs.base_check import base_trouble
+from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.runs.queries import runs
+from tunesmith.runs.session import Session
 from tunesmith.store import events
 from tunesmith.store.database import Tx
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tunesmith.orchestration.submit import check
-from tunesmith.profiles.queries import campaigns, profiles
-from tunesmith.profiles.queries.campaigns import Campaign
+from tunesmith.orchestration.check import check
+from tunesmith.profiles import queries as campaigns
+from tunesmith.profiles.queries import Campaign
 from tunesmith.profiles.resolve import check_overrides
 from tunesmith.profiles.rules.campaign import CampaignState
-from tunesmith.profiles.session import Session
 from tunesmith.programs.fingerprint import code_fingerprint
+from tunesmith.runs.queries import profile_locks as profiles
+from tunesmith.runs.session import Session
 
 
 class Campaigns:

@@ -13,10 +13,11 @@ from tunesmith.curriculum.cycle_config import Lesson, make_lesson, policy_of
 from tunesmith.curriculum.due import Outlook, ask_again, outlook
 from tunesmith.curriculum.queries import cycles, spends
 from tunesmith.curriculum.queries.cycles import CycleRecord
-from tunesmith.curriculum.rules.cycle import PURPOSE, CurriculumPolicy, Entry, worth
+from tunesmith.curriculum.rules.cycle import PURPOSE, Entry, worth
 from tunesmith.experience.queries import experiences
 from tunesmith.experience.review import check_reason
-from tunesmith.profiles.session import Session
+from tunesmith.profiles.sections.curriculum import CurriculumPolicy
+from tunesmith.runs.session import Session
 
 MAX_ENTRIES = 10_000
 

@@ -16,11 +16,11 @@ from tunesmith.datasets.prepare import Progress, Reading, prepare_dataset
 from tunesmith.datasets.queries import Dataset
 from tunesmith.datasets.report import DatasetReport, Split
 from tunesmith.experience.assemble import WantedKind, assemble, preview
-from tunesmith.orchestration.submit import check
+from tunesmith.orchestration.check import check
 
 if TYPE_CHECKING:
     from tunesmith.datasets.diff import DatasetDiff
-    from tunesmith.experience.rules.mix import MixReport
+    from tunesmith.datasets.report import MixReport
     from tunesmith.profiles.checks import CheckedProfile
 
 _FORMS = ("jsonl", "parquet")

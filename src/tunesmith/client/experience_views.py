@@ -12,8 +12,8 @@ from tunesmith.experience.queries.experiences import Experience
 from tunesmith.experience.queries.feedback import StoredFeedback
 from tunesmith.experience.queries.members import Member
 from tunesmith.experience.rules.classes import Assessment, Feedback
-from tunesmith.experience.rules.experience import ExperienceState, Interaction
-from tunesmith.verifiers.verifiers import Finding
+from tunesmith.experience.rules.experience import ExperienceState
+from tunesmith.verifiers.verifiers import Finding, Interaction
 
 
 @dataclass(frozen=True)

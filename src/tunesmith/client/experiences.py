@@ -29,11 +29,10 @@ from tunesmith.experience.import_files import ImportOptions, Progress, import_fi
 from tunesmith.experience.policy import rules_of, thresholds_of
 from tunesmith.experience.queries import assessments, experiences, feedback, members
 from tunesmith.experience.rules.classes import Judgement, screens_of, value_of
-from tunesmith.experience.rules.experience import Context, ExperienceClass, ExperienceState
-from tunesmith.experience.rules.learning import ReviewDecision
-from tunesmith.profiles.screen_section import DEFAULT_SCREENS
-from tunesmith.profiles.sections import ExperiencePolicy
-from tunesmith.profiles.session import Session
+from tunesmith.experience.rules.experience import Context, ExperienceClass, ExperienceState, ReviewDecision
+from tunesmith.profiles.sections.experience import ExperiencePolicy
+from tunesmith.profiles.sections.screens import DEFAULT_SCREENS
+from tunesmith.runs.session import Session
 from tunesmith.store import events
 
 _CONTEXT = frozenset(field.name for field in fields(Context))

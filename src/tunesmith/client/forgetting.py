@@ -16,8 +16,8 @@ from tunesmith.experience.forgetting.queries.erasure_impact import HoldingAdapte
 from tunesmith.experience.queries import experiences
 from tunesmith.experience.review import check_reason
 from tunesmith.experience.rules.experience import ExperienceState
-from tunesmith.profiles.session import Session
 from tunesmith.runs.rules.request import RequestKind
+from tunesmith.runs.session import Session
 from tunesmith.store.database import Tx
 
 ON_REQUEST = "forgotten on request"

@@ -22,11 +22,11 @@ from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
 from tunesmith.models.rules import AdapterState
 from tunesmith.orchestration.lifecycle import PAUSED_ON_REQUEST
-from tunesmith.profiles.session import Session
 from tunesmith.runs.queries import queue, runs
 from tunesmith.runs.queries.runs import Run
 from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.rules.task import TaskState
+from tunesmith.runs.session import Session
 from tunesmith.store.database import Tx
 
 _COUNTED = 10_000  # more are "10000 or more"

@@ -18,8 +18,8 @@ from tunesmith.evaluation.rules.outliers import THRESHOLD
 from tunesmith.experience.forgetting.queries import erasures
 from tunesmith.experience.forgetting.queries.erasures import Erasure
 from tunesmith.experience.review import check_reason
-from tunesmith.orchestration.submit import check
-from tunesmith.profiles.session import Session
+from tunesmith.orchestration.check import check
+from tunesmith.runs.session import Session
 
 
 class KeptRows:

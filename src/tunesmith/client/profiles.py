@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from tunesmith.core.errors import UsageError
 from tunesmith.datasets.prepare import Progress
 from tunesmith.experience.held_out import expected
+from tunesmith.orchestration.check import check
 from tunesmith.orchestration.plan import RunPlan, plan_run
-from tunesmith.orchestration.submit import check
+from tunesmith.profiles import queries as campaigns
 from tunesmith.profiles.checks import CheckedProfile
 from tunesmith.profiles.explain import Row, explain
-from tunesmith.profiles.queries import campaigns, profiles
 from tunesmith.profiles.resolve import ProfileEntry, Resolved, list_profiles, resolve
 from tunesmith.profiles.rules.lock import ProfileLock
 from tunesmith.profiles.rules.lock_check import check_lock
-from tunesmith.profiles.session import Session, data_source
+from tunesmith.runs.queries import profile_locks as profiles
+from tunesmith.runs.session import Session, data_source
 
 if TYPE_CHECKING:
     from tunesmith.orchestration.dry_run import DryRun

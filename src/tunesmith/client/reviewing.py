@@ -9,8 +9,8 @@ from tunesmith.experience import review
 from tunesmith.experience.policy import thresholds_of
 from tunesmith.experience.queries import assessments, experiences
 from tunesmith.experience.review import Decided, Suspect
-from tunesmith.experience.rules.learning import ReviewDecision
-from tunesmith.profiles.session import Session
+from tunesmith.experience.rules.experience import ReviewDecision
+from tunesmith.runs.session import Session
 
 _MAX_LISTED = 10_000
 

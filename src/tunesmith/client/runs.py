@@ -28,7 +28,6 @@ from tunesmith.core.files import open_plain
 from tunesmith.evaluation import queries as evaluations
 from tunesmith.experience.forgetting.queries import erasures
 from tunesmith.models import queries as adapters
-from tunesmith.profiles.session import Session, data_source
 from tunesmith.programs.protocol import MAX_LINE
 from tunesmith.runs.queries import queue, requests, runs, switches, tasks, workers
 from tunesmith.runs.queries.runs import Run
@@ -36,6 +35,7 @@ from tunesmith.runs.queries.tasks import Attempt
 from tunesmith.runs.rules.request import RequestKind
 from tunesmith.runs.rules.run import RUN, Priority, RunState
 from tunesmith.runs.rules.task import NEEDS_ROOM, STOPPED_BY_ESTOP, TaskState
+from tunesmith.runs.session import Session, data_source
 from tunesmith.store import events
 from tunesmith.store.database import Tx
 from tunesmith.training.rules.estimate import QueueFacts, why_it_waits

@@ -11,23 +11,23 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tunesmith.client.inbox import InboxItem, read_inbox
-from tunesmith.client.serving import base_problem, version_problem
 from tunesmith.core.errors import DataError, StoreCorrupt, StoreError, UsageError, nearest, show
 from tunesmith.core.files import verify_folder
 from tunesmith.deployment import queries as deployments
 from tunesmith.deployment.target_conflicts import place_problems
 from tunesmith.models import queries as adapters
 from tunesmith.orchestration.worker import STAGES, Worker
+from tunesmith.profiles.base_model import base_problem, version_problem
 from tunesmith.profiles.profile import Profile
-from tunesmith.profiles.queries import profiles
 from tunesmith.profiles.resolve import list_profiles
-from tunesmith.profiles.session import Session
 from tunesmith.programs.device.queries import servers
 from tunesmith.runs.base_check import changed_base
+from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.runs.queries import switches, workers
 from tunesmith.runs.queries.switches import Switch
 from tunesmith.runs.queries.workers import Worker as AliveWorker
 from tunesmith.runs.rules.task import TaskKind
+from tunesmith.runs.session import Session
 from tunesmith.store.connections import sqlite_module, wal_is_safe
 from tunesmith.store.lock_holder import find_holder
 from tunesmith.store.schema import integrity_problem

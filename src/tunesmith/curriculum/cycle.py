@@ -39,8 +39,7 @@ from tunesmith.curriculum.teachers.local import Abandoned, Grip, LocalTeacher, P
 from tunesmith.experience.capture import suspicions_in
 from tunesmith.experience.queries import experiences
 from tunesmith.experience.queries.experiences import Experience
-from tunesmith.experience.rules.experience import ExperienceState, Interaction
-from tunesmith.experience.rules.learning import CorrectionState
+from tunesmith.experience.rules.experience import CorrectionState, ExperienceState
 from tunesmith.programs.device.take import LOCAL_TEACHER, take_device
 from tunesmith.programs.launch import RunningProgram
 from tunesmith.programs.stage import StageContext, StageEnd
@@ -49,7 +48,7 @@ from tunesmith.runs.rules.task import AttemptState, ErrorClass
 from tunesmith.runs.spec import AttemptRef
 from tunesmith.store import events
 from tunesmith.store.database import Database, Tx
-from tunesmith.verifiers.verifiers import Finding, verify
+from tunesmith.verifiers.verifiers import Finding, Interaction, verify
 
 T = TypeVar("T")
 Ask = Callable[[str, Sequence[Mapping[str, Any]]], Reply]

@@ -9,17 +9,18 @@ from pathlib import Path
 
 from tunesmith.core.errors import ConfigError, Refused, TunesmithError
 from tunesmith.core.staging import staging_for
-from tunesmith.curriculum.rules.cycle import CurriculumPolicy, TeacherSettings, same_as_student, unready
+from tunesmith.curriculum.rules.cycle import same_as_student, unready
 from tunesmith.curriculum.teachers.endpoint import key_of
 from tunesmith.curriculum.teachers.local import check_folder, same_weights
 from tunesmith.experience.capture import Rules
 from tunesmith.experience.policy import rules_of
 from tunesmith.experience.queries import reviews
+from tunesmith.profiles import queries as campaigns
 from tunesmith.profiles.base_model import MODEL_WEIGHTS, base_digest
 from tunesmith.profiles.profile import Profile
-from tunesmith.profiles.queries import campaigns
 from tunesmith.profiles.resolve import resolve
-from tunesmith.profiles.screen_section import Screen
+from tunesmith.profiles.sections.curriculum import CurriculumPolicy, TeacherSettings
+from tunesmith.profiles.sections.screens import Screen
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.store.database import Database
 

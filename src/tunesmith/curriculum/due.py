@@ -11,9 +11,10 @@ from tunesmith.core.errors import NotFound, Refused, TunesmithError
 from tunesmith.curriculum.cycle_config import policy_of
 from tunesmith.curriculum.queries import corrections, cycles, spends
 from tunesmith.curriculum.queries.cycles import CycleRecord
-from tunesmith.curriculum.rules.cycle import PURPOSE, CurriculumPolicy, Entry, Moment, not_due, waits_for, worst
+from tunesmith.curriculum.rules.cycle import PURPOSE, Entry, Moment, not_due, waits_for, worst
 from tunesmith.experience.queries import experiences, reviews
-from tunesmith.experience.rules.learning import ReviewDecision
+from tunesmith.experience.rules.experience import ReviewDecision
+from tunesmith.profiles.sections.curriculum import CurriculumPolicy
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.runs.queries import switches, tasks
 from tunesmith.runs.rules.run import Priority

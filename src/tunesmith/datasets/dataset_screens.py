@@ -25,7 +25,7 @@ from tunesmith.datasets.screens.outliers import GRAIN_BITS, Languages, Lengths, 
 from tunesmith.datasets.screens.quotas import SourceRows, TemplateRows, allowed
 from tunesmith.datasets.screens.triggers import Openings, TriggerClusters, opening_of
 from tunesmith.datasets.split_files import SplitWriter
-from tunesmith.profiles.screen_section import Screen
+from tunesmith.profiles.sections.screens import Screen
 
 _READ_ROWS = 4096
 _SPLIT_BITS = 40

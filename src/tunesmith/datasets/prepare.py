@@ -19,10 +19,10 @@ from tunesmith.datasets.unrecorded import unrecorded
 from tunesmith.experience.held_out import kept_splits
 from tunesmith.profiles.architecture import read_control_tokens
 from tunesmith.profiles.checks import CheckedProfile
-from tunesmith.profiles.queries import profiles
 from tunesmith.profiles.rules.lock_check import check_lock
-from tunesmith.profiles.screen_section import chosen_screens
+from tunesmith.profiles.sections.screens import chosen_screens
 from tunesmith.profiles.workspace import Workspace
+from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.store.database import Database
 
 Progress = Callable[[int, int, int], None]

@@ -10,11 +10,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from tunesmith.core.errors import NotFound
-from tunesmith.runs.queries.runs import find_one
+from tunesmith.datasets.tables import datasets, heldout_cases
 from tunesmith.runs.rules.run import RunState
+from tunesmith.runs.tables import runs
 from tunesmith.store import events
 from tunesmith.store.database import Tx
-from tunesmith.store.tables import datasets, heldout_cases, runs
+from tunesmith.store.lookup import find_one
 
 UNUSED_RESERVATION = timedelta(hours=24)
 _MOST_AT_ONCE = 500  # parameters of one statement

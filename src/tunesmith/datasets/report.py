@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
@@ -12,8 +13,41 @@ from pydantic import Field, model_validator
 
 from tunesmith.core.section import Section, Share
 from tunesmith.datasets.example import Example, Kind, Reason, Split
-from tunesmith.experience.rules.mix import MixReport
-from tunesmith.profiles.screen_section import Limits, Screen
+from tunesmith.profiles.sections.experience import Mix
+from tunesmith.profiles.sections.screens import Screen, ScreenLimits
+
+
+class MemberRole(StrEnum):
+    """Why an experience is in a dataset."""
+
+    GOLD = "gold"
+    CORRECTED = "corrected"  # with the answer it should have had
+    REPLAY = "replay"  # learnt before, so that it is not forgotten
+
+
+MixKind = Literal["sft", "preference"]
+"""sft: answers to learn. preference: pairs of a correction and the answer it corrects."""
+
+
+class MixReport(Section):
+    """How a dataset was assembled from experiences; kept in its manifest."""
+
+    policy: Mix
+    kind: MixKind
+    roles: dict[MemberRole, int]
+    """How many of each are trained."""
+    num_new: int
+    """How many of these were never learnt."""
+    num_reserved: int
+    """Experiences that the dataset reserved: all that are new, held out or not."""
+    shortages: tuple[str, ...]
+    left_out: dict[str, int]
+    """Why other experiences of the profile are not in, with how many of each."""
+    warning: str | None = None
+    """Of a preview: why a run on these would be held."""
+    refusal: str | None = None
+    """Of a preview: why no dataset would be made of these."""
+
 
 __all__ = [
     "BadLine",
@@ -151,7 +185,7 @@ class PrepareOptions(Section):
     """What every row is searched for; suspects are kept aside."""
     detectors: tuple[str, ...] = ()
     """Installed detectors that search every text too."""
-    limits: Limits = Limits()
+    limits: ScreenLimits = ScreenLimits()
     """How much may come from one place."""
     few_heldout: int = Field(default=50, ge=0)
     """Warn when fewer examples than this are held out."""

@@ -21,7 +21,6 @@ from tunesmith.deployment.leased_target import HeldTarget
 from tunesmith.deployment.parity import Probed, probe, references_of
 from tunesmith.deployment.reconcile import reconcile
 from tunesmith.deployment.rules.forced import forced_by
-from tunesmith.deployment.rules.parity import References
 from tunesmith.deployment.serving_targets import Follower, followers, served_adapter
 from tunesmith.deployment.targets.base import ServedAdapter, TargetError
 from tunesmith.evaluation import queries as evaluations
@@ -31,6 +30,7 @@ from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
 from tunesmith.models.rules import AdapterState
 from tunesmith.profiles.resolve import objection
+from tunesmith.programs.readings import References
 from tunesmith.programs.stage import Flipped, NotFlipped, StageContext, StageEnd
 from tunesmith.runs.base_check import base_trouble
 from tunesmith.runs.queries import requests, runs, tasks

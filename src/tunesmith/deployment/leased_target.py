@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunesmith.core.errors import LeaseLost
-from tunesmith.deployment.rules.parity import Reading
 from tunesmith.deployment.serving_targets import Follower
 from tunesmith.deployment.targets.base import ServedAdapter
 from tunesmith.deployment.targets.flip_order import InOrder, StaleFlip
+from tunesmith.programs.readings import Reading
 from tunesmith.programs.stage import StageContext
 from tunesmith.runs.queries import tasks
 

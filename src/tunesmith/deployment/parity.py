@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.core.errors import ProgramError
-from tunesmith.deployment.rules.parity import Parity, References, Tolerance, compare
+from tunesmith.deployment.rules.parity import Parity, Tolerance, compare
 from tunesmith.deployment.serving_targets import Follower, served_adapter
 from tunesmith.deployment.targets.base import ServedAdapter, Target
 from tunesmith.evaluation import queries as evaluations
 from tunesmith.evaluation.queries import Evaluation
 from tunesmith.models.queries import Adapter
 from tunesmith.profiles.workspace import Workspace
+from tunesmith.programs.readings import References
 from tunesmith.programs.result_check import read_references
 from tunesmith.programs.stage import StageContext
 

@@ -10,17 +10,19 @@ from typing import Any
 import sqlalchemy as sa
 
 from tunesmith.core.errors import Refused
+from tunesmith.deployment.tables import deployments, observations
 from tunesmith.evaluation.rules.gate import BARE_BASE
 from tunesmith.experience.forgetting.queries import runs as forgotten_runs
 from tunesmith.models import queries as adapters
 from tunesmith.models.rules import AdapterState
+from tunesmith.profiles.tables import profiles
 from tunesmith.runs.queries import runs
 from tunesmith.runs.queries.tasks import add as add_task
 from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.rules.task import TaskKind, TaskState
+from tunesmith.runs.tables import tasks
 from tunesmith.store import events
 from tunesmith.store.database import Tx
-from tunesmith.store.tables import deployments, observations, profiles, tasks
 
 
 @dataclass(frozen=True)

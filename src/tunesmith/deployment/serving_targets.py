@@ -18,7 +18,7 @@ from tunesmith.models.queries import Adapter
 from tunesmith.profiles.profile import Target as TargetConfig
 from tunesmith.profiles.workspace import Workspace, is_this_one
 from tunesmith.programs.device.queries import servers
-from tunesmith.programs.device.server_state import ServerState
+from tunesmith.programs.device.rules import ServerState
 from tunesmith.programs.process_identity import ProcessIdentity, is_alive
 from tunesmith.store.database import Tx
 

@@ -9,13 +9,13 @@ from tunesmith.core.environment import visible
 from tunesmith.core.files import canonical_json, sha256_file, sha256_text, write_atomic
 from tunesmith.datasets import queries as datasets
 from tunesmith.evaluation.rules.comparison import compare
-from tunesmith.evaluation.rules.gate import BARE_BASE, Evidence, Judged, decide
+from tunesmith.evaluation.rules.gate import BARE_BASE, Evidence, Judged, Measured, decide
 from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
 from tunesmith.programs.device.take import take_device
 from tunesmith.programs.messages import Scores
 from tunesmith.programs.result_check import judge_evaluate, read_scores
-from tunesmith.programs.stage import Measured, StageContext, StageEnd
+from tunesmith.programs.stage import StageContext, StageEnd
 from tunesmith.programs.supervise import ProgramEnd, Supervisor
 from tunesmith.runs.base_check import base_trouble
 from tunesmith.runs.queries import runs

@@ -14,15 +14,14 @@ from tunesmith.datasets.example import Example, Message, Split
 from tunesmith.datasets.prepare import publish_dataset
 from tunesmith.datasets.queries import Dataset
 from tunesmith.datasets.report import DatasetReport
-from tunesmith.datasets.screens.excerpts import escaped
+from tunesmith.datasets.screens.excerpts import escaped, safe_text
 from tunesmith.evaluation.rules.outliers import FEWEST, THRESHOLD, Fit, Verdict, check_threshold, judge, too_few, why
 from tunesmith.evaluation.score_examples import Scorer
 from tunesmith.experience.queries import members
-from tunesmith.experience.review import safe_text
-from tunesmith.orchestration.submit import base_of
 from tunesmith.profiles.checks import CheckedProfile
 from tunesmith.profiles.settings import WorkerSettings
 from tunesmith.profiles.workspace import Workspace
+from tunesmith.runs.spec import base_of
 from tunesmith.store import events
 from tunesmith.store.database import Database
 

@@ -9,9 +9,9 @@ import sqlalchemy as sa
 
 from tunesmith.core.ids import new_id
 from tunesmith.evaluation.rules.gate import Judged
+from tunesmith.evaluation.tables import evaluations
 from tunesmith.store import events
 from tunesmith.store.database import Tx
-from tunesmith.store.tables import evaluations
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from tunesmith.core.ids import new_id, new_token
 from tunesmith.datasets.example import Message
 from tunesmith.evaluation.evaluate import EVALUATOR
 from tunesmith.profiles.profile import Evaluation
-from tunesmith.profiles.settings import WorkerSettings
+from tunesmith.profiles.settings import Phase, WorkerSettings
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.programs.launch import RunningProgram, launch
-from tunesmith.programs.messages import CaseScore, Phase, PhaseEvent, Progress
+from tunesmith.programs.messages import CaseScore, PhaseEvent, Progress
 from tunesmith.programs.progress import Advance
 from tunesmith.programs.result_check import judge_evaluate, read_scores
 from tunesmith.runs.rules.task import AttemptState, ErrorClass

@@ -21,7 +21,7 @@ from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.example import Example, Split
 from tunesmith.datasets.prepare import heldout_cases, judging_cases, options_of
 from tunesmith.datasets.queries import Dataset
-from tunesmith.datasets.report import DatasetReport, PreparedDataset, PrepareOptions
+from tunesmith.datasets.report import DatasetReport, MemberRole, MixKind, MixReport, PreparedDataset, PrepareOptions
 from tunesmith.datasets.unrecorded import remove_unrecorded, unrecorded
 from tunesmith.experience.assembly_lines import Splitter, line_of, provenance, told_of
 from tunesmith.experience.held_out import kept_splits, too_few_cases
@@ -30,14 +30,14 @@ from tunesmith.experience.queries.candidates import StoredCandidate
 from tunesmith.experience.queries.experiences import Taken
 from tunesmith.experience.queries.members import Member
 from tunesmith.experience.rules.experience import ExperienceState
-from tunesmith.experience.rules.learning import MemberRole
-from tunesmith.experience.rules.mix import LEARNT, WAITS, Candidate, Mix, MixKind, MixReport, Pick, Selection, select
+from tunesmith.experience.rules.mix import LEARNT, WAITS, Candidate, Pick, Selection, select
 from tunesmith.profiles.checks import CheckedProfile
 from tunesmith.profiles.profile import Method
-from tunesmith.profiles.queries import profiles
 from tunesmith.profiles.rules.lock_check import check_lock
-from tunesmith.profiles.screen_section import Screen
+from tunesmith.profiles.sections.experience import Mix
+from tunesmith.profiles.sections.screens import Screen
 from tunesmith.profiles.workspace import Workspace
+from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.store import events
 from tunesmith.store.database import Database
 

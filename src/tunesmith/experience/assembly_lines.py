@@ -9,10 +9,9 @@ from typing import Any
 import orjson
 
 from tunesmith.datasets.example import TOOLS, Split, num_prompt_of
-from tunesmith.datasets.report import PrepareOptions
+from tunesmith.datasets.report import MixKind, PrepareOptions
 from tunesmith.experience.queries.candidates import StoredCandidate
 from tunesmith.experience.rules.experience import ExperienceClass
-from tunesmith.experience.rules.mix import MixKind
 
 Fields = dict[str, Any]
 IN_TWO_SPLITS = "of a conversation that began in another split"

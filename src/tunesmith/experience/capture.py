@@ -26,11 +26,11 @@ from tunesmith.experience.rules.classes import (
     assess,
     complaint_in,
 )
-from tunesmith.experience.rules.experience import Context, ExperienceState, Interaction, next_turn_after
-from tunesmith.profiles.screen_section import Screen
-from tunesmith.profiles.sections import ExperiencePolicy
+from tunesmith.experience.rules.experience import Context, ExperienceState, next_turn_after
+from tunesmith.profiles.sections.experience import ExperiencePolicy
+from tunesmith.profiles.sections.screens import Screen
 from tunesmith.store.database import Tx
-from tunesmith.verifiers.verifiers import UNFINISHED, Finding, verify
+from tunesmith.verifiers.verifiers import UNFINISHED, Finding, Interaction, verify
 
 _KEPT = ("role", "content", "tool_calls", "tool_call_id", "name")
 _MAX_TEXT = 500  # of a field of the context, and of a comment made from a next turn

@@ -27,7 +27,7 @@ from tunesmith.core.logs import logger
 from tunesmith.experience import capture
 from tunesmith.experience.capture import Checked, Rules
 from tunesmith.experience.policy import rules_of
-from tunesmith.profiles.session import Session
+from tunesmith.runs.session import Session
 
 log = logger("capture")
 _BATCH = 64

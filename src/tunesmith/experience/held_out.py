@@ -7,8 +7,8 @@ from tunesmith.datasets.example import Split
 from tunesmith.experience.queries import candidates, members
 from tunesmith.experience.rules.held_out import few_cases
 from tunesmith.profiles.checks import CheckedProfile
-from tunesmith.profiles.queries import profiles
 from tunesmith.profiles.workspace import Workspace
+from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.store.database import Database
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from tunesmith.core.errors import NotFound, TunesmithError
 from tunesmith.experience.capture import Rules
-from tunesmith.experience.rules.classes import Thresholds
-from tunesmith.orchestration.submit import check
+from tunesmith.orchestration.check import check
+from tunesmith.profiles import queries as campaigns
 from tunesmith.profiles.architecture import read_control_tokens
-from tunesmith.profiles.queries import campaigns, profiles
 from tunesmith.profiles.resolve import resolve
-from tunesmith.profiles.screen_section import chosen_screens
+from tunesmith.profiles.sections.experience import Thresholds
+from tunesmith.profiles.sections.screens import chosen_screens
 from tunesmith.profiles.workspace import Workspace
+from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.store.database import Database
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")

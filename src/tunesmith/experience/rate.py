@@ -7,15 +7,9 @@ from collections.abc import Sequence
 from tunesmith.core.errors import DataError, Refused, UsageError, show
 from tunesmith.core.visible_text import says_nothing
 from tunesmith.experience.queries import assessments, experiences, feedback
-from tunesmith.experience.rules.classes import (
-    RESERVED_RATERS,
-    Judgement,
-    Thresholds,
-    aggregate,
-    complaint_in,
-    rater_key,
-)
+from tunesmith.experience.rules.classes import RESERVED_RATERS, Judgement, aggregate, complaint_in, rater_key
 from tunesmith.experience.rules.experience import ExperienceState
+from tunesmith.profiles.sections.experience import Thresholds
 from tunesmith.store.database import Tx
 
 _MAX_COMMENT = 10_000

@@ -8,21 +8,19 @@ from datetime import datetime
 
 from tunesmith.core.errors import Refused, UsageError, nearest, show
 from tunesmith.core.visible_text import says_nothing
-from tunesmith.datasets.screens.excerpts import escaped, excerpt, masked
-from tunesmith.datasets.screens.rows import RowScreens
+from tunesmith.datasets.screens.excerpts import _EXCERPT, escaped, safe_text
 from tunesmith.experience.queries import assessments, experiences, reviews
 from tunesmith.experience.queries.experiences import Experience
 from tunesmith.experience.rate import check_storable
-from tunesmith.experience.rules.classes import Assessment, Thresholds, screens_of
-from tunesmith.experience.rules.experience import ExperienceState, Interaction
-from tunesmith.experience.rules.learning import ReviewDecision
-from tunesmith.profiles.screen_section import Screen
+from tunesmith.experience.rules.classes import Assessment, screens_of
+from tunesmith.experience.rules.experience import ExperienceState, ReviewDecision
+from tunesmith.profiles.sections.experience import Thresholds
+from tunesmith.profiles.sections.screens import Screen
 from tunesmith.store.database import Database, Tx
+from tunesmith.verifiers.verifiers import Interaction
 
 REJECTED_RUNS = "rejected_runs"
 """Why something waits that no screen has stopped."""
-_PRIVATE = (Screen.SECRET, Screen.EMAIL, Screen.PERSONAL_NUMBER)
-_EXCERPT = 160
 _MAX_REASON = 2000
 _TOGETHER = 100  # in one transaction: well below a second
 
@@ -77,12 +75,6 @@ def suspect_of(experience: Experience, assessment: Assessment) -> Suspect:
         source=None if experience.source is None else escaped(experience.source),
         captured_at=experience.captured_at or experience.created_at,
     )
-
-
-def safe_text(text: str, limit: int = _EXCERPT) -> str:
-    """The beginning of a text without secrets and personal data, and without anything that cannot be seen."""
-    screens = RowScreens([screen.value for screen in _PRIVATE])
-    return excerpt(masked(text, lambda left: [(found.start, found.end) for found in screens.look([left])]), limit)
 
 
 def listing(database: Database, profile: str | None, limit: int) -> list[Suspect]:

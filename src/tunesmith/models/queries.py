@@ -11,11 +11,13 @@ import sqlalchemy as sa
 from tunesmith.core.errors import NotFound, Refused
 from tunesmith.core.ids import new_id
 from tunesmith.models.rules import ADAPTER, AdapterState, version_name
-from tunesmith.runs.queries.runs import find_one
+from tunesmith.models.tables import adapters
+from tunesmith.profiles.tables import profiles
 from tunesmith.runs.rules.run import RunState
+from tunesmith.runs.tables import runs
 from tunesmith.store import events
 from tunesmith.store.database import Tx
-from tunesmith.store.tables import adapters, profiles, runs
+from tunesmith.store.lookup import find_one
 
 
 @dataclass(frozen=True)

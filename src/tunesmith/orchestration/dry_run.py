@@ -24,10 +24,11 @@ from tunesmith.datasets.queries import Dataset
 from tunesmith.datasets.report import DatasetReport, Split
 from tunesmith.experience.assemble import rehearsed
 from tunesmith.experience.held_out import kept_splits, too_few_cases
-from tunesmith.orchestration.submit import Submission, base_of, check, existing_dataset, queue_once, report_of, spec_of
+from tunesmith.orchestration.check import check
+from tunesmith.orchestration.submit import Submission, existing_dataset, queue_once, report_of, spec_of
 from tunesmith.profiles.checks import CheckedProfile
 from tunesmith.profiles.workspace import Workspace
-from tunesmith.runs.spec import RunSpec
+from tunesmith.runs.spec import RunSpec, base_of
 from tunesmith.store.database import Database
 from tunesmith.training.memory_estimate import PLANNED, memory_of_spec, training_estimate
 from tunesmith.training.rules.estimate import Estimate

@@ -20,24 +20,14 @@ from tunesmith.core.errors import StoreError
 from tunesmith.datasets import queries as datasets
 from tunesmith.deployment import queries as deployments
 from tunesmith.evaluation import queries as evaluations
-from tunesmith.evaluation.rules.gate import Decision
+from tunesmith.evaluation.rules.gate import Decision, Measured
 from tunesmith.experience.forgetting.queries import runs as forgotten_runs
 from tunesmith.experience.queries import experiences, members
 from tunesmith.experience.queries import shadow_answers as shadows
 from tunesmith.models import queries as adapters
 from tunesmith.models.rules import AdapterState
-from tunesmith.profiles.queries import campaigns
-from tunesmith.programs.stage import (
-    DeviceHeld,
-    DryRunPassed,
-    Flipped,
-    Forbidden,
-    Looked,
-    Measured,
-    NotFlipped,
-    StageEnd,
-    Trained,
-)
+from tunesmith.profiles import queries as campaigns
+from tunesmith.programs.stage import DeviceHeld, DryRunPassed, Flipped, Forbidden, Looked, NotFlipped, StageEnd, Trained
 from tunesmith.runs.queries import requests, runs, tasks
 from tunesmith.runs.queries.runs import Run
 from tunesmith.runs.queries.tasks import Claim, Task

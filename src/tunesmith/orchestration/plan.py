@@ -16,7 +16,8 @@ from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.prepare import Progress, options_of
 from tunesmith.datasets.report import DatasetReport, Split
 from tunesmith.experience.held_out import kept_splits
-from tunesmith.orchestration.submit import METHOD_OF_KIND, check
+from tunesmith.orchestration.check import check
+from tunesmith.orchestration.submit import METHOD_OF_KIND
 from tunesmith.profiles.checks import CheckedProfile
 from tunesmith.profiles.profile import HardwareTier, Method
 from tunesmith.profiles.workspace import Workspace

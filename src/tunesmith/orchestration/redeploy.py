@@ -18,14 +18,14 @@ from tunesmith.deployment.rules.forced import Forced
 from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
 from tunesmith.models.rules import AdapterState
-from tunesmith.orchestration.submit import base_of, check
+from tunesmith.orchestration.check import check
 from tunesmith.profiles.profile import Deploy
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.programs.fingerprint import code_fingerprint
 from tunesmith.runs.queries import runs, tasks
 from tunesmith.runs.rules.run import RUN, Priority, RunState
 from tunesmith.runs.rules.task import TaskKind
-from tunesmith.runs.spec import AdapterRef, Fingerprints, RunSpec
+from tunesmith.runs.spec import AdapterRef, Fingerprints, RunSpec, base_of
 from tunesmith.runs.spec_paths import stored
 from tunesmith.store import events
 from tunesmith.store.database import Database, Tx

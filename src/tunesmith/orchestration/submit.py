@@ -14,32 +14,29 @@ from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.prepare import Progress, prepare_dataset
 from tunesmith.datasets.queries import Dataset
 from tunesmith.datasets.report import DatasetReport, Kind, PrepareOptions
-from tunesmith.deployment.target_conflicts import place_problems
-from tunesmith.deployment.targets.registry import make_target, target_kinds
 from tunesmith.experience.forgetting.queries import erasures
 from tunesmith.experience.queries import members
 from tunesmith.experience.rules.held_out import few_cases
-from tunesmith.orchestration.retry import said_at_submit, start_of
+from tunesmith.orchestration.check import check
+from tunesmith.orchestration.retry import start_of
 from tunesmith.profiles.base_model import is_whole_model
-from tunesmith.profiles.checks import CheckedProfile, check_profile
+from tunesmith.profiles.checks import CheckedProfile
 from tunesmith.profiles.profile import Method
-from tunesmith.profiles.queries import campaigns, profiles
-from tunesmith.profiles.resolve import Resolved, resolve
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.programs.fingerprint import code_fingerprint
+from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.runs.queries import runs, tasks
 from tunesmith.runs.rules.run import Priority
 from tunesmith.runs.rules.task import TaskKind
-from tunesmith.runs.spec import BaseModelRef, DatasetRef, Fingerprints, RunSpec
+from tunesmith.runs.spec import BaseModelRef, DatasetRef, Fingerprints, RunSpec, base_of
 from tunesmith.runs.spec_paths import stored
 from tunesmith.store.database import Database, Tx
 from tunesmith.training.memory_estimate import PLANNED, memory_of_spec, training_estimate
 from tunesmith.training.rules.estimate import Estimate
 from tunesmith.training.trainers.base import TrainerInfo
 from tunesmith.training.trainers.command import sealed
-from tunesmith.training.trainers.registry import DRY_RUN_OF, find_trainer
+from tunesmith.training.trainers.registry import DRY_RUN_OF
 
-DRY_RUN = "dry-run"
 _ASSEMBLED = "assembled from experiences"
 METHOD_OF_KIND = {Kind.SUPERVISED: Method.SFT, Kind.PREFERENCE: Method.ORPO, Kind.LABELLED: Method.KTO}
 """The method that `auto` stands for."""
@@ -76,48 +73,6 @@ class Submitted:
     """What is known already to stand in the way later."""
     memory: str | None
     """How it will use its device; None for what trains nothing, or by rules of its own."""
-
-
-def check(
-    database: Database,
-    workspace: Workspace,
-    profile: str,
-    *,
-    overrides: Sequence[str] | Mapping[str, Any] = (),
-    dry_run: bool = False,
-    new_split: bool = False,
-    environ: Mapping[str, str] | None = None,
-    repeats: RunSpec | None = None,
-) -> tuple[CheckedProfile, TrainerInfo, str | None]:
-    """Resolve a profile with its campaign and check all that can be known before queueing; the campaign's id too.
-
-    `new_split`: other shares than the locked ones are no problem.
-    """
-    with database.read() as tx:
-        campaign = campaigns.active(tx, profile)
-        locked = profiles.lock_of(tx, profile)
-    if locked is not None and new_split:
-        locked = locked.model_copy(update={"is_split_decided": False})
-    resolved: Resolved = resolve(
-        profile,
-        workspace=workspace,
-        campaign_overrides=None if campaign is None else campaign.overrides,
-        overrides=overrides,
-        environ=environ,
-        kept=None if repeats is None else said_at_submit(repeats),
-    )
-    trainer = find_trainer(DRY_RUN if dry_run else resolved.profile.trainer.kind)
-    checked = check_profile(resolved, workspace, locked=locked, trainer=trainer, target_kinds=target_kinds())
-    if checked.profile.trainer.options and not trainer.takes_options and not dry_run:
-        named = ", ".join(sorted(checked.profile.trainer.options))
-        raise ConfigError(f"profile {profile}: trainer.options: trainer {trainer.name} takes none, found {named}")
-    sealed(trainer, checked.profile.trainer.options, workspace.root)
-    for target in checked.profile.targets:
-        make_target(target.kind, target.options, root=workspace.root, profile=profile)
-    shared = place_problems(database, workspace, profile, checked.profile.targets, environ)
-    if shared:
-        raise ConfigError("\n".join(f"profile {profile}: {line}" for line in shared))
-    return checked, trainer, None if campaign is None else campaign.id
 
 
 def submit(
@@ -190,17 +145,6 @@ def _submit_on(
     guess = Estimate(0.0, "a dry run trains nothing") if spec.dry_run else estimate(database, workspace, spec)
     said = None if memory is None else memory.in_one_line()
     return Submitted(run_id, dataset.id, guess, is_new, _few_cases(database, spec, checked), said)
-
-
-def base_of(checked: CheckedProfile) -> BaseModelRef:
-    """The profile's base as a program is told about it, with the digest of what is there now."""
-    return BaseModelRef(
-        path=str(checked.base_folder),
-        revision=checked.profile.base.revision,
-        digest=checked.base_digest,
-        lock=checked.architecture,
-        context=checked.context,
-    )
 
 
 def _few_cases(database: Database, spec: RunSpec, checked: CheckedProfile) -> str | None:

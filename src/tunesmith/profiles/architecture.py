@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tunesmith.core.errors import ConfigError, show
 from tunesmith.core.files import canonical_json, sha256_text
 from tunesmith.profiles.rules.lock import ArchitectureLock
-from tunesmith.training.rules.memory_forecast import Shape
 
 _MAX_CONFIG = 1 << 20
 _MAX_TOKENIZER_CONFIG = 16 << 20  # lists every added token
@@ -198,3 +198,37 @@ def adaptable_modules(shapes: dict[str, tuple[int, ...]]) -> frozenset[str]:
         for name, shape in shapes.items()
         if name.endswith(".weight") and len(shape) == 2 and math.prod(shape) > 0
     )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the memory of a base model depends on."""
+
+    family: str
+    hidden: int
+    intermediate: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    is_tied: bool
+    has_qk_norm: bool
+    num_parameters: int
+
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """The matrices of one layer: inputs and outputs by name."""
+        query, key = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
+        return {
+            "q_proj": (self.hidden, query),
+            "k_proj": (self.hidden, key),
+            "v_proj": (self.hidden, key),
+            "o_proj": (query, self.hidden),
+            "gate_proj": (self.hidden, self.intermediate),
+            "up_proj": (self.hidden, self.intermediate),
+            "down_proj": (self.intermediate, self.hidden),
+        }
+
+    @property
+    def num_in_layer(self) -> int:
+        return sum(rows * columns for rows, columns in self.matrices().values())

@@ -111,3 +111,21 @@ def _read_note(path: Path) -> dict[str, Any]:
 
 def _counts(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in _COUNTED)
+
+
+def base_problem(base: Path) -> str | None:
+    """Why a base model could not be loaded, as far as a glance tells; None: it looks whole."""
+    if not base.is_dir():
+        return f"its base model, the folder {base.name}, is missing; put it back, or set base.path"
+    if not (base / MODEL_CONFIG).is_file():
+        return f"its base model, the folder {base.name}, has no {MODEL_CONFIG}; put it back"
+    return None
+
+
+def version_problem(name: str, folder: Path) -> str | None:
+    """The same for the folder of an adapter, or of a fully tuned model."""
+    if not folder.is_dir():
+        return f"the folder of {name} ({folder.name}) is missing; restore it from a backup, or roll back"
+    if not weights_path(folder).is_file():
+        return f"the folder of {name} ({folder.name}) has no {weights_path(folder).name}; restore it, or roll back"
+    return None

@@ -13,10 +13,10 @@ from tunesmith.core.section import (
     Section,
     Share,
 )
-from tunesmith.curriculum.rules.cycle import CurriculumPolicy
-from tunesmith.profiles.screen_section import Limits, ScreenChoice
-from tunesmith.profiles.sections import ExperiencePolicy
-from tunesmith.profiles.shadow_section import Shadow
+from tunesmith.profiles.sections.curriculum import CurriculumPolicy
+from tunesmith.profiles.sections.experience import ExperiencePolicy
+from tunesmith.profiles.sections.screens import ScreenChoice, ScreenLimits
+from tunesmith.profiles.sections.shadow import Shadow
 
 _MODULE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*\Z")
 
@@ -182,7 +182,7 @@ class Data(Section):
     """What every row is searched for before it may be trained; suspects are kept aside, see docs/screens.md."""
     detectors: tuple[str, ...] = ()
     """Installed detectors that search every text for personal data, e.g. presidio; see docs/screens.md."""
-    limits: Limits = Limits()
+    limits: ScreenLimits = ScreenLimits()
     """How much of a dataset may come from one file or one template."""
 
 

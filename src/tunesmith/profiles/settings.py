@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from tunesmith.core.section import Section
-from tunesmith.programs.messages import Phase
+
+
+class Phase(StrEnum):
+    """What the program is busy with; each phase has its own deadline for progress."""
+
+    LOAD = "load"
+    HASH = "hash"
+    TRAIN = "train"
+    VALIDATE = "validate"
+    SAVE = "save"
+    SCORE = "score"
+    GENERATE = "generate"
+
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 

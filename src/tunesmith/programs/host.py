@@ -21,10 +21,11 @@ from pydantic import Field, TypeAdapter, ValidationError
 from tunesmith.core.clock import boot_seconds
 from tunesmith.core.disk import is_disk_trouble
 from tunesmith.core.files import write_atomic
+from tunesmith.profiles.settings import Phase
 from tunesmith.programs.event_log import EventWriter
 from tunesmith.programs.failure import ProgramFailure, as_failure
 from tunesmith.programs.fingerprint import code_fingerprint, library_versions
-from tunesmith.programs.messages import Phase, Result, ResultStatus, SampleOutput
+from tunesmith.programs.messages import Result, ResultStatus, SampleOutput
 from tunesmith.programs.protocol import (
     CHECKPOINTS,
     CONTROL,

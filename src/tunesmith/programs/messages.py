@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tunesmith.profiles.settings import Phase
 from tunesmith.runs.rules.task import ErrorClass
 
 
@@ -21,18 +23,6 @@ class _Event(_Wire):
     seq: int = Field(ge=1)
     at: float
     """Unix time, for people."""
-
-
-class Phase(StrEnum):
-    """What the program is busy with; each phase has its own deadline for progress."""
-
-    LOAD = "load"
-    HASH = "hash"
-    TRAIN = "train"
-    VALIDATE = "validate"
-    SAVE = "save"
-    SCORE = "score"
-    GENERATE = "generate"
 
 
 class Started(_Event):
@@ -169,3 +159,11 @@ class Result(_Wire):
     references: Artifact | None = None
     """Evaluators: the file that holds the candidate's `References`, without which nobody who can be asked serves it."""
     detail: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LiveCheckFailure:
+    """Why training must stop; the numbers are in the sentence."""
+
+    rule: str
+    reason: str

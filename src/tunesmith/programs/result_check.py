@@ -12,7 +12,6 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tunesmith.core.errors import ProgramError, TunesmithError
-from tunesmith.deployment.rules.parity import References
 from tunesmith.programs.adapter_fit import Base
 from tunesmith.programs.artifact import adapter_problems, inside, read_capped
 from tunesmith.programs.event_log import EventReader
@@ -31,6 +30,7 @@ from tunesmith.programs.protocol import (
     RESULT,
     STDOUT,
 )
+from tunesmith.programs.readings import References
 from tunesmith.programs.shim import CANNOT_START_EXIT
 from tunesmith.runs.rules.task import AttemptState, ErrorClass
 from tunesmith.runs.spec import EvaluateSpec, TrainSpec

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tunesmith.core.errors import LeaseLost, StoreCorrupt, StoreError
-from tunesmith.evaluation.rules.gate import Judged
+from tunesmith.evaluation.rules.gate import Measured
 from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.programs.launch import RunningProgram, tail_of_log
@@ -139,14 +139,6 @@ class Forbidden:
     """Nothing was begun: the profile was disabled or removed since the run was submitted."""
 
     why: str
-
-
-@dataclass(frozen=True)
-class Measured:
-    judged: Judged
-    adapter_id: str
-    baseline_adapter_id: str | None
-    scores_path: str
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tunesmith.core.errors import ProgramError
+from tunesmith.profiles.settings import Phase
 from tunesmith.programs.launch import RunningProgram, launch
-from tunesmith.programs.messages import Ack, Event, Metrics, Phase, PhaseEvent
+from tunesmith.programs.messages import Ack, Event, LiveCheckFailure, Metrics, PhaseEvent
 from tunesmith.programs.progress import Advance
 from tunesmith.programs.stage import StageContext
 from tunesmith.runs.queries import requests, switches, tasks
@@ -16,7 +17,7 @@ from tunesmith.runs.rules.request import RequestKind, strongest
 from tunesmith.runs.rules.task import STOPPED_BY_ESTOP, ErrorClass
 from tunesmith.runs.spec import EvaluateSpec, TrainSpec
 from tunesmith.store.database import Tx
-from tunesmith.training.rules.live_checks import Finding, broken_numbers
+from tunesmith.training.rules.live_checks import broken_numbers
 
 _LOOK_S = 0.05
 _STACKS_S = 0.2  # for a hanging program to write its stacks, before it is ended
@@ -31,7 +32,7 @@ class ProgramEnd:
     exit_code: int = 0
     killed_for: ErrorClass | None = None
     why: str = ""
-    finding: Finding | None = None
+    finding: LiveCheckFailure | None = None
     decided_by: RequestKind | None = None
     interrupted: str | None = None
     """Asked to checkpoint and end: TERM of the worker, or e-stop."""

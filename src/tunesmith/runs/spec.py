@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from tunesmith.core.section import Section
+from tunesmith.profiles.checks import CheckedProfile
 from tunesmith.profiles.profile import (
     Budgets,
     Checkpoints,
@@ -20,7 +21,7 @@ from tunesmith.profiles.profile import (
     Watch,
 )
 from tunesmith.profiles.rules.lock import ArchitectureLock
-from tunesmith.profiles.shadow_section import Shadow
+from tunesmith.profiles.sections.shadow import Shadow
 
 PROTOCOL_VERSION = 1
 
@@ -161,3 +162,14 @@ class EvaluateSpec(Section):
     cases: CasesRef
     evaluation: Evaluation
     seed: int
+
+
+def base_of(checked: CheckedProfile) -> BaseModelRef:
+    """The profile's base as a program is told about it, with the digest of what is there now."""
+    return BaseModelRef(
+        path=str(checked.base_folder),
+        revision=checked.profile.base.revision,
+        digest=checked.base_digest,
+        lock=checked.architecture,
+        context=checked.context,
+    )

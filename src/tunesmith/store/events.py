@@ -8,9 +8,26 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tunesmith.store.columns import Instant, Sequence, metadata
 from tunesmith.store.database import Tx
 from tunesmith.store.prepared import Prepared, insert_into, run_together
-from tunesmith.store.tables import events
+
+events = sa.Table(
+    "events",
+    metadata,
+    sa.Column("seq", Sequence, primary_key=True, autoincrement=True),
+    sa.Column("entity", sa.Text, nullable=False),
+    sa.Column("entity_id", sa.Text, nullable=False),
+    sa.Column("action", sa.Text, nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("old_state", sa.Text),
+    sa.Column("new_state", sa.Text),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("detail", sa.JSON, nullable=False),
+    sa.Column("at", Instant, nullable=False),
+    sa.Index("ix_events_entity", "entity", "entity_id", "seq"),
+)
+
 
 _RECORD = Prepared(insert_into(events, "entity entity_id action actor old_state new_state reason detail at"))
 

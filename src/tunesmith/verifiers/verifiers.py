@@ -7,7 +7,7 @@ state, reads no clock and no file, and costs microseconds, so that it can run on
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,10 +15,38 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tunesmith.core.errors import nearest, show
 from tunesmith.core.section import Section, Share
-from tunesmith.experience.rules.experience import Interaction
 from tunesmith.verifiers.entities import entities_of, missing_from
 from tunesmith.verifiers.json_schema import schema_problem, violation
 from tunesmith.verifiers.languages import KNOWN, language_of
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """A conversation that ends with the model's answer, and the answer that was expected, where that is known."""
+
+    messages: Sequence[Mapping[str, Any]]
+    reference: str | None = None
+
+    @property
+    def answer(self) -> str:
+        return str(self.messages[-1].get("content") or "") if self.messages else ""
+
+    @property
+    def question(self) -> str:
+        """What the person said last."""
+        said = [message for message in self.messages[:-1] if message["role"] == "user"]
+        return str(said[-1].get("content") or "") if said else ""
+
+    @property
+    def instructions(self) -> str:
+        """What the template around the question says."""
+        return "\n".join(str(message.get("content") or "") for message in self.messages if message["role"] == "system")
+
+    @property
+    def prompt(self) -> str:
+        """Everything that the model had read before it answered."""
+        return "\n".join(str(message.get("content") or "") for message in self.messages[:-1])
+
 
 _WORD = re.compile(r"\w+")
 _PLACEHOLDER = re.compile(

@@ -11,12 +11,10 @@ import sqlalchemy as sa
 
 from tunesmith.core.ids import next_id
 from tunesmith.curriculum.rules.cycle import Entry
-from tunesmith.experience.rules.experience import ExperienceClass, ExperienceState
-from tunesmith.experience.rules.learning import CorrectionState, ReviewDecision
+from tunesmith.experience.rules.experience import CorrectionState, ExperienceClass, ExperienceState, ReviewDecision
+from tunesmith.experience.tables import assessments, corrections, experiences, reviews
 from tunesmith.store import events
 from tunesmith.store.database import Tx
-from tunesmith.store.learning_tables import corrections, reviews
-from tunesmith.store.tables import assessments, experiences
 from tunesmith.verifiers.verifiers import Finding
 
 _ACTIONS = {

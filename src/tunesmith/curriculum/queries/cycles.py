@@ -8,11 +8,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tunesmith.profiles.tables import profiles
 from tunesmith.runs.rules.task import TaskKind
+from tunesmith.runs.tables import tasks
 from tunesmith.store import events
 from tunesmith.store.database import Tx
-from tunesmith.store.tables import events as events_table
-from tunesmith.store.tables import profiles, tasks
+from tunesmith.store.events import events as events_table
 
 _BEGAN, _ENDED = "curriculum_began", "curriculum_ended"
 

@@ -14,11 +14,11 @@ from sqlalchemy import exc
 from tunesmith.core.errors import Conflict, Refused
 from tunesmith.core.ids import next_id
 from tunesmith.curriculum.queries import cycles
-from tunesmith.curriculum.rules.cycle import Limits, Spent, refusal_of_spend
-from tunesmith.experience.rules.learning import SpendState
+from tunesmith.curriculum.rules.cycle import SpendState, Spent, refusal_of_spend
+from tunesmith.curriculum.tables import spends
+from tunesmith.profiles.sections.curriculum import SpendLimits
 from tunesmith.store import events
 from tunesmith.store.database import Tx, broke
-from tunesmith.store.learning_tables import spends
 
 
 class OverBudget(Refused):
@@ -39,7 +39,7 @@ class Charge:
     """The most it may cost, in millionths."""
 
 
-def reserve(tx: Tx, charge: Charge, limits: Limits) -> str:
+def reserve(tx: Tx, charge: Charge, limits: SpendLimits) -> str:
     """Set the money aside, or raise OverBudget; nobody else reserves for this profile until the transaction ends."""
     cycles.lock_profile(tx, charge.profile)
     why = refusal_of_spend(charge.amount, spent(tx, charge.profile, charge.purpose, charge.cycle_id), limits)

@@ -7,137 +7,27 @@ the prices are in; a price per million tokens is then exactly the millionths tha
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
+from enum import StrEnum
 from heapq import nsmallest
-from typing import Any, Literal
-from urllib.parse import urlsplit
+from typing import Any
 
-from pydantic import Field, field_validator
-
-from tunesmith.core.section import Section, Share
+from tunesmith.profiles.sections.curriculum import (
+    MILLIONTHS,
+    CurriculumPolicy,
+    SpendLimits,
+    TeacherSettings,
+    window_minutes,
+)
 from tunesmith.verifiers.verifiers import VERIFIERS, Finding
 
 PURPOSE = "curriculum"
 """Under which its money is booked."""
-MILLIONTHS = 1_000_000
 MAX_BACKOFF = timedelta(days=30)
 MAX_ENDPOINT_S = 300.0  # several tries of it are over before a reservation is taken for abandoned
 _TOKENS_PER_MESSAGE = 32  # what chat templates put around a message, counted generously
-_CLOCK = re.compile(r"([01]\d|2[0-4]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)\Z")
-_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,127}\Z")  # in capitals, as people write them: few keys look like that
-
-
-class TeacherSettings(Section):
-    kind: Literal["openai", "local"] = "openai"
-    """openai: any endpoint with POST BASE_URL/chat/completions (llama.cpp and vLLM too). local: a model in a folder."""
-    base_url: str | None = Field(default=None, max_length=2000)
-    """Where it is, e.g. https://api.example.com/v1."""
-    model: str | None = Field(default=None, min_length=1, max_length=300)
-    """What it is called there; never a profile of this workspace, and never the profile's own base."""
-    path: str | None = Field(default=None, min_length=1, max_length=2000)
-    """Of a local teacher: its folder in Hugging Face format, with safetensors; relative to the workspace."""
-    api_key_env: str | None = None
-    """Name of the environment variable that holds the key; never the key itself. Unset: no key is sent."""
-    timeout_s: float = Field(default=60.0, gt=0.0, le=1800.0)
-    """Seconds one answer may take in all, connecting included; at most 300 for an endpoint. A local model's loading
-    has its own time."""
-    max_tokens: int = Field(default=1024, ge=1, le=131_072)
-    """Longest answer; one that is cut off there is refused."""
-    temperature: float = Field(default=0.2, ge=0.0, le=2.0)
-    """Randomness of its answers; 0: the likeliest always."""
-    price_in: float | None = Field(default=None, ge=0.0, le=1_000_000.0)
-    """Price of a million tokens of prompt; unset is refused. Write 0 for an endpoint of your own; local costs none."""
-    price_out: float | None = Field(default=None, ge=0.0, le=1_000_000.0)
-    """Price of a million tokens of answer, in the same currency; unset is refused."""
-
-    @field_validator("base_url")
-    @classmethod
-    def _plain_url(cls, value: str | None) -> str | None:
-        # The text may hold a password, so no message repeats it.
-        if value is None:
-            return None
-        try:
-            parts = urlsplit(value)
-            has_host = bool(parts.hostname) and (parts.port is None or parts.port > 0)
-        except ValueError:
-            raise ValueError("is no address; write https://HOST/v1") from None
-        if parts.scheme not in ("http", "https") or not has_host or not value.isprintable() or " " in value:
-            raise ValueError("must be an address that begins with https:// or http://")
-        if "@" in parts.netloc or parts.query or parts.fragment:
-            raise ValueError("holds a name, a password, a query or a fragment; keys go into api_key_env")
-        return value.rstrip("/")
-
-    @field_validator("api_key_env")
-    @classmethod
-    def _a_name(cls, value: str | None) -> str | None:
-        # Somebody may have written the key itself, so the message does not repeat it.
-        if value is not None and not _VARIABLE.match(value):
-            raise ValueError("must name an environment variable, in capitals, e.g. TEACHER_API_KEY; never the key")
-        return value
-
-    @property
-    def name(self) -> str | None:
-        """What its answers are stored under: the name of the model, or of a local teacher's folder."""
-        if self.kind == "local":
-            return None if self.path is None else self.path.rstrip("/").rpartition("/")[2] or self.path
-        return self.model
-
-    @property
-    def is_free(self) -> bool:
-        return self.kind == "local" or (self.price_in == 0 and self.price_out == 0)
-
-
-class MoneyBudget(Section):
-    per_cycle: float = Field(default=1.0, ge=0.0, le=1e9)
-    """Most that one cycle may cost, in the currency of the prices."""
-    per_month: float = Field(default=10.0, ge=0.0, le=1e9)
-    """Most that a calendar month (UTC) may cost, over all cycles of the profile."""
-
-
-class CurriculumPolicy(Section):
-    enabled: bool = False
-    """Whether workers open cycles by themselves; `tunesmith curriculum run --now` asks nobody."""
-    min_entries: int = Field(default=10, ge=1, le=10_000)
-    """Fewest entries that are due before a cycle begins."""
-    max_entries: int = Field(default=20, ge=1, le=10_000)
-    """Most entries that one cycle asks the teacher about, the worst first."""
-    cooldown_h: float = Field(default=24.0, ge=0.0, le=24 * 365.0)
-    """Hours between the beginnings of two cycles."""
-    window: str = "02:00-06:00"
-    """When a cycle may begin and go on, in UTC: a fleet in several time zones has one night. 00:00-24:00: always."""
-    max_attempts: int = Field(default=3, ge=1, le=100)
-    """Answers of the teacher that may be refused before an entry is given up, until a person reviews it."""
-    backoff_h: float = Field(default=24.0, ge=0.0, le=24 * 30.0)
-    """Hours before an entry is tried again, doubled with every attempt, 30 days at most."""
-    bar: Share = 0.9
-    """Least score of the teacher's answer under every verifier that decides a class."""
-    teacher: TeacherSettings = TeacherSettings()
-    """Who answers again."""
-    budget: MoneyBudget = MoneyBudget()
-    """What it may cost."""
-
-    @field_validator("window")
-    @classmethod
-    def _a_window(cls, value: str) -> str:
-        ends = _ends(value)
-        if ends is None or max(ends) > 24 * 60 or ends[0] == ends[1]:
-            raise ValueError("must be HH:MM-HH:MM in UTC with two different times, e.g. 22:00-04:00 or 00:00-24:00")
-        return value
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(math.floor(self.budget.per_cycle * MILLIONTHS), math.floor(self.budget.per_month * MILLIONTHS))
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The budget, in millionths."""
-
-    per_cycle: int
-    per_month: int
 
 
 @dataclass(frozen=True)
@@ -148,7 +38,7 @@ class Spent:
     month: int
 
 
-def refusal_of_spend(most: int, spent: Spent, limits: Limits) -> str | None:
+def refusal_of_spend(most: int, spent: Spent, limits: SpendLimits) -> str | None:
     """Why a call that may cost so much is not made; None: the money is there."""
     for name, used, limit in (
         ("per_cycle", spent.cycle, limits.per_cycle),
@@ -282,19 +172,11 @@ def waits_for(policy: CurriculumPolicy, moment: Moment) -> list[str]:
 
 def in_window(window: str, now: datetime) -> bool:
     """Whether the (UTC) time of day lies in it; one that ends before it begins goes over midnight."""
-    ends = _ends(window)
+    ends = window_minutes(window)
     assert ends is not None, window
     begin, end = ends
     at = _minutes(now.time())
     return begin <= at < end if begin < end else at >= begin or at < end
-
-
-def _ends(window: str) -> tuple[int, int] | None:
-    found = _CLOCK.match(window)
-    if found is None:
-        return None
-    hours = [int(part) for part in found.groups()]
-    return hours[0] * 60 + hours[1], hours[2] * 60 + hours[3]
 
 
 def _minutes(at: time) -> int:
@@ -364,3 +246,8 @@ def worst(entries: Iterable[Entry], policy: CurriculumPolicy, now: datetime, num
 
 def _badness(entry: Entry) -> tuple[float, float, int]:
     return worth(entry.findings), 1.0 if entry.feedback_mean is None else entry.feedback_mean, entry.seq
+
+
+class SpendState(StrEnum):
+    RESERVED = "reserved"  # before the call, with the most it may cost
+    SETTLED = "settled"  # after it, with what it did cost

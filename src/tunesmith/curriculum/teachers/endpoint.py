@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 from tunesmith.core.errors import ConfigError
 from tunesmith.curriculum.rules.correction import Reply
-from tunesmith.curriculum.rules.cycle import TeacherSettings
 from tunesmith.datasets.example import TOOLS
+from tunesmith.profiles.sections.curriculum import TeacherSettings
 
 if TYPE_CHECKING:
     import httpx2

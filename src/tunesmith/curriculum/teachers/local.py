@@ -23,13 +23,14 @@ from tunesmith.core.environment import visible
 from tunesmith.core.errors import ConfigError, ProgramError, TunesmithError
 from tunesmith.core.files import sha256_text
 from tunesmith.curriculum.rules.correction import Reply
-from tunesmith.curriculum.rules.cycle import TeacherSettings
 from tunesmith.curriculum.teachers.endpoint import TeacherFailed
 from tunesmith.profiles.architecture import read_architecture, read_tensor_shapes
 from tunesmith.profiles.base_model import base_files, is_whole_model
+from tunesmith.profiles.sections.curriculum import TeacherSettings
+from tunesmith.profiles.settings import Phase
 from tunesmith.programs.artifact import read_capped
 from tunesmith.programs.launch import RunningProgram, launch
-from tunesmith.programs.messages import Phase, PhaseEvent, Result
+from tunesmith.programs.messages import PhaseEvent, Result
 from tunesmith.programs.progress import Advance
 from tunesmith.programs.protocol import ANSWERS, MAX_RESULT, RESULT
 from tunesmith.runs.spec import AttemptRef

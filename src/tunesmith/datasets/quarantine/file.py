@@ -122,3 +122,7 @@ class Quarantine:
 
 def _told(earlier: tuple[int, int], source: int) -> str:
     return f"line {earlier[1]}" + ("" if earlier[0] == source else f" of source {earlier[0] + 1}")
+
+
+SCREEN = "loss_outlier"
+"""The name under which these rows are kept aside."""

@@ -15,11 +15,10 @@ from tunesmith.core.staging import staging_for
 from tunesmith.datasets.dataset_screens import place_of, without
 from tunesmith.datasets.example import Split
 from tunesmith.datasets.preparation import few_heldout
-from tunesmith.datasets.quarantine.file import FILE_NAME, Quarantine
+from tunesmith.datasets.quarantine.file import FILE_NAME, SCREEN, Quarantine
 from tunesmith.datasets.reading import summary
 from tunesmith.datasets.report import DatasetReport, PreparedDataset, Quarantined, fingerprint
 from tunesmith.datasets.screens.finding import Finding
-from tunesmith.evaluation.rules.outliers import SCREEN
 
 _KEPT_PER_SCREEN = 20
 _ADDED = "added.jsonl"

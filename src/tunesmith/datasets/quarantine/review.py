@@ -14,8 +14,7 @@ from tunesmith.core.errors import Conflict, DataError, NotFound, UsageError, sho
 from tunesmith.core.files import fsync_folder, read_manifest
 from tunesmith.core.ids import new_token
 from tunesmith.datasets.example import Example, Message, codes_of, num_prompt_of, to_json, unpack
-from tunesmith.datasets.screens.excerpts import escaped
-from tunesmith.experience.review import safe_text
+from tunesmith.datasets.screens.excerpts import escaped, safe_text
 from tunesmith.store import events
 from tunesmith.store.database import Tx
 

@@ -5,6 +5,15 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Sequence
 
+from tunesmith.datasets.screens.rows import RowScreens
+from tunesmith.profiles.sections.screens import Screen
+
+_PRIVATE = (Screen.SECRET, Screen.EMAIL, Screen.PERSONAL_NUMBER)
+
+
+_EXCERPT = 160
+
+
 Span = tuple[int, int]
 _BLANK_LETTERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")  # printable by their class, yet blank
 _MARKS_IN_A_ROW = 3  # as many as any script stacks on a letter; more climb over the lines around
@@ -61,3 +70,9 @@ def excerpt(text: str, limit: int) -> str:
     """The beginning of a text, safe to show, of at most about `limit` characters."""
     shown = escaped(text[:limit])
     return shown[: 4 * limit] + ("…" if len(text) > limit or len(shown) > 4 * limit else "")
+
+
+def safe_text(text: str, limit: int = _EXCERPT) -> str:
+    """The beginning of a text without secrets and personal data, and without anything that cannot be seen."""
+    screens = RowScreens([screen.value for screen in _PRIVATE])
+    return excerpt(masked(text, lambda left: [(found.start, found.end) for found in screens.look([left])]), limit)

@@ -20,7 +20,7 @@ from tunesmith.datasets.screens.injection import injection, may_inject
 from tunesmith.datasets.screens.links import links
 from tunesmith.datasets.screens.pii import emails, network_addresses, numbers
 from tunesmith.datasets.screens.secrets import ASSIGNED_MARKS, secrets
-from tunesmith.profiles.screen_section import Screen
+from tunesmith.profiles.sections.screens import Screen
 
 _SECRET, _EMAIL, _NUMBER, _ADDRESS, _MARKUP, _HIDDEN, _ORDER, _BLOB, _LINK, _DIGIT = (1 << place for place in range(10))
 _ALWAYS = 1 << 10  # for a detector: nobody knows what it looks for

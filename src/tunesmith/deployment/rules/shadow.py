@@ -8,19 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tunesmith.evaluation.rules.comparison import paired_interval
-from tunesmith.profiles.shadow_section import Shadow
-from tunesmith.programs.device.server_state import ShadowOutcome
+from tunesmith.experience.rules.shadow import Observed, ShadowOutcome
+from tunesmith.profiles.sections.shadow import Shadow
 
 _CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True)
-class Observed:
-    """One mirrored request: what became of it, and whether a verifier said something against either answer."""
-
-    outcome: ShadowOutcome
-    is_flagged: bool
-    live_is_flagged: bool
 
 
 @dataclass(frozen=True)

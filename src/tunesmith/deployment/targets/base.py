@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tunesmith.core.errors import TunesmithError
-from tunesmith.deployment.rules.parity import Reading
+from tunesmith.programs.readings import Reading
 
 
 class TargetError(TunesmithError):

@@ -25,11 +25,11 @@ from pydantic import Field, ValidationError, field_validator
 from tunesmith.core.environment import visible
 from tunesmith.core.errors import ConfigError, DataError
 from tunesmith.core.files import verify_folder
-from tunesmith.deployment.rules.parity import Reading
 from tunesmith.deployment.targets.alias import StateFile
 from tunesmith.deployment.targets.base import ServedAdapter, TargetError
 from tunesmith.deployment.targets.flip_order import Order
 from tunesmith.deployment.targets.options import TargetOptions, Text, Variable, read_options
+from tunesmith.programs.readings import Reading
 
 MAX_OUTPUT = 1 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")

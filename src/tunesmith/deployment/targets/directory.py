@@ -21,7 +21,6 @@ from typing import Any
 from tunesmith.core.disk import is_disk_trouble
 from tunesmith.core.errors import ConfigError, DataError
 from tunesmith.core.files import fsync_folder, publish_folder, verify_folder
-from tunesmith.deployment.rules.parity import Reading
 from tunesmith.deployment.targets.adapter_files import CONFIG, read_config
 from tunesmith.deployment.targets.base import ServedAdapter, TargetError
 from tunesmith.deployment.targets.flip_order import Order
@@ -34,6 +33,7 @@ from tunesmith.profiles.rules.target_limits import (
     option_problem,
     whole_model_refusal,
 )
+from tunesmith.programs.readings import Reading
 
 READABLE_BY = "readable_by"
 _MODES = {"owner": (0o700, 0o600), "group": (0o750, 0o640), "everyone": (0o755, 0o644)}

@@ -10,12 +10,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from tunesmith.core.http import Http, Reply
-from tunesmith.deployment.rules.parity import Reading
 from tunesmith.deployment.targets.adapter_files import folder_refusal
 from tunesmith.deployment.targets.base import ServedAdapter, TargetError
 from tunesmith.deployment.targets.options import TargetOptions, read_options
 from tunesmith.profiles.workspace import is_this_one
 from tunesmith.programs.process_identity import ProcessIdentity, is_alive
+from tunesmith.programs.readings import Reading
 
 _SLACK_S = 5.0
 

@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from tunesmith.core.errors import DataError
 from tunesmith.core.files import sha256_file
 from tunesmith.core.http import Http, Reply
-from tunesmith.deployment.rules.parity import Reading
 from tunesmith.deployment.targets.adapter_files import folder_refusal
 from tunesmith.deployment.targets.alias import Alias, StateFile, verified
 from tunesmith.deployment.targets.base import Door, ServedAdapter, TargetError
@@ -25,6 +24,7 @@ from tunesmith.deployment.targets.flip_order import Order
 from tunesmith.deployment.targets.gguf_adapter import base_of, convert
 from tunesmith.deployment.targets.options import TargetOptions, Text, Url, Variable, read_options
 from tunesmith.profiles.workspace import is_this_one
+from tunesmith.programs.readings import Reading
 
 _FILE = "adapter.gguf"
 _ADAPTER = re.compile(r"^ADAPTER\s+\S*sha256[-:]([0-9a-f]{64})\s*$", re.MULTILINE)

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tunesmith.deployment.rules.parity import Reading
 from tunesmith.deployment.targets.base import TargetError
+from tunesmith.programs.readings import Reading
 
 
 def chat_reading(

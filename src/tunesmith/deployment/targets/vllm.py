@@ -15,13 +15,13 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from tunesmith.core.http import Http, Reply
-from tunesmith.deployment.rules.parity import Reading
 from tunesmith.deployment.targets.adapter_files import folder_refusal
 from tunesmith.deployment.targets.alias import Alias, StateFile, verified
 from tunesmith.deployment.targets.base import Door, ServedAdapter, TargetError
 from tunesmith.deployment.targets.flip_order import Order
 from tunesmith.deployment.targets.options import TargetOptions, Text, Url, Variable, read_options
 from tunesmith.deployment.targets.readings import chat_reading
+from tunesmith.programs.readings import Reading
 from tunesmith.runs.spec_paths import path_from, path_in
 
 _POLL_S = 0.1

@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from tunesmith.core.errors import ConfigError, DataError, TunesmithError
 from tunesmith.core.files import sha256_file, sha256_text, verify_folder, write_atomic
-from tunesmith.deployment.rules.parity import MAX_TOKENS, References, choose_prompts
 from tunesmith.evaluation.evaluators.probe import read_prompts, shown_tokens
 from tunesmith.models.adapters import detach, load_adapter
 from tunesmith.models.chat import ChatFormat, Tokenized
@@ -28,9 +27,11 @@ from tunesmith.models.scoring import batches_by_count, mean_nlls
 from tunesmith.profiles.architecture import read_architecture
 from tunesmith.profiles.base_model import base_digest, is_whole_model
 from tunesmith.profiles.rules.lock import ArchitectureLock
+from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.programs.messages import Artifact, CaseScore, Phase, Result, ResultStatus, Scores
+from tunesmith.programs.messages import Artifact, CaseScore, Result, ResultStatus, Scores
 from tunesmith.programs.protocol import REFERENCES
+from tunesmith.programs.readings import MAX_TOKENS, References, choose_prompts
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.runs.spec import AdapterRef, EvaluateSpec, Subject
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from tunesmith.deployment.rules.parity import Reading
 from tunesmith.models.chat import ChatFormat
 from tunesmith.models.generation import stop_ids
 from tunesmith.models.scoring import evaluating, mixed_precision
+from tunesmith.programs.readings import Reading
 
 Messages = Sequence[Mapping[str, Any]]
 

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tunesmith.core.files import sha256_file, verify_folder, write_atomic
-from tunesmith.deployment.rules.parity import Reading, References, choose_prompts
 from tunesmith.profiles.base_model import base_digest
+from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.programs.messages import Artifact, CaseScore, Phase, Result, ResultStatus, Scores
+from tunesmith.programs.messages import Artifact, CaseScore, Result, ResultStatus, Scores
 from tunesmith.programs.protocol import REFERENCES
+from tunesmith.programs.readings import Reading, References, choose_prompts
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.runs.spec import AdapterRef, EvaluateSpec
 

@@ -13,8 +13,6 @@ from statistics import median
 
 from tunesmith.core.errors import UsageError
 
-SCREEN = "loss_outlier"
-"""The name under which these rows are kept aside."""
 THRESHOLD = 6.0
 FEWEST = 50
 """With fewer examples nobody can say what is usual."""

@@ -9,12 +9,11 @@ import sqlalchemy as sa
 
 from tunesmith.core.errors import NotFound
 from tunesmith.experience.rules.classes import Assessment, Feedback
-from tunesmith.experience.rules.experience import ExperienceClass
-from tunesmith.experience.rules.learning import ReviewDecision
+from tunesmith.experience.rules.experience import ExperienceClass, ReviewDecision
+from tunesmith.experience.tables import assessments
 from tunesmith.store import events
 from tunesmith.store.database import Tx
 from tunesmith.store.prepared import Prepared, insert_into
-from tunesmith.store.tables import assessments
 from tunesmith.verifiers.verifiers import Finding
 
 _ADD = Prepared(

@@ -10,15 +10,16 @@ from typing import Any
 import sqlalchemy as sa
 
 from tunesmith.core.visible_text import says_nothing
+from tunesmith.datasets.tables import heldout_cases
 from tunesmith.experience.rules.classes import Judgement, screens_of, standing_corrections
-from tunesmith.experience.rules.experience import ExperienceClass, ExperienceState
-from tunesmith.experience.rules.learning import CorrectionState, ReviewDecision
+from tunesmith.experience.rules.experience import CorrectionState, ExperienceClass, ExperienceState, ReviewDecision
 from tunesmith.experience.rules.standing import Standing
+from tunesmith.experience.tables import assessments, corrections, experiences, feedback
 from tunesmith.models.rules import AdapterState, version_name
-from tunesmith.profiles.queries import profiles
+from tunesmith.models.tables import adapters
+from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.store.database import Tx
-from tunesmith.store.learning_tables import corrections
-from tunesmith.store.tables import adapters, assessments, events, experiences, feedback, heldout_cases
+from tunesmith.store.events import events
 
 _MOST_AT_ONCE = 500  # parameters of one statement
 

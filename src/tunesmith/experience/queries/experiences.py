@@ -22,13 +22,13 @@ from tunesmith.experience.rules.experience import (
     ExperienceClass,
     ExperienceState,
 )
-from tunesmith.runs.queries.runs import find_one
+from tunesmith.experience.tables import assessments as assessments_table
+from tunesmith.experience.tables import experiences
 from tunesmith.runs.rules.run import DataEffect
 from tunesmith.store import events
 from tunesmith.store.database import Tx
+from tunesmith.store.lookup import find_one
 from tunesmith.store.prepared import Prepared
-from tunesmith.store.tables import assessments as assessments_table
-from tunesmith.store.tables import experiences
 
 _MOST_AT_ONCE = 1000  # parameters of one statement
 

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from tunesmith.core.errors import Refused
 from tunesmith.core.ids import next_id
 from tunesmith.experience.rules.classes import Judgement
+from tunesmith.experience.tables import experiences, feedback
 from tunesmith.store import events
 from tunesmith.store.database import Tx
-from tunesmith.store.tables import experiences, feedback
 
 MOST_OF_ONE_KEY = 100
 

@@ -11,18 +11,18 @@ import sqlalchemy as sa
 from tunesmith.core.errors import Refused
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.example import Split
+from tunesmith.datasets.report import MemberRole
+from tunesmith.datasets.tables import datasets as datasets_table
+from tunesmith.datasets.tables import members
 from tunesmith.experience.queries import experiences
 from tunesmith.experience.rules.experience import ExperienceState
-from tunesmith.experience.rules.learning import MemberRole
+from tunesmith.experience.tables import experiences as experiences_table
 from tunesmith.models.rules import AdapterState
+from tunesmith.models.tables import adapters as adapters_table
 from tunesmith.runs.queries import runs
 from tunesmith.runs.rules.run import DataEffect, RunState
+from tunesmith.runs.tables import runs as runs_table
 from tunesmith.store.database import Tx
-from tunesmith.store.learning_tables import members
-from tunesmith.store.tables import adapters as adapters_table
-from tunesmith.store.tables import datasets as datasets_table
-from tunesmith.store.tables import experiences as experiences_table
-from tunesmith.store.tables import runs as runs_table
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from tunesmith.core.ids import next_id
 from tunesmith.experience.queries import assessments, experiences
 from tunesmith.experience.queries.experiences import Experience
 from tunesmith.experience.rules.classes import Assessment
-from tunesmith.experience.rules.learning import ReviewDecision
+from tunesmith.experience.rules.experience import ReviewDecision
+from tunesmith.experience.tables import assessments as assessments_table
+from tunesmith.experience.tables import experiences as experiences_table
+from tunesmith.experience.tables import reviews
+from tunesmith.profiles.tables import profiles
 from tunesmith.store import events
 from tunesmith.store.database import Tx
-from tunesmith.store.learning_tables import reviews
-from tunesmith.store.tables import assessments as assessments_table
-from tunesmith.store.tables import experiences as experiences_table
-from tunesmith.store.tables import profiles
 
 # spelt out, because a partial index serves only a query that repeats its condition
 _SUSPECT = sa.text("assessments.class_name = 'quarantined' AND assessments.review IS NULL")

@@ -8,17 +8,17 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from tunesmith.deployment.rules.shadow import Observed
 from tunesmith.experience.forgetting.rules import tombstone_key
+from tunesmith.experience.rules.shadow import Observed, ShadowOutcome
+from tunesmith.experience.tables import experiences, shadow_answers
 from tunesmith.models.queries import under_way
 from tunesmith.models.rules import AdapterState
-from tunesmith.profiles.shadow_section import Shadow
-from tunesmith.programs.device.server_state import ShadowOutcome
+from tunesmith.profiles.sections.shadow import Shadow
 from tunesmith.runs.queries.runs import get as get_run
 from tunesmith.runs.rules.run import RunState
+from tunesmith.runs.tables import runs
 from tunesmith.store.database import Tx
-from tunesmith.store.serving_tables import shadow_answers
-from tunesmith.store.tables import events, experiences, runs
+from tunesmith.store.events import events
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,8 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic import Field, model_validator
-
-from tunesmith.core.section import Section, Share
-from tunesmith.experience.rules.experience import ExperienceClass
-from tunesmith.experience.rules.learning import ReviewDecision
+from tunesmith.experience.rules.experience import ExperienceClass, ReviewDecision
+from tunesmith.profiles.sections.experience import Thresholds
 from tunesmith.verifiers.verifiers import ECHO, EPR, UNFINISHED, VERIFIERS, Finding
 
 VALUES = {"helpful": 1.0, "partial": 0.5, "irrelevant": 0.0, "up": 1.0, "down": 0.0}
@@ -26,29 +23,6 @@ RESERVED_RATERS = frozenset({IMPLICIT_RATER, LABEL_RATER})
 """What is no person: the turn after an answer, and the label of an imported line."""
 IMPLICIT_CONFIDENCE = 0.3
 REJECTED = "a reviewer has rejected it"
-
-
-class Thresholds(Section):
-    """Where one class ends and the next begins."""
-
-    gold_entities: Share = 0.9
-    """Gold keeps more than this share of the question's entities."""
-    poor_entities: Share = 0.7
-    """Below this share, an answer needs improvement."""
-    gold_feedback: Share = 0.8
-    """Gold has feedback above this, or none and no flags."""
-    poor_feedback: Share = 0.3
-    """Feedback below this needs improvement, with enough ratings."""
-    min_poor_ratings: int = Field(default=3, ge=1)
-    """How many voices (API keys, and raters without a key) it takes before poor feedback decides."""
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Thresholds:
-        if self.poor_entities > self.gold_entities:
-            raise ValueError("experience.classes.poor_entities: must not be more than gold_entities")
-        if self.poor_feedback > self.gold_feedback:
-            raise ValueError("experience.classes.poor_feedback: must not be more than gold_feedback")
-        return self
 
 
 @dataclass(frozen=True)

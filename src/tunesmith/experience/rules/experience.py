@@ -62,34 +62,6 @@ class Context:
     """When it happened; unset: when it is stored."""
 
 
-@dataclass(frozen=True)
-class Interaction:
-    """A conversation that ends with the model's answer, and the answer that was expected, where that is known."""
-
-    messages: Sequence[Mapping[str, Any]]
-    reference: str | None = None
-
-    @property
-    def answer(self) -> str:
-        return str(self.messages[-1].get("content") or "") if self.messages else ""
-
-    @property
-    def question(self) -> str:
-        """What the person said last."""
-        said = [message for message in self.messages[:-1] if message["role"] == "user"]
-        return str(said[-1].get("content") or "") if said else ""
-
-    @property
-    def instructions(self) -> str:
-        """What the template around the question says."""
-        return "\n".join(str(message.get("content") or "") for message in self.messages if message["role"] == "system")
-
-    @property
-    def prompt(self) -> str:
-        """Everything that the model had read before it answered."""
-        return "\n".join(str(message.get("content") or "") for message in self.messages[:-1])
-
-
 def next_turn_after(answer: str, messages: Sequence[Mapping[str, Any]]) -> str | None:
     """What the person said right after this answer in a later conversation; None where that cannot be told.
 
@@ -102,3 +74,18 @@ def next_turn_after(answer: str, messages: Sequence[Mapping[str, Any]]) -> str |
     said = [message for message in messages if message["role"] == "user"]
     answered = [message for message in messages if message["role"] == "assistant"]
     return str(said[0].get("content") or "") if len(said) == len(answered) == 1 else None
+
+
+class ReviewDecision(StrEnum):
+    """What a person says about a suspect; the last word counts."""
+
+    ACCEPT = "accept"  # its suspicions are overruled, and its class is decided without them
+    REJECT = "reject"  # it stays out for good
+
+
+class CorrectionState(StrEnum):
+    """What became of a teacher's attempt at one experience."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "refused"  # there was an answer, and it was not good enough
+    FAILED = "failed"  # there was no answer

@@ -20,68 +20,15 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from pydantic import Field, model_validator
-
-from tunesmith.core.section import Section, Share
 from tunesmith.datasets.example import Split
+from tunesmith.datasets.report import MemberRole, MixKind
 from tunesmith.experience.rules.experience import ExperienceClass
-from tunesmith.experience.rules.learning import MemberRole
+from tunesmith.profiles.sections.experience import Mix
 
-MixKind = Literal["sft", "preference"]
-"""sft: answers to learn. preference: pairs of a correction and the answer it corrects."""
 WAITS = "new, and no place left in this round"
 LEARNT = "learnt already, and not drawn to be repeated"
 FULL = {"template": "a template that has its share already", "source": "a source that has its share already"}
-
-
-class Mix(Section):
-    """The `experience.mix` section of a profile."""
-
-    gold: Share = 0.5
-    """Share of good answers, relative to the other two."""
-    corrected: Share = 0.2
-    """Share of answers that a person or a teacher corrected."""
-    replay: Share = 0.3
-    """Share of what was learnt before, so that it is not forgotten."""
-    min_new: int = Field(default=50, ge=1, le=1_000_000)
-    """Fewest examples to train on that were never learnt; with fewer, nothing is assembled."""
-    max_examples: int = Field(default=200, ge=1, le=1_000_000)
-    """Most examples to train on; held-out and validation ones come along beside them."""
-    max_template_share: float = Field(default=0.5, gt=0.0, le=1.0)
-    """Most of these that one template may have, where there are several."""
-    max_source_share: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Most of these that one source (an application, a file) may have, where there are several."""
-    min_beside: int = Field(default=50, ge=0, le=100_000)
-    """Fewest held-out, and fewest validation, examples to bring along, where there are so many."""
-    seed: int = Field(default=1, ge=0, lt=2**32)
-    """Which of many are taken."""
-    task_types: tuple[str, ...] = ()
-    """Only experiences of these task types; empty: all."""
-
-    @model_validator(mode="after")
-    def _room_for_new(self) -> Mix:
-        if self.gold + self.corrected == 0.0:
-            raise ValueError("experience.mix.gold: with experience.mix.corrected it leaves no place for new examples")
-        if self.new_places < self.min_new:
-            raise ValueError(
-                f"experience.mix.min_new: {self.min_new} is more than the {self.new_places} places for new examples "
-                f"among {self.max_examples} (max_examples); lower it, or raise max_examples"
-            )
-        return self
-
-    @property
-    def replay_places(self) -> int:
-        return round(self.max_examples * self.replay / (self.gold + self.corrected + self.replay))
-
-    @property
-    def new_places(self) -> int:
-        return self.max_examples - self.replay_places
-
-    @property
-    def corrected_places(self) -> int:
-        return round(self.new_places * self.corrected / (self.gold + self.corrected))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,26 +74,6 @@ class Selection:
     def num_new(self) -> int:
         """How many are trained that were never learnt."""
         return sum(pick.split is Split.TRAIN and pick.role is not MemberRole.REPLAY for pick in self.picks)
-
-
-class MixReport(Section):
-    """How a dataset was assembled from experiences; kept in its manifest."""
-
-    policy: Mix
-    kind: MixKind
-    roles: dict[MemberRole, int]
-    """How many of each are trained."""
-    num_new: int
-    """How many of these were never learnt."""
-    num_reserved: int
-    """Experiences that the dataset reserved: all that are new, held out or not."""
-    shortages: tuple[str, ...]
-    left_out: dict[str, int]
-    """Why other experiences of the profile are not in, with how many of each."""
-    warning: str | None = None
-    """Of a preview: why a run on these would be held."""
-    refusal: str | None = None
-    """Of a preview: why no dataset would be made of these."""
 
 
 def role_of(candidate: Candidate, policy: Mix, kind: MixKind) -> MemberRole | str:

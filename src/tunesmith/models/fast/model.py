@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tunesmith.models.adapters import trained_parameters
 from tunesmith.models.attention import Apart, Rules
+from tunesmith.models.fast import FAST_FAMILIES
 from tunesmith.models.fast.batches import Prepared, prepared
 from tunesmith.models.fast.cuda_graphs import Recordings, is_small
 from tunesmith.models.fast.head import log_probs
@@ -21,7 +22,6 @@ from tunesmith.models.fast.lora_linear import Site
 from tunesmith.models.packs import Layout
 from tunesmith.models.quantized import is_quantized
 from tunesmith.models.segments import moved
-from tunesmith.training.rules.memory_forecast import FAST_FAMILIES
 
 _PROJECTION = re.compile(
     r"\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.lora_[AB]\.default\.weight\Z"

@@ -7,7 +7,15 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from tunesmith.core.states import Transitions
-from tunesmith.runs.rules.run import CounterEffect
+
+
+class CounterEffect(StrEnum):
+    """What the end of a run does to its campaign's counters."""
+
+    SUCCESS = "success"  # closes the breaker
+    REJECTION = "rejection"  # its own cooldown; never the breaker
+    FAILURE = "failure"  # breaker + 1
+    NONE = "none"
 
 
 class CampaignState(StrEnum):

@@ -12,8 +12,25 @@ from enum import StrEnum
 from typing import Literal, assert_never
 
 from tunesmith.core.states import Transitions
-from tunesmith.programs.device.server_state import HandOverState, ServerState
 from tunesmith.runs.rules.task import TaskKind, TaskState
+
+
+class ServerState(StrEnum):
+    """What a server is doing with its device."""
+
+    SERVING = "serving"
+    STEPPING_ASIDE = "stepping_aside"  # no new answers; those under way are written to their end
+    ASIDE = "aside"  # the device is free for training
+    RETURNING = "returning"
+
+
+class HandOverState(StrEnum):
+    """A device is asked for, given, and given back; it is never forgotten in between."""
+
+    REQUESTED = "requested"
+    GIVEN = "given"
+    OVER = "over"
+
 
 HAND_OVER = Transitions(
     "hand-over",

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from tunesmith.programs.device.queries import hand_overs
 from tunesmith.programs.device.queries.hand_overs import Server
-from tunesmith.programs.device.rules import HELD, ServerSeen, ask_again_s, may_start, shares_device
-from tunesmith.programs.device.server_state import HandOverState
+from tunesmith.programs.device.rules import HELD, HandOverState, ServerSeen, ask_again_s, may_start, shares_device
 from tunesmith.programs.process_identity import ProcessIdentity, is_alive
 from tunesmith.programs.stage import DeviceHeld, StageContext
 from tunesmith.runs.queries import tasks

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from tunesmith.runs.queries import tasks
 from tunesmith.runs.queries.leases import Lease
+from tunesmith.runs.tables import checkpoints
 from tunesmith.store.database import Tx
-from tunesmith.store.tables import checkpoints
 
 
 @dataclass(frozen=True)

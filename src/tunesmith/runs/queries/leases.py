@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from tunesmith.store.tables import tasks
+from tunesmith.runs.tables import tasks
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from tunesmith.runs.queries import switches
 from tunesmith.runs.queries.tasks import Attempt, Task, attempt_of, task_of
 from tunesmith.runs.rules.task import STOPPED_BY_ESTOP, AttemptState, ErrorClass, TaskKind
+from tunesmith.runs.tables import attempts, tasks
 from tunesmith.store.database import Tx
-from tunesmith.store.tables import attempts, tasks
 
 
 def of_run(tx: Tx, run_id: str) -> list[Task]:

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 
 from tunesmith.core.ids import new_id
 from tunesmith.runs.rules.request import RequestKind, strongest
+from tunesmith.runs.tables import requests
 from tunesmith.store import events
 from tunesmith.store.database import Tx
-from tunesmith.store.tables import requests
 
 EXPIRES_AFTER = timedelta(hours=24)
 

@@ -10,14 +10,14 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from tunesmith.core.errors import Conflict, NotFound, Refused, UsageError, show
-from tunesmith.core.ids import is_id
+from tunesmith.core.errors import Conflict, NotFound, Refused, show
 from tunesmith.runs.queries.leases import Lease, holds, nobody_holds, nothing_open
 from tunesmith.runs.rules.run import RUN, RunState
 from tunesmith.runs.spec import RunSpec
+from tunesmith.runs.tables import runs
 from tunesmith.store import events
 from tunesmith.store.database import Tx, broke
-from tunesmith.store.tables import runs
+from tunesmith.store.lookup import find_one
 
 
 @dataclass(frozen=True)
@@ -135,19 +135,6 @@ def get(tx: Tx, run_id: str) -> Run:
 def find(tx: Tx, text: str) -> Run:
     """A run by id or by an unambiguous beginning of one."""
     return _run(find_one(tx, runs, "run", text))
-
-
-def find_one(tx: Tx, table: sa.Table, prefix: str, text: str) -> sa.RowMapping:
-    """A row by id or by an unambiguous beginning of its id, as people type them."""
-    if not is_id(text):
-        raise UsageError(f"{show(text)} is no {table.name.removesuffix('s')} id; they look like {prefix}-4t9kq2m7x1bz")
-    rows = tx.all(sa.select(table).where(table.c.id.startswith(text, autoescape=True)).order_by(table.c.id).limit(3))
-    exact = [row for row in rows if row["id"] == text]
-    if exact or len(rows) == 1:
-        return (exact or rows)[0]
-    if rows:
-        raise UsageError(f"{show(text)} is the beginning of several ids: {', '.join(row['id'] for row in rows)}")
-    raise NotFound.named(table.name.removesuffix("s"), text)
 
 
 def listing(

@@ -7,9 +7,9 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
+from tunesmith.runs.tables import switches
 from tunesmith.store import events
 from tunesmith.store.database import Tx
-from tunesmith.store.tables import switches
 
 ESTOP = "estop"
 

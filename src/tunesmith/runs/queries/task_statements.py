@@ -12,8 +12,8 @@ import sqlalchemy as sa
 
 from tunesmith.runs.queries.switches import ESTOP
 from tunesmith.runs.rules.task import STOPPED_BY_ESTOP, TaskKind
+from tunesmith.runs.tables import attempts, switches, tasks
 from tunesmith.store.prepared import Prepared, insert_into, lease_now
-from tunesmith.store.tables import attempts, switches, tasks
 
 ADD = Prepared(
     insert_into(

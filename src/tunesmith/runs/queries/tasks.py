@@ -26,10 +26,10 @@ from tunesmith.runs.rules.task import (
     TaskState,
     after_attempt,
 )
+from tunesmith.runs.tables import attempts, tasks
 from tunesmith.store import events
 from tunesmith.store.database import Tx
 from tunesmith.store.prepared import run_together
-from tunesmith.store.tables import attempts, tasks
 
 
 @dataclass(frozen=True)

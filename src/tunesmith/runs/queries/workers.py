@@ -9,8 +9,8 @@ from datetime import datetime
 import sqlalchemy as sa
 
 from tunesmith.runs.rules.task import TaskKind
+from tunesmith.runs.tables import workers
 from tunesmith.store.database import Tx
-from tunesmith.store.tables import workers
 
 
 @dataclass(frozen=True)

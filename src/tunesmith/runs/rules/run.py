@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from tunesmith.core.states import Transitions
+from tunesmith.profiles.rules.campaign import CounterEffect
 
 
 class RunState(StrEnum):
@@ -71,15 +72,6 @@ class DataEffect(StrEnum):
     CONSUME = "consume"
     RELEASE = "release"
     RELEASE_AND_COUNT = "release_and_count"  # num_rejections + 1 on each; at 2 they go to review
-
-
-class CounterEffect(StrEnum):
-    """What the end of a run does to its campaign's counters."""
-
-    SUCCESS = "success"  # closes the breaker
-    REJECTION = "rejection"  # its own cooldown; never the breaker
-    FAILURE = "failure"  # breaker + 1
-    NONE = "none"
 
 
 @dataclass(frozen=True)

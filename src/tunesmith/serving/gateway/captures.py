@@ -14,8 +14,8 @@ from tunesmith.core.errors import NotFound
 from tunesmith.experience.capture import Capture
 from tunesmith.experience.capture_queue import CaptureQueue, position_of
 from tunesmith.experience.queries import experiences
-from tunesmith.profiles.sections import CapturePolicy
-from tunesmith.profiles.session import Session
+from tunesmith.profiles.sections.experience import CapturePolicy
+from tunesmith.runs.session import Session
 from tunesmith.serving.gateway.api_errors import ApiError, wrong
 from tunesmith.serving.gateway.parameters import Asked
 from tunesmith.serving.gateway.scopes import Caller

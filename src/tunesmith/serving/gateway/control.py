@@ -7,7 +7,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tunesmith.programs.device.server_state import ModelName, parse_model
 from tunesmith.serving.gateway.api_errors import ApiError, wrong
 from tunesmith.serving.gateway.bodies import read_json
 from tunesmith.serving.gateway.gateway import Gateway
@@ -15,6 +14,7 @@ from tunesmith.serving.gateway.messages import check_messages
 from tunesmith.serving.gateway.model_router import Route
 from tunesmith.serving.gateway.models import refuse_query, state_of
 from tunesmith.serving.gateway.responses import JsonAnswer
+from tunesmith.serving.names import ModelName, parse_model
 
 _MOST_PROMPTS = 256
 _LONGEST_DRAIN_S = 600.0

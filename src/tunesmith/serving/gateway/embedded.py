@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from tunesmith.core.logs import logger
-from tunesmith.deployment.rules.parity import Reading
 from tunesmith.deployment.targets.base import ServedAdapter
+from tunesmith.programs.readings import Reading
 from tunesmith.serving.engine.wire import asked_line, ended_from, line, piece_from
 from tunesmith.serving.engine_spec import EngineSpec
 from tunesmith.serving.gateway.engine_contract import EngineError

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from tunesmith.core.errors import TunesmithError
-from tunesmith.deployment.rules.parity import Reading
 from tunesmith.deployment.targets.base import ServedAdapter
+from tunesmith.programs.readings import Reading
 from tunesmith.serving.generation import Ended, Generation, Piece
 
 

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from tunesmith.core.errors import ConfigError
 from tunesmith.core.logs import logger
-from tunesmith.deployment.rules.parity import Reading
 from tunesmith.profiles.base_model import base_digest, base_files
 from tunesmith.profiles.settings import ServeSettings
+from tunesmith.programs.readings import Reading
 from tunesmith.serving.gateway.adapter_cache import Pager
 from tunesmith.serving.gateway.admission import Room
 from tunesmith.serving.gateway.embedded import EmbeddedEngine

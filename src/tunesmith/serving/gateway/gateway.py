@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from tunesmith.core.errors import show
 from tunesmith.core.files import canonical_json
 from tunesmith.models.rules import AdapterState
-from tunesmith.profiles.session import Session
 from tunesmith.profiles.settings import ServeSettings
+from tunesmith.runs.session import Session
 from tunesmith.serving.gateway.admission import Pace
 from tunesmith.serving.gateway.api_errors import ApiError
 from tunesmith.serving.gateway.captures import Captures

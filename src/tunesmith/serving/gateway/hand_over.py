@@ -19,8 +19,10 @@ from tunesmith.programs.device.queries import hand_overs
 from tunesmith.programs.device.queries.hand_overs import HandOver, Taker
 from tunesmith.programs.device.rules import (
     Action,
+    HandOverState,
     Remembered,
     ServerNow,
+    ServerState,
     Step,
     TaskSeen,
     Wanted,
@@ -28,7 +30,6 @@ from tunesmith.programs.device.rules import (
     decide_cut_off,
     with_program,
 )
-from tunesmith.programs.device.server_state import HandOverState, ServerState
 from tunesmith.programs.process_identity import ProcessIdentity, is_alive, of_attempt
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.interfaces import Engines

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from tunesmith.deployment.targets.base import ServedAdapter
-from tunesmith.programs.device.server_state import ServerState
+from tunesmith.programs.device.rules import ServerState
 from tunesmith.serving.generation import Generation
 
 

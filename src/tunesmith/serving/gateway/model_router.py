@@ -16,7 +16,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tunesmith.client.serving import base_problem, version_problem
 from tunesmith.core.errors import NotFound, StoreError, TunesmithError, show
 from tunesmith.core.logs import logger
 from tunesmith.deployment import queries as deployments
@@ -24,12 +23,13 @@ from tunesmith.deployment.targets.base import ServedAdapter
 from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
 from tunesmith.models.rules import AdapterState
-from tunesmith.profiles.base_model import is_whole_model
-from tunesmith.profiles.queries import campaigns, profiles
-from tunesmith.profiles.session import Session
-from tunesmith.programs.device.server_state import BASE, ModelName, parse_model
+from tunesmith.profiles import queries as campaigns
+from tunesmith.profiles.base_model import base_problem, is_whole_model, version_problem
+from tunesmith.runs.queries import profile_locks as profiles
+from tunesmith.runs.session import Session
 from tunesmith.serving.gateway.api_errors import ApiError
 from tunesmith.serving.gateway.served_profiles import Place, Places
+from tunesmith.serving.names import BASE, ModelName, parse_model
 
 log = logger("gateway")
 _LISTED = "GET /v1/models lists them"

@@ -7,13 +7,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tunesmith.programs.device.server_state import BASE
 from tunesmith.serving.gateway.access import caller_of
 from tunesmith.serving.gateway.api_errors import ApiError
 from tunesmith.serving.gateway.gateway import Gateway
 from tunesmith.serving.gateway.model_router import Version
 from tunesmith.serving.gateway.responses import JsonAnswer
 from tunesmith.serving.gateway.scopes import Scope
+from tunesmith.serving.names import BASE
 
 _OWNER = "tunesmith"
 

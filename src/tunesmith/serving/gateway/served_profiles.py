@@ -13,7 +13,7 @@ from tunesmith.core.files import canonical_json
 from tunesmith.core.ids import is_name
 from tunesmith.profiles.profile import Target
 from tunesmith.profiles.resolve import resolve
-from tunesmith.profiles.sections import CapturePolicy
+from tunesmith.profiles.sections.experience import CapturePolicy
 from tunesmith.profiles.workspace import Workspace
 
 EMBEDDED = "embedded"

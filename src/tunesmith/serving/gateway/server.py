@@ -21,10 +21,10 @@ from tunesmith.core.errors import ConfigError, StoreError, UsageError
 from tunesmith.core.files import private_files
 from tunesmith.core.ids import new_id, new_token
 from tunesmith.core.logs import logger
-from tunesmith.profiles.session import Session
 from tunesmith.profiles.settings import ServeSettings
 from tunesmith.programs.device.queries import servers
-from tunesmith.programs.device.server_state import ServerState
+from tunesmith.programs.device.rules import ServerState
+from tunesmith.runs.session import Session
 from tunesmith.serving.engine_spec import EngineSpec
 from tunesmith.serving.gateway.access import LOOPBACK
 from tunesmith.serving.gateway.app import make_app

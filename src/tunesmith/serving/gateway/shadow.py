@@ -19,14 +19,14 @@ from tunesmith.deployment.rules.shadow import is_mirrored
 from tunesmith.experience.policy import rules_of
 from tunesmith.experience.queries import shadow_answers as shadows
 from tunesmith.experience.queries.shadow_answers import Candidate, ShadowAnswer
-from tunesmith.experience.rules.experience import Interaction
-from tunesmith.profiles.session import Session
+from tunesmith.experience.rules.shadow import ShadowOutcome
 from tunesmith.profiles.settings import ServeSettings
-from tunesmith.programs.device.server_state import ServerState, ShadowOutcome
+from tunesmith.programs.device.rules import ServerState
+from tunesmith.runs.session import Session
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.interfaces import Engines, Exchange, HandOver
 from tunesmith.serving.generation import Generation
-from tunesmith.verifiers.verifiers import verify
+from tunesmith.verifiers.verifiers import Interaction, verify
 
 _MAX_WAITING = 64
 _MAX_UNSTORED = 512

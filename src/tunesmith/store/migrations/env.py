@@ -1,10 +1,9 @@
-"""Alembic's entry: runs the migrations on the connection that `store.schema` hands over."""
+"""Alembic's entry: runs the migrations on the connection that `store.schema` hands over.
+
+It knows no table: a migration says what it changes, and never changes itself.
+"""
 
 from alembic import context
 
-from tunesmith.store import learning_tables as learning_tables  # noqa: PLC0414 - its tables join the metadata
-from tunesmith.store import serving_tables as serving_tables  # noqa: PLC0414
-from tunesmith.store.tables import metadata
-
-context.configure(connection=context.config.attributes["connection"], target_metadata=metadata)
+context.configure(connection=context.config.attributes["connection"])
 context.run_migrations()

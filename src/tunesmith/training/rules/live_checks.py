@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-from tunesmith.programs.messages import Metrics
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Why training must stop; the numbers are in the sentence."""
-
-    rule: str
-    reason: str
+from tunesmith.programs.messages import LiveCheckFailure, Metrics
 
 
-def broken_numbers(metrics: Metrics) -> Finding | None:
+def broken_numbers(metrics: Metrics) -> LiveCheckFailure | None:
     """A non-finite loss or gradient norm, or a step that trained no token."""
     for name in ("loss", "grad_norm"):
         value = metrics.values.get(name)
         if value is not None and not math.isfinite(value):
-            return Finding("non_finite", f"{name} is {value} at step {metrics.step}")
+            return LiveCheckFailure("non_finite", f"{name} is {value} at step {metrics.step}")
     if metrics.values.get("tokens", 1.0) == 0.0:
-        return Finding("no_trainable_tokens", f"step {metrics.step} trained no token")
+        return LiveCheckFailure("no_trainable_tokens", f"step {metrics.step} trained no token")
     return None

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
+from tunesmith.models.fast import FAST_FAMILIES
+from tunesmith.profiles.architecture import Shape
 from tunesmith.profiles.profile import HardwareTier, Method, Recipe
 
 GB = 2**30
 """As devices are sold and nvidia-smi counts: a 24 GB card has 24 · 2^30 bytes."""
 TIER_GB = {HardwareTier.SMALL_GPU: 12.0, HardwareTier.CONSUMER_GPU: 24.0, HardwareTier.DATACENTER_GPU: 80.0}
 """What a forecast takes for granted about a tier before a device is there to be asked."""
-FAST_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Whose layers the fast path computes itself."""
 
 _LEAST_CORRECTION, _MOST_CORRECTION = 0.5, 2.0
 
@@ -68,40 +68,6 @@ class _Figures:
 
 
 FIGURES = _Figures()
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What the memory of a base model depends on."""
-
-    family: str
-    hidden: int
-    intermediate: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    vocab_size: int
-    is_tied: bool
-    has_qk_norm: bool
-    num_parameters: int
-
-    def matrices(self) -> dict[str, tuple[int, int]]:
-        """The matrices of one layer: inputs and outputs by name."""
-        query, key = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
-        return {
-            "q_proj": (self.hidden, query),
-            "k_proj": (self.hidden, key),
-            "v_proj": (self.hidden, key),
-            "o_proj": (query, self.hidden),
-            "gate_proj": (self.hidden, self.intermediate),
-            "up_proj": (self.hidden, self.intermediate),
-            "down_proj": (self.intermediate, self.hidden),
-        }
-
-    @property
-    def num_in_layer(self) -> int:
-        return sum(rows * columns for rows, columns in self.matrices().values())
 
 
 @dataclass(frozen=True)

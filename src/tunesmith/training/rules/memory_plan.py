@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from tunesmith.profiles.architecture import Shape
 from tunesmith.profiles.profile import Method, Recipe
 from tunesmith.training.rules.memory_forecast import (
     FIGURES,
     Forecast,
-    Shape,
     Terms,
     forecast,
     is_nf4,

@@ -10,12 +10,12 @@ from typing import Any
 from tunesmith.core.errors import DataError
 from tunesmith.core.files import sha256_file
 from tunesmith.core.http import Http
-from tunesmith.deployment.rules.parity import Reading
 from tunesmith.deployment.targets.alias import Alias, verified
 from tunesmith.deployment.targets.base import Door, ServedAdapter, TargetError
 from tunesmith.deployment.targets.flip_order import Order
 from tunesmith.deployment.targets.llamacpp.files import PLAIN, Converted, LlamacppOptions
 from tunesmith.deployment.targets.llamacpp.readings import read_llama
+from tunesmith.programs.readings import Reading
 
 _POLL_S = 0.1
 

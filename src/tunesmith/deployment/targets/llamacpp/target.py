@@ -15,7 +15,6 @@ from typing import Any
 
 from tunesmith.core.errors import DataError
 from tunesmith.core.files import sha256_file
-from tunesmith.deployment.rules.parity import Reading
 from tunesmith.deployment.targets.alias import adapter_of, adapter_to_json
 from tunesmith.deployment.targets.base import Door, ServedAdapter, Target, TargetError
 from tunesmith.deployment.targets.flip_order import Order
@@ -26,6 +25,7 @@ from tunesmith.deployment.targets.llamacpp.processes import HeldAdapter, LlamaPr
 from tunesmith.deployment.targets.llamacpp.readings import read_llama
 from tunesmith.deployment.targets.options import read_options
 from tunesmith.profiles.workspace import is_this_one
+from tunesmith.programs.readings import Reading
 
 _POLL_S = 0.1
 

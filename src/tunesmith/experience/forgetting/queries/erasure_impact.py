@@ -9,15 +9,16 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from tunesmith.datasets.example import Split
+from tunesmith.datasets.tables import members
 from tunesmith.experience.forgetting.queries import erasures
 from tunesmith.experience.forgetting.queries import runs as forgotten_runs
 from tunesmith.experience.forgetting.rules import tombstone_key
 from tunesmith.experience.rules.experience import ExperienceState
+from tunesmith.experience.tables import experiences as experiences_table
 from tunesmith.models.rules import AdapterState, version_name
+from tunesmith.models.tables import adapters
+from tunesmith.runs.tables import runs
 from tunesmith.store.database import Tx
-from tunesmith.store.learning_tables import members
-from tunesmith.store.tables import adapters, runs
-from tunesmith.store.tables import experiences as experiences_table
 
 _COLUMNS = {"session", "source", "natural_key"}
 _MOST_AT_ONCE = 500  # parameters of one statement

@@ -16,21 +16,21 @@ import sqlalchemy as sa
 from tunesmith.core.errors import Refused
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.example import Split
+from tunesmith.datasets.tables import datasets as datasets_table
+from tunesmith.datasets.tables import heldout_cases
+from tunesmith.datasets.tables import members as members_table
 from tunesmith.experience.forgetting.rules import FORGOTTEN, hashes_of, tombstone_key
 from tunesmith.experience.queries import experiences, members
 from tunesmith.experience.queries import shadow_answers as shadows
 from tunesmith.experience.queries.experiences import Experience
-from tunesmith.experience.rules.experience import ExperienceClass, ExperienceState
-from tunesmith.experience.rules.learning import ReviewDecision
+from tunesmith.experience.rules.experience import ExperienceClass, ExperienceState, ReviewDecision
+from tunesmith.experience.tables import assessments, corrections, erasures, feedback, reviews
+from tunesmith.experience.tables import experiences as experiences_table
 from tunesmith.runs.rules.run import RunState
+from tunesmith.runs.tables import runs
 from tunesmith.store import events
 from tunesmith.store.database import Database, Tx
-from tunesmith.store.learning_tables import corrections, erasures, reviews
-from tunesmith.store.learning_tables import members as members_table
-from tunesmith.store.tables import assessments, feedback, heldout_cases, runs
-from tunesmith.store.tables import datasets as datasets_table
-from tunesmith.store.tables import events as events_table
-from tunesmith.store.tables import experiences as experiences_table
+from tunesmith.store.events import events as events_table
 
 _READING = (RunState.QUEUED, RunState.TRAINING, RunState.PAUSED, RunState.EVALUATING)
 """In these states a run will read its dataset's folder, or is judged on its cases."""

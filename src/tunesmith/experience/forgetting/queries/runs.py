@@ -7,15 +7,16 @@ import sqlalchemy as sa
 from tunesmith.core.errors import Refused
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.example import Split
+from tunesmith.datasets.tables import members
+from tunesmith.experience.tables import erasures
 from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
 from tunesmith.models.rules import AdapterState
 from tunesmith.runs.queries import runs as runs_store
 from tunesmith.runs.queries.runs import Run
 from tunesmith.runs.rules.run import RunState
+from tunesmith.runs.tables import runs
 from tunesmith.store.database import Tx
-from tunesmith.store.learning_tables import erasures, members
-from tunesmith.store.tables import runs
 
 LEARNT = (Split.TRAIN, Split.VALIDATION)
 """A held-out example is never learnt, so forgetting it ends no run."""

@@ -11,13 +11,12 @@ import sqlalchemy as sa
 
 from tunesmith.core.errors import NotFound, Refused
 from tunesmith.core.ids import new_id
-from tunesmith.programs.device.rules import DEVICE_KINDS, HAND_OVER, follows
-from tunesmith.programs.device.server_state import HandOverState, ServerState
+from tunesmith.programs.device.rules import DEVICE_KINDS, HAND_OVER, HandOverState, ServerState, follows
+from tunesmith.programs.device.tables import hand_overs, servers
 from tunesmith.runs.rules.task import TaskKind, TaskState
+from tunesmith.runs.tables import attempts, tasks, workers
 from tunesmith.store import events
 from tunesmith.store.database import Tx
-from tunesmith.store.serving_tables import hand_overs, servers
-from tunesmith.store.tables import attempts, tasks, workers
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tunesmith.programs.device.server_state import ServerState
+from tunesmith.programs.device.rules import ServerState
+from tunesmith.programs.device.tables import servers
 from tunesmith.store.database import Tx
-from tunesmith.store.serving_tables import servers
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from tunesmith.core.clock import boot_seconds
 from tunesmith.core.errors import DataError
 from tunesmith.models.adapters import adapter_norms
+from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import ControlRequest, Program, ProgramFailure
-from tunesmith.programs.messages import Phase
 from tunesmith.runs.rules.request import RequestKind, strongest
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.training.rules.save_schedule import Moment, is_due

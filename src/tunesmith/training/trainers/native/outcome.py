@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.programs.messages import Phase, Result, ResultStatus
+from tunesmith.programs.messages import Result, ResultStatus
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.training.trainers.inputs import Inputs
 from tunesmith.training.trainers.native.controller import INTERRUPTIONS, Course, Ending

@@ -8,8 +8,9 @@ from pathlib import Path
 from tunesmith.core.errors import ConfigError
 from tunesmith.models.chat import ChatFormat
 from tunesmith.models.loading import load_tokenizer
+from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import Program
-from tunesmith.programs.messages import Phase, Result
+from tunesmith.programs.messages import Result
 from tunesmith.runs.spec import RunSpec
 from tunesmith.training.trainers.inputs import read_inputs_whole
 from tunesmith.training.trainers.native.controller import Course

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.programs.messages import Artifact, Phase, Result
+from tunesmith.programs.messages import Artifact, Result
 from tunesmith.programs.protocol import EVENTS, STDOUT
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.training.trainers.sim.options import SimOptions

@@ -8,9 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tunesmith.core.clock import boot_seconds
+from tunesmith.profiles.settings import Phase
 from tunesmith.programs.artifact import ADAPTER_WEIGHTS
 from tunesmith.programs.host import Program
-from tunesmith.programs.messages import Artifact, Phase, Result, ResultStatus
+from tunesmith.programs.messages import Artifact, Result, ResultStatus
 from tunesmith.runs.rules.request import RequestKind, strongest
 from tunesmith.training.trainers.inputs import Inputs, read_inputs
 from tunesmith.training.trainers.sim.faults import disturb, scripted_loss, twist

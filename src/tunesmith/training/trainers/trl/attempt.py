@@ -15,8 +15,9 @@ from tunesmith.models.loading import load_tokenizer
 from tunesmith.models.packs import Packer
 from tunesmith.models.scoring import PlainEngine
 from tunesmith.profiles.profile import Method
+from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import Program
-from tunesmith.programs.messages import Phase, Result
+from tunesmith.programs.messages import Result
 from tunesmith.runs.spec import RunSpec, TrainSpec
 from tunesmith.training.rules.memory_plan import UNPLANNED_PACK_TOKENS
 from tunesmith.training.trainers.inputs import Inputs

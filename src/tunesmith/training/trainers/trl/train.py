@@ -9,8 +9,9 @@ from typing import Any
 
 from tunesmith.core.errors import ConfigError
 from tunesmith.profiles.profile import Method
+from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.programs.messages import Phase, Result
+from tunesmith.programs.messages import Result
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.runs.spec import RunSpec
 from tunesmith.training.trainers.inputs import read_inputs_whole

@@ -58,7 +58,7 @@ def chosen_screens(choice: ScreenChoice) -> tuple[Screen, ...]:
     return () if choice == "none" else tuple(screen for screen in Screen if screen in choice)
 
 
-class Limits(Section):
+class ScreenLimits(Section):
     """How much of a dataset may come from one place; what is beyond is kept aside, and not deleted."""
 
     max_per_source: int | None = Field(default=None, ge=1)

@@ -1,9 +1,8 @@
-"""How a model is named in a request, and what a running server tells about itself."""
+"""Names of models in requests: a profile, one of its versions, or its base."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from tunesmith.core.errors import NotFound, show
 from tunesmith.core.ids import is_name
@@ -11,31 +10,6 @@ from tunesmith.core.ids import is_name
 BASE = "base"
 """`PROFILE@base` asks the profile's base model without any adapter."""
 _MAX_DIGITS = 9
-
-
-class ServerState(StrEnum):
-    """What a server is doing with its device."""
-
-    SERVING = "serving"
-    STEPPING_ASIDE = "stepping_aside"  # no new answers; those under way are written to their end
-    ASIDE = "aside"  # the device is free for training
-    RETURNING = "returning"
-
-
-class HandOverState(StrEnum):
-    """A device is asked for, given, and given back; it is never forgotten in between."""
-
-    REQUESTED = "requested"
-    GIVEN = "given"
-    OVER = "over"
-
-
-class ShadowOutcome(StrEnum):
-    """What became of one mirrored request."""
-
-    ANSWERED = "answered"
-    FAILED = "failed"
-    TIMED_OUT = "timed_out"
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""The tables of serving: which servers run, who asked for their device, what a shadowed candidate did."""
+"""Tables of the device: servers that run, and hand-overs between serving and training."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
-from tunesmith.programs.device.server_state import HandOverState, ServerState, ShadowOutcome
-from tunesmith.store.tables import Instant, Sequence, metadata, one_of, where
+from tunesmith.programs.device.rules import HandOverState, ServerState
+from tunesmith.store.columns import Instant, Sequence, metadata, one_of, where
 
 servers = sa.Table(
     "servers",
@@ -25,7 +25,6 @@ servers = sa.Table(
     sa.Column("seen_until", sa.Float, nullable=False),
     one_of("state", ServerState),
 )
-
 hand_overs = sa.Table(
     "hand_overs",
     metadata,
@@ -43,24 +42,4 @@ hand_overs = sa.Table(
     sa.CheckConstraint("(state = 'over') = (over_at IS NOT NULL)", name="over"),
     sa.Index("uq_hand_overs_open", "task_id", unique=True, **where("state <> 'over'")),
     sa.Index("ix_hand_overs_open", "host", **where("state <> 'over'")),
-)
-
-shadow_answers = sa.Table(
-    "shadow_answers",
-    metadata,
-    sa.Column("seq", Sequence, primary_key=True, autoincrement=True),
-    sa.Column("run_id", sa.Text, sa.ForeignKey("runs.id"), nullable=False),
-    sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), nullable=False),
-    sa.Column("response_id", sa.Text, nullable=False),  # of the live answer, by which its experience is found
-    sa.Column("live_version", sa.Text, nullable=False),
-    sa.Column("outcome", sa.Text, nullable=False),
-    sa.Column("answer", sa.Text),
-    sa.Column("error", sa.Text),
-    sa.Column("seconds", sa.Float, nullable=False),
-    sa.Column("live_seconds", sa.Float, nullable=False),
-    sa.Column("flags", sa.JSON, nullable=False),  # what the profile's verifiers say against it
-    sa.Column("live_flags", sa.JSON, nullable=False),
-    sa.Column("observed_at", Instant, nullable=False),
-    one_of("outcome", ShadowOutcome),
-    sa.UniqueConstraint("run_id", "response_id"),
 )

@@ -13,10 +13,10 @@ from pathlib import Path
 from tunesmith.core.errors import NotFound, StoreError, UsageError
 from tunesmith.core.files import sha256_text, write_atomic
 from tunesmith.core.ids import is_id
-from tunesmith.profiles.queries import profiles
 from tunesmith.profiles.resolve import resolve_settings
 from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.workspace import Workspace
+from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.store.database import Database, Patience
 from tunesmith.store.schema import open_store
 

@@ -11,12 +11,11 @@ from sqlalchemy import exc
 
 from tunesmith.core.errors import NotFound, Refused
 from tunesmith.core.ids import new_id
-from tunesmith.profiles.rules.campaign import CAMPAIGN, CampaignState, Counters, after_end
-from tunesmith.runs.queries.runs import find_one
-from tunesmith.runs.rules.run import CounterEffect
+from tunesmith.profiles.rules.campaign import CAMPAIGN, CampaignState, CounterEffect, Counters, after_end
+from tunesmith.profiles.tables import campaigns
 from tunesmith.store import events
 from tunesmith.store.database import Tx, broke
-from tunesmith.store.tables import campaigns
+from tunesmith.store.lookup import find_one
 
 
 @dataclass(frozen=True)

@@ -7,28 +7,20 @@ from typing import Any
 import sqlalchemy as sa
 
 from tunesmith.core.errors import LockedError, Refused
-from tunesmith.models.rules import AdapterState
 from tunesmith.profiles.rules.lock import ProfileLock
+from tunesmith.profiles.tables import profiles
+from tunesmith.runs.tables import runs
 from tunesmith.store import events
 from tunesmith.store.database import Tx
-from tunesmith.store.tables import adapters, profiles, runs
 
 
 def lock_of(tx: Tx, name: str) -> ProfileLock | None:
-    """The lock of a profile; its shares are decided once a run was submitted that trains.
-
-    Where an older tunesmith locked it without its base's digest, that of what is live counts.
-    """
+    """The lock of a profile; its shares are decided once a run was submitted that trains."""
     row = tx.first(sa.select(profiles.c.lock).where(profiles.c.name == name))
     if row is None:
         return None
     decided = {"is_split_decided": _has_trained(tx, runs.c.profile == name)}
-    locked = ProfileLock.model_validate(row["lock"]).model_copy(update=decided)
-    if locked.base_digest is not None:
-        return locked
-    is_live = (adapters.c.profile == name, adapters.c.state == AdapterState.LIVE)
-    live = tx.first(sa.select(adapters.c.base_digest).where(*is_live))
-    return locked if live is None else locked.model_copy(update={"base_digest": live["base_digest"]})
+    return ProfileLock.model_validate(row["lock"]).model_copy(update=decided)
 
 
 def lock(tx: Tx, name: str, facts: ProfileLock, *, actor: str) -> ProfileLock:
@@ -45,13 +37,11 @@ def lock(tx: Tx, name: str, facts: ProfileLock, *, actor: str) -> ProfileLock:
 
 
 def base_digests(tx: Tx) -> dict[str, str]:
-    """By profile, the digest of the base that it was locked with; else, as in `lock_of`, that of what is live."""
-    live = tx.all(sa.select(adapters.c.profile, adapters.c.base_digest).where(adapters.c.state == AdapterState.LIVE))
-    rows = tx.all(sa.select(profiles.c.name, profiles.c.lock))
-    locked = {row["name"]: row["lock"].get("base_digest") for row in rows}
-    return {row["profile"]: row["base_digest"] for row in live} | {
-        name: digest for name, digest in locked.items() if digest is not None
+    """By profile, the digest of the base that it was locked with."""
+    locked = {
+        row["name"]: row["lock"].get("base_digest") for row in tx.all(sa.select(profiles.c.name, profiles.c.lock))
     }
+    return {name: digest for name, digest in locked.items() if digest is not None}
 
 
 def decide_split(

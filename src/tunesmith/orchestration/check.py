@@ -1,0 +1,65 @@
+"""Check: resolve a profile with its campaign, and all that can be known before a run is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tunesmith.core.errors import ConfigError
+from tunesmith.deployment.target_conflicts import place_problems
+from tunesmith.deployment.targets.registry import make_target, target_kinds
+from tunesmith.orchestration.retry import said_at_submit
+from tunesmith.profiles import queries as campaigns
+from tunesmith.profiles.checks import CheckedProfile, check_profile
+from tunesmith.profiles.resolve import Resolved, resolve
+from tunesmith.profiles.workspace import Workspace
+from tunesmith.runs.queries import profile_locks as profiles
+from tunesmith.runs.spec import RunSpec
+from tunesmith.store.database import Database
+from tunesmith.training.trainers.base import TrainerInfo
+from tunesmith.training.trainers.command import sealed
+from tunesmith.training.trainers.registry import find_trainer
+
+DRY_RUN = "dry-run"
+
+
+def check(
+    database: Database,
+    workspace: Workspace,
+    profile: str,
+    *,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    dry_run: bool = False,
+    new_split: bool = False,
+    environ: Mapping[str, str] | None = None,
+    repeats: RunSpec | None = None,
+) -> tuple[CheckedProfile, TrainerInfo, str | None]:
+    """Resolve a profile with its campaign and check all that can be known before queueing; the campaign's id too.
+
+    `new_split`: other shares than the locked ones are no problem.
+    """
+    with database.read() as tx:
+        campaign = campaigns.active(tx, profile)
+        locked = profiles.lock_of(tx, profile)
+    if locked is not None and new_split:
+        locked = locked.model_copy(update={"is_split_decided": False})
+    resolved: Resolved = resolve(
+        profile,
+        workspace=workspace,
+        campaign_overrides=None if campaign is None else campaign.overrides,
+        overrides=overrides,
+        environ=environ,
+        kept=None if repeats is None else said_at_submit(repeats),
+    )
+    trainer = find_trainer(DRY_RUN if dry_run else resolved.profile.trainer.kind)
+    checked = check_profile(resolved, workspace, locked=locked, trainer=trainer, target_kinds=target_kinds())
+    if checked.profile.trainer.options and not trainer.takes_options and not dry_run:
+        named = ", ".join(sorted(checked.profile.trainer.options))
+        raise ConfigError(f"profile {profile}: trainer.options: trainer {trainer.name} takes none, found {named}")
+    sealed(trainer, checked.profile.trainer.options, workspace.root)
+    for target in checked.profile.targets:
+        make_target(target.kind, target.options, root=workspace.root, profile=profile)
+    shared = place_problems(database, workspace, profile, checked.profile.targets, environ)
+    if shared:
+        raise ConfigError("\n".join(f"profile {profile}: {line}" for line in shared))
+    return checked, trainer, None if campaign is None else campaign.id

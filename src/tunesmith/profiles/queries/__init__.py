@@ -1,1 +1,0 @@
-"""Profiles and campaigns in the store."""
