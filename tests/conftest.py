@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from support.quick_processes import fork_programs
 
 # tiny models: threads that wait for each other cost more than they bring, above all beside another test process
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,3 +25,14 @@ def cache_of_bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where trained base models are kept for this session, shared by its worker processes."""
     base = tmp_path_factory.getbasetemp()
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "bases"
+
+
+@pytest.fixture(autouse=True)
+def _forked_programs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Workers fork their `sim` programs, which saves a second of imports each; see support.quick_processes."""
+    if request.node.get_closest_marker("real_programs"):
+        yield
+        return
+    end = fork_programs()
+    yield
+    end()

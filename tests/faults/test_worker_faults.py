@@ -298,6 +298,7 @@ def test_term_at_100_random_steps_checkpoints_and_another_resumes(make_fleet: Ma
     print("100 times TERM: no step lost, no crash counted, no stray")
 
 
+@pytest.mark.real_programs  # it must still run when the signal arrives
 def test_term_in_evaluation_gives_it_back_at_no_cost(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(settings={"worker": {"grace_s": 0.2}})
     run_id = fleet.submit()
@@ -415,6 +416,7 @@ def test_chattering_program_drill(make_fleet: MakeFleet, store: str | None, kind
     print(f"a chattering program ({kind}, {number}): ended after {took:.1f} s with a deadline of 1 s")
 
 
+@pytest.mark.real_programs  # it must still run when the signal arrives
 def test_frozen_trainer_is_noticed_by_its_missing_progress(make_fleet: MakeFleet) -> None:
     """The worker beats all the time, but a beat without progress is worth nothing."""
     fleet = make_fleet(

@@ -12,6 +12,7 @@ from support.workspaces import PROFILE, states_of, wait_for
 from tunesmith.core.files import sha256_file, verify_folder
 
 
+@pytest.mark.real_programs
 def test_run_is_deployed_and_the_target_serves_its_adapter(make_fleet: MakeFleet, store: str | None) -> None:
     fleet = make_fleet(store=store, profile={"watch": {"for_s": 0.3}})
     run_id = fleet.submit()

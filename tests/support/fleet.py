@@ -20,7 +20,16 @@ import sqlalchemy as sa
 
 from support import tables
 from support.databases import BOTH, Postgres
-from support.workspaces import PROFILE, a_jsonl, a_workspace, cli_environ, wait_for, wait_for_state
+from support.workspaces import (
+    PROFILE,
+    AnyProcess,
+    a_jsonl,
+    a_workspace,
+    cli_environ,
+    start_worker,
+    wait_for,
+    wait_for_state,
+)
 from tunesmith.client import Client
 from tunesmith.client.views import AttemptView
 from tunesmith.core.files import verify_folder
@@ -43,7 +52,7 @@ class Fleet:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.root = client.workspace.root
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[AnyProcess] = []
 
     def start(
         self,
@@ -51,10 +60,18 @@ class Fleet:
         until_idle: bool = False,
         env: Mapping[str, str] | None = None,
         under: tuple[str, ...] = (),
-    ) -> subprocess.Popen[bytes]:
-        """`tunesmith worker`, for all kinds of tasks or only some; `under` goes in front of it."""
+        real: bool = False,
+    ) -> AnyProcess:
+        """`tunesmith worker`, for all kinds of tasks or only some; `under` goes in front of it.
+
+        It is forked from a warm process unless it runs under something, or `real` asks for an interpreter of its own.
+        """
         words = [*(["--until-idle"] if until_idle else []), *(["--kinds", ",".join(kinds)] if kinds else [])]
-        with self.log(len(self.processes)).open("ab") as sink:
+        log = self.log(len(self.processes))
+        if not under:
+            self.processes.append(start_worker(self.client, *words, env=env, log=log, real=real))
+            return self.processes[-1]
+        with log.open("ab") as sink:
             process = subprocess.Popen(
                 [*under, sys.executable, "-m", "tunesmith.cli.main", "worker", *words],
                 cwd=self.root,

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,7 +21,7 @@ from openai import OpenAI
 from support import tables
 from support.engine import an_adapter
 from support.rows import a_run, force
-from support.workspaces import a_profile, cli_environ, wait_for, write_settings
+from support.workspaces import a_profile, an_empty_workspace, start_command, wait_for, write_settings
 from tunesmith.client import Client
 from tunesmith.deployment import queries as deployments
 from tunesmith.models import queries as adapters
@@ -42,7 +41,7 @@ def a_served_workspace(
     folder: Path, base: Path, *, serve: Mapping[str, Any] | None = None, num_versions: int = 3, **settings: Any
 ) -> Client:
     """Profile `support` on the tiny base with versions 1 to n of random adapters; the first is live."""
-    Client.init(folder).close()
+    an_empty_workspace(folder)
     shutil.copytree(base, folder / "models" / "tiny")
     write_settings(folder, {**settings, "serve": {**SERVE, **(serve or {})}})
     capture = {"finished_only": False}
@@ -88,20 +87,14 @@ def make_live(database: Database, number: int | None, profile: str = PROFILE) ->
 
 
 class ServerProcess:
-    """A real `tunesmith serve`."""
+    """A `tunesmith serve` in a process of its own."""
 
     def __init__(self, root: Path, *words: str, env: Mapping[str, str] | None = None) -> None:
         self.root = root
         self.log = root / "serve.log"
+        environ = {"OMP_NUM_THREADS": "1", **(env or {})}
         with self.log.open("ab") as sink:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tunesmith.cli.main", "serve", *words],
-                cwd=root,
-                env=cli_environ({"OMP_NUM_THREADS": "1", **(env or {})}),
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-            )
+            self.process = start_command(["serve", *words], cwd=root, env=environ, sink=sink)
         about = wait_for(self._about, 30.0, f"for the server: {self.log.read_text()}")
         self.url: str = about["url"]
         self.token: str = about["token"]

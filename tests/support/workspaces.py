@@ -5,22 +5,28 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import yaml
 
+from support.quick_processes import QuickProcess, can_start_quickly, start_quickly
 from tunesmith.client import Client
 from tunesmith.training.trainers.sim.files import safetensors_bytes
 
 T = TypeVar("T")
+AnyProcess = subprocess.Popen[bytes] | QuickProcess
 
 PROFILE = "support"
 
@@ -59,12 +65,25 @@ def a_workspace(
 
     `options` are the trainer's, `profile` lays sections over the profile, `settings` over tunesmith.yaml.
     """
-    Client.init(folder / "ws").close()
-    root = folder / "ws"
+    root = an_empty_workspace(folder / "ws")
     a_base(root / "models" / "tiny")
     write_settings(root, settings or {})
     a_profile(root, trainer=trainer, options=options, **(profile or {}))
     return Client(root, actor="user:test", environ=environ)
+
+
+def an_empty_workspace(root: Path) -> Path:
+    """A fresh workspace, as `tunesmith init` makes it: copied from one that was made once for this test process."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copytree(_template_of_workspaces(), root, dirs_exist_ok=True))
+
+
+@functools.cache
+def _template_of_workspaces() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="tunesmith-template-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    Client.init(folder / "ws").close()
+    return folder / "ws"
 
 
 def a_profile(
@@ -143,9 +162,26 @@ class Ended:
         return json.loads(self.out)
 
 
-def cli(*words: str | Path, cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = 60.0) -> Ended:
-    """Run the real command line in a process of its own, without a terminal."""
+def cli(
+    *words: str | Path,
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 60.0,
+    real: bool = False,
+) -> Ended:
+    """Run the command line in a process of its own, without a terminal; with `real`, in an interpreter of its own."""
     begun = time.monotonic()
+    if not real and can_start_quickly(cli_environ(env)):
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            handles = {"stdout": out.fileno(), "stderr": err.fileno()}
+            quick = start_quickly(words, cwd=cwd, env=cli_environ(env), **handles)
+            try:
+                quick.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                quick.kill()
+                raise
+            said = [_text_of(file) for file in (out, err)]
+        return Ended(quick.wait(), *said, time.monotonic() - begun)
     process = subprocess.run(
         [sys.executable, "-m", "tunesmith.cli.main", *map(str, words)],
         cwd=cwd,
@@ -159,6 +195,11 @@ def cli(*words: str | Path, cwd: Path, env: Mapping[str, str] | None = None, tim
     return Ended(process.returncode, process.stdout, process.stderr, time.monotonic() - begun)
 
 
+def _text_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode().replace("\r\n", "\n")
+
+
 def cli_environ(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Our environment without what would change the CLI's mind; warnings are errors there too."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TUNESMITH", "FORCE_COLOR", "COLUMNS"))}
@@ -166,22 +207,32 @@ def cli_environ(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def start_worker(
-    client: Client, *words: str, env: Mapping[str, str] | None = None, log: Path | None = None
-) -> subprocess.Popen[bytes]:
+    client: Client, *words: str, env: Mapping[str, str] | None = None, log: Path | None = None, real: bool = False
+) -> AnyProcess:
     """`tunesmith worker` as a process of its own; the caller ends it (see `stop_worker`)."""
     where = log or client.workspace.root / "worker.log"
     with where.open("ab") as sink:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tunesmith.cli.main", "worker", *words],
-            cwd=client.workspace.root,
-            env=cli_environ(env),
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=sink,
-        )
+        return start_command(["worker", *words], cwd=client.workspace.root, env=env, sink=sink, real=real)
 
 
-def stop_worker(process: subprocess.Popen[bytes], timeout_s: float = 20.0) -> int:
+def start_command(
+    words: Sequence[str], *, cwd: Path, env: Mapping[str, str] | None, sink: IO[bytes], real: bool = False
+) -> AnyProcess:
+    """`tunesmith WORDS` as a process of its own that writes to `sink`; with `real`, in an interpreter of its own."""
+    environ = cli_environ(env)
+    if not real and can_start_quickly(environ):
+        return start_quickly(words, cwd=cwd, env=environ, stdout=sink.fileno(), stderr=sink.fileno())
+    return subprocess.Popen(
+        [sys.executable, "-m", "tunesmith.cli.main", *words],
+        cwd=cwd,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=sink,
+        stderr=sink,
+    )
+
+
+def stop_worker(process: AnyProcess, timeout_s: float = 20.0) -> int:
     """TERM, wait; KILL if it does not end. Its exit code."""
     if process.poll() is None:
         process.terminate()
@@ -193,9 +244,9 @@ def stop_worker(process: subprocess.Popen[bytes], timeout_s: float = 20.0) -> in
         raise
 
 
-def work_until_idle(client: Client, *words: str, timeout_s: float = 60.0) -> Ended:
+def work_until_idle(client: Client, *words: str, timeout_s: float = 60.0, real: bool = False) -> Ended:
     """Let one worker process do everything there is to do."""
-    return cli("worker", "--until-idle", *words, cwd=client.workspace.root, timeout_s=timeout_s)
+    return cli("worker", "--until-idle", *words, cwd=client.workspace.root, timeout_s=timeout_s, real=real)
 
 
 def work_here(client: Client) -> int:

@@ -1,0 +1,454 @@
+"""Processes that start in milliseconds: forked from one that has imported everything, instead of a new interpreter.
+
+They are real processes with a pid, a session, signals, an environment and a folder of their own; what they leave out is
+`exec` and the second of imports after it. Two kinds:
+
+- `start_quickly` runs a command of `tunesmith` below a warm process of this session (see `_serve`). The test process
+  itself must not be forked for it: SQLite keeps its locks per process and a child that opens the same file would
+  believe that it holds its parent's.
+- `QuickPopen` stands in for `subprocess.Popen` where a worker starts a shim: `sim` trainers and evaluators, which never
+  open the store, are forked from their worker. Everything else is started as ever.
+
+A test whose subject is the start itself (imports, interpreter options, warnings) asks for real processes: `real=True`,
+or the mark `real_programs`.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+SIM_PROGRAMS = ("tunesmith.trainers.main", "tunesmith.evaluators.main")
+_PRELOADED = (
+    "alembic.command",
+    "alembic.config",
+    "pyarrow.parquet",
+    "rich.console",
+    "rich.table",
+    "uvicorn",
+    "tunesmith.cli.main",
+    "tunesmith.client",
+    "tunesmith.data.prepare",
+    "tunesmith.evaluators.sim",
+    "tunesmith.gateway.server",
+    "tunesmith.programs.host",
+    "tunesmith.trainers.sim",
+)
+_MAX_REQUEST = 1 << 20
+
+
+# --- what a forked child does ---
+
+
+def _become(
+    main: Callable[[], object],
+    argv: Sequence[str],
+    *,
+    streams: Sequence[int],
+    cwd: str | os.PathLike[str] | None,
+    env: Mapping[str, str] | None,
+    kept: Sequence[int] = (),
+    new_session: bool = False,
+    umask: int = -1,
+) -> NoReturn:
+    """In a child just forked: take on the streams, folder and environment of a new process, run, end."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGUSR1, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as every Python has it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        if new_session:
+            os.setsid()
+        copies = [os.dup(stream) for stream in streams]
+        for number, copy in enumerate(copies):
+            os.dup2(copy, number)
+        _close_all_but({0, 1, 2, *kept})
+        for handle in kept:
+            os.set_inheritable(handle, True)
+        if cwd is not None:
+            os.chdir(cwd)
+        if umask >= 0:
+            os.umask(umask)
+        if env is not None:
+            os.environ.clear()
+            os.environ.update(env)
+        _show_in_proc(argv, os.environ)
+        atexit._clear()  # what the parent wanted at its own end
+        sys.argv = list(argv)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - the streams of this process
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", 1, closefd=False, errors="backslashreplace")  # noqa: SIM115
+        code = _exit_code(main)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _exit_code(main: Callable[[], object]) -> int:
+    """Run to the end as an interpreter does: exit code, waiting for threads, exit handlers, flushed streams."""
+    code: object = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        code = 130
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def _close_all_but(kept: set[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
+def _show_in_proc(argv: Sequence[str], env: Mapping[str, str]) -> None:
+    """Let /proc tell the child's own command and environment: processes of an attempt are found by a variable there."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    places = [int(field) for field in fields[45:49]]  # arg_start, arg_end, env_start, env_end
+    marks_first = sorted(env.items(), key=lambda item: not item[0].startswith("TUNESMITH"))
+    texts = ["\0".join(argv), "\0".join(f"{name}={value}" for name, value in marks_first)]
+    for text, start, end in zip(texts, places[::2], places[1::2], strict=True):
+        room = end - start
+        if room > 0:
+            ctypes.memmove(start, os.fsencode(text)[: room - 1].ljust(room, b"\0"), room)
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():  # newer interpreters warn of threads; the child uses nothing that they may hold
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+# --- sim programs, forked from their worker ---
+
+
+class QuickPopen(subprocess.Popen[bytes]):
+    """`subprocess.Popen` of a shim, forked where its program is a `sim` trainer or evaluator."""
+
+    def _execute_child(self, args: Any, *rest: Any) -> None:
+        """The arguments are those of the standard library's own method, in its order."""
+        words = [os.fspath(word) for word in args]
+        if not _is_simulated(words):
+            super()._execute_child(args, *rest)  # type: ignore[misc]
+            return
+        _executable, _preexec, _close, pass_fds, cwd, env, *_ = rest
+        p2cread, _, _, c2pwrite, _, errwrite = rest[9:15]
+        umask, new_session = rest[19], rest[20]
+        self.pid = _fork()
+        if self.pid == 0:
+            from tunesmith.programs import shim
+
+            os.execvp = _program_instead  # type: ignore[assignment]
+            _become(
+                lambda: sys.exit(shim.main(words[4:])),
+                words,
+                streams=(p2cread, c2pwrite, errwrite),
+                cwd=cwd,
+                env=env,
+                kept=pass_fds,
+                new_session=new_session,
+                umask=umask,
+            )
+        self._child_created = True
+        self._close_pipe_fds(*rest[9:15])  # type: ignore[attr-defined]
+
+
+def _is_simulated(words: Sequence[str]) -> bool:
+    """Whether this starts one of our own programs on something simulated: sim's adapters carry their script."""
+    if "--spec" not in words or not set(SIM_PROGRAMS) & set(words):
+        return False
+    spec = json.loads(Path(words[words.index("--spec") + 1]).read_bytes())
+    if spec["kind"] == "train":
+        return bool(spec["run"]["trainer"] == "sim")
+    return _is_simulated_evaluation(spec)
+
+
+def _is_simulated_evaluation(spec: Mapping[str, Any]) -> bool:
+    from pydantic import ValidationError
+
+    from tunesmith.domain.spec import EvaluateSpec
+    from tunesmith.evaluators import sim
+
+    try:
+        return spec["kind"] == "evaluate" and sim.is_simulated(EvaluateSpec.model_validate_json(json.dumps(spec)))
+    except (OSError, ValidationError):
+        return False
+
+
+def _program_instead(_file: str, command: Sequence[str]) -> NoReturn:
+    """What the shim's child does instead of `exec`: it is the program already."""
+    import runpy
+
+    module, words = command[command.index("-m") + 1], list(command[command.index("-m") + 2 :])
+
+    def main() -> None:
+        sys.modules.pop(module, None)
+        sys.argv = [module, *words]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+    _become(main, command, streams=(0, 1, 2), cwd=None, env=None)
+
+
+# --- commands of tunesmith, forked from a warm process ---
+
+
+class QuickProcess:
+    """A command under way below the warm process, with what tests use of `subprocess.Popen`."""
+
+    def __init__(self, connection: socket.socket, words: Sequence[str]) -> None:
+        self.args = list(words)
+        self.returncode: int | None = None
+        self._connection = connection
+        self.pid = int(self._line())
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._connection, selectors.EVENT_READ)
+                if not selector.select(timeout):
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            self.returncode = int(self._line())
+            self._connection.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> QuickProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
+
+    def _line(self) -> bytes:
+        said = b""
+        while not said.endswith(b"\n"):
+            part = self._connection.recv(64)
+            if not part:
+                raise RuntimeError(f"the warm process is gone; it ran {self.args}")
+            said += part
+        return said
+
+
+class _Warm:
+    """The warm process of this test process, started at the first use and ended with it."""
+
+    process: subprocess.Popen[bytes] | None = None
+    where = ""
+    lock = threading.Lock()
+
+    @classmethod
+    def connect(cls) -> socket.socket:
+        with cls.lock:
+            if cls.process is None or cls.process.poll() is not None:
+                cls._start()
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(cls.where)
+        return connection
+
+    @classmethod
+    def _start(cls) -> None:
+        cls.where = f"\0tunesmith-tests-{os.getpid()}-{time.monotonic_ns()}"  # abstract: leaves no file
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(cls.where)
+        listening.listen(64)
+        from support.workspaces import cli_environ
+
+        # room for what /proc shall tell of a child
+        env = {**cli_environ(), **_AT_START, "ROOM_FOR_THE_ENVIRONMENT": "x" * 4096}
+        room = "x" * 2048
+        paths = json.dumps([str(Path(__file__).parents[1])])
+        code = (
+            f"import sys; sys.path += {paths}; from support.quick_processes import _serve; _serve({listening.fileno()})"
+        )
+        cls.process = subprocess.Popen(
+            [sys.executable, "-c", code, room],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[listening.fileno()],
+            env=env,
+            cwd="/",
+        )
+        listening.close()
+        atexit.register(cls.process.kill)
+
+
+def start_quickly(
+    words: Sequence[str | os.PathLike[str]],
+    *,
+    cwd: str | os.PathLike[str],
+    env: Mapping[str, str],
+    stdout: int,
+    stderr: int,
+) -> QuickProcess:
+    """`tunesmith WORDS` without standard input; the two streams are file descriptors that the caller closes."""
+    argv = [os.fspath(word) for word in words]
+    request = {"argv": argv, "cwd": os.fspath(cwd), "env": dict(env), "fork": _forks_programs()}
+    connection = _Warm.connect()
+    with open(os.devnull) as nothing:
+        handles = array.array("i", [nothing.fileno(), stdout, stderr])
+        data = json.dumps(request).encode("utf-8", "surrogateescape") + b"\n"
+        connection.sendmsg([data[:1]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, handles)])
+        connection.sendall(data[1:])
+        return QuickProcess(connection, ["tunesmith", *argv])
+
+
+def can_start_quickly(env: Mapping[str, str]) -> bool:
+    """Whether nothing in the environment asks for another interpreter than the warm one."""
+    return _of_interpreter(env) == _AT_START
+
+
+def _of_interpreter(env: Mapping[str, str]) -> dict[str, str]:
+    """What an interpreter reads when it starts; the tests may have changed it since the warm one did."""
+    return {k: v for k, v in env.items() if k.startswith(("PYTHON", "LC_", "LANG", "COVERAGE", "LD_")) and v != ""}
+
+
+_AT_START = _of_interpreter({**os.environ, "PYTHONWARNINGS": "error"})
+
+
+def _serve(listening_handle: int) -> NoReturn:
+    """The warm process: one child per request, whose end is told on its connection."""
+    import importlib
+
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    listening = socket.socket(fileno=listening_handle)
+    parent = os.getppid()
+    woken, wake = os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    asked: dict[int, socket.socket] = {}
+    with selectors.DefaultSelector() as selector:
+        selector.register(listening, selectors.EVENT_READ)
+        selector.register(woken, selectors.EVENT_READ)
+        while os.getppid() == parent:
+            for key, _ in selector.select(1.0):
+                if key.fileobj is listening:
+                    connection, _ = listening.accept()
+                    asked[_start_one(connection)] = connection
+                else:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(woken, 4096)
+            for pid, code in _ended():
+                connection = asked.pop(pid)
+                with contextlib.suppress(OSError):
+                    connection.sendall(b"%d\n" % code)
+                connection.close()
+    os._exit(0)
+
+
+def _ended() -> Iterator[tuple[int, int]]:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, os.waitstatus_to_exitcode(status)
+
+
+def _start_one(connection: socket.socket) -> int:
+    room = socket.CMSG_SPACE(3 * array.array("i").itemsize)
+    data, ancillary, _, _ = connection.recvmsg(_MAX_REQUEST, room)
+    handles = array.array("i")
+    handles.frombytes(ancillary[0][2])
+    while not data.endswith(b"\n"):
+        data += connection.recv(_MAX_REQUEST)
+    request = json.loads(data.decode("utf-8", "surrogateescape"))
+    pid = os.fork()
+    if pid == 0:
+        from tunesmith.cli import main as cli
+
+        if request["fork"]:
+            fork_programs()
+        words = ["tunesmith", *request["argv"]]
+        _become(cli.main, words, streams=handles, cwd=request["cwd"], env=request["env"])
+    for handle in handles:
+        os.close(handle)
+    connection.sendall(b"%d\n" % pid)
+    return pid
+
+
+# --- who uses what ---
+
+
+def fork_programs() -> Callable[[], None]:
+    """From now on workers of this process fork their `sim` programs; returns what ends that."""
+    from tunesmith.programs import launch
+
+    before = launch.subprocess
+    launch.subprocess = _Replaced(subprocess)  # type: ignore[assignment]
+
+    def end() -> None:
+        launch.subprocess = before
+
+    return end
+
+
+def _forks_programs() -> bool:
+    from tunesmith.programs import launch
+
+    return isinstance(launch.subprocess, _Replaced)
+
+
+class _Replaced:
+    """The module `subprocess` with another `Popen`."""
+
+    Popen = QuickPopen
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
