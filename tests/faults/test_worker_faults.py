@@ -223,6 +223,7 @@ def test_two_workers_race_for_200_runs(make_fleet: MakeFleet, store: str | None)
     assert took_s < 300
 
 
+@pytest.mark.real_programs  # the end of its log is read, and a forked one has a deep stack
 def test_poison_runs_are_parked_and_others_go_on(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(profile={"deploy": {"when": "never"}})
     scripts = ("finish", "crash", "finish", "kill_self", "oom_exit", "finish", "raise")
@@ -360,6 +361,7 @@ def test_idle_worker_ends_on_term(make_fleet: MakeFleet) -> None:
     assert fleet.client.system.workers() == []
 
 
+@pytest.mark.real_programs  # the end of its log is read, and a forked one has a deep stack
 def test_stalled_trainer_is_ended_retried_and_parked(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(
         options={"script": "stall", "at_step": 3},

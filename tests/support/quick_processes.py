@@ -317,7 +317,12 @@ class _Warm:
             cwd="/",
         )
         listening.close()
-        atexit.register(cls.process.kill)
+        atexit.register(_end, cls.process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
 
 
 def start_quickly(
