@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-SIM_PROGRAMS = ("tunesmith.trainers.main", "tunesmith.evaluators.main")
+SIM_PROGRAMS = ("tunesmith.training.trainers.main", "tunesmith.evaluation.evaluators.main")
 _PRELOADED = (
     "alembic.command",
     "alembic.config",
@@ -44,11 +44,11 @@ _PRELOADED = (
     "uvicorn",
     "tunesmith.cli.main",
     "tunesmith.client",
-    "tunesmith.data.prepare",
-    "tunesmith.evaluators.sim",
-    "tunesmith.gateway.server",
+    "tunesmith.datasets.preparation",
+    "tunesmith.evaluation.evaluators.sim",
+    "tunesmith.serving.gateway.server",
     "tunesmith.programs.host",
-    "tunesmith.trainers.sim",
+    "tunesmith.training.trainers.sim.sim",
 )
 _MAX_REQUEST = 1 << 20
 
@@ -200,8 +200,8 @@ def _is_simulated(words: Sequence[str]) -> bool:
 def _is_simulated_evaluation(spec: Mapping[str, Any]) -> bool:
     from pydantic import ValidationError
 
-    from tunesmith.domain.spec import EvaluateSpec
-    from tunesmith.evaluators import sim
+    from tunesmith.evaluation.evaluators import sim
+    from tunesmith.runs.spec import EvaluateSpec
 
     try:
         return spec["kind"] == "evaluate" and sim.is_simulated(EvaluateSpec.model_validate_json(json.dumps(spec)))
