@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.config import HEAD, a_workspace, write_profile
-from tunesmith.core.errors import ConfigError, NotFound, UsageError, nearest
+from tunesmith.core.errors import ConfigError, NotFound, UsageError, did_you_mean
 from tunesmith.profiles.profile import Profile
 from tunesmith.profiles.resolve import check_overrides, list_profiles, resolve, resolve_settings
 from tunesmith.profiles.schema import places
@@ -372,6 +372,8 @@ def test_minus_zero_is_zero(tmp_path: Path) -> None:
 
 def test_names_that_look_alike_are_told_apart() -> None:
     composed, decomposed = "caf\u00e9", "cafe\u0301"
-    assert nearest(decomposed, [composed]) == (f"; did you mean '{composed}' (there with U+00E9, here U+0065 U+0301)?")
-    assert nearest("Dates", ["dates"]) == "; did you mean 'dates'?"
-    assert nearest("date", ["dates"]) == "; did you mean 'dates'?"
+    assert did_you_mean(decomposed, [composed]) == (
+        f"; did you mean '{composed}' (there with U+00E9, here U+0065 U+0301)?"
+    )
+    assert did_you_mean("Dates", ["dates"]) == "; did you mean 'dates'?"
+    assert did_you_mean("date", ["dates"]) == "; did you mean 'dates'?"

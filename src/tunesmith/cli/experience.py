@@ -22,7 +22,7 @@ from tunesmith.cli.output import (
 from tunesmith.cli.parser import Json, OfProfile, Profile, a_noun, open_client
 from tunesmith.cli.progress import preparing
 from tunesmith.core.errors import UsageError
-from tunesmith.core.errors import show as show_text
+from tunesmith.core.errors import quoted as show_text
 
 if TYPE_CHECKING:
     from tunesmith.client.experience_views import ExperienceDetail, ExperienceView

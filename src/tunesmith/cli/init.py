@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tunesmith.cli import output
-from tunesmith.core.errors import UsageError, show
+from tunesmith.core.errors import UsageError, quoted
 
 
 def init(
@@ -41,7 +41,7 @@ def _place(ctx: typer.Context, folder: Path | None) -> Path | None:
     """The folder that was named, as the argument or with --workspace."""
     said = ctx.find_root().obj
     if said is not None and folder is not None and Path(said) != folder:
-        raise UsageError(f"--workspace {show(said)} and {show(str(folder))} name two folders; give one of them")
+        raise UsageError(f"--workspace {quoted(said)} and {quoted(str(folder))} name two folders; give one of them")
     return folder if said is None else Path(said)
 
 

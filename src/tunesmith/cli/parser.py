@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from tunesmith.cli.output import note
-from tunesmith.core.errors import UsageError, nearest, show
+from tunesmith.core.errors import UsageError, did_you_mean, quoted
 
 if TYPE_CHECKING:
     from tunesmith.client import Client
@@ -38,7 +38,7 @@ class Nouns(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name = args[0]
         if name not in self.commands:
-            raise UsageError(f"no command {show(f'{ctx.command_path} {name}')}{nearest(name, self.commands)}")
+            raise UsageError(f"no command {quoted(f'{ctx.command_path} {name}')}{did_you_mean(name, self.commands)}")
         return name, self.commands[name], args[1:]
 
 
@@ -70,7 +70,7 @@ def usage_message(error: Exception) -> str:
     flag = getattr(error, "option_name", None)
     if flag is not None and context is not None and type(error).__name__ == "NoSuchOption":
         flags = [name for param in context.command.params for name in param.opts if name.startswith("--")]
-        return f"no option {show(flag)} for `{context.command_path}`{nearest(flag, [*flags, '--help'])}"
+        return f"no option {quoted(flag)} for `{context.command_path}`{did_you_mean(flag, [*flags, '--help'])}"
     message = " ".join(str(error.format_message()).split()) if hasattr(error, "format_message") else str(error)
     message = message[:1].lower() + message[1:].rstrip(".").replace("Value error, ", "")
     return message if context is None else f"{message}; see `{context.command_path} --help`"

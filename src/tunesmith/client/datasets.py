@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, get_args
 
 from tunesmith.client.kept_rows import KeptRows
 from tunesmith.client.views import ExportedFile
-from tunesmith.core.errors import DataError, UsageError, nearest, show
+from tunesmith.core.errors import DataError, UsageError, did_you_mean, quoted
 from tunesmith.core.files import read_manifest
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.prepare import Progress, Reading, prepare_dataset
@@ -99,7 +99,7 @@ class Datasets(KeptRows):
     ) -> CheckedProfile:
         """The profile with what is wished of its mix laid over it."""
         if kind not in get_args(WantedKind):
-            raise UsageError(f"no kind {show(kind)}{nearest(kind, get_args(WantedKind))}")
+            raise UsageError(f"no kind {quoted(kind)}{did_you_mean(kind, get_args(WantedKind))}")
         wished = {f"experience.mix.{name}": value for name, value in mixing.items() if value is not None}
         laid: Sequence[str] | Mapping[str, Any]
         if isinstance(overrides, Mapping):
@@ -154,7 +154,7 @@ class Datasets(KeptRows):
         for given, known in ((chosen, _FORMS), (split, tuple(Split))):
             if given is not None and given not in known:
                 what = "form" if known is _FORMS else "split"
-                raise UsageError(f"no {what} {show(given)}{nearest(given, map(str, known))}")
+                raise UsageError(f"no {what} {quoted(given)}{did_you_mean(given, map(str, known))}")
         splits = tuple(Split) if split is None else (Split(split),)
         folder = self._session.workspace.data_dir / dataset.path
         num_examples = export(folder, path, chosen, splits, replace=force)

@@ -21,7 +21,7 @@ from tunesmith.client.experience_views import (
 from tunesmith.client.forgetting import Forgetting
 from tunesmith.client.reviewing import Reviewing
 from tunesmith.client.views import EventView
-from tunesmith.core.errors import NotFound, UsageError, nearest, show
+from tunesmith.core.errors import NotFound, UsageError, did_you_mean, quoted
 from tunesmith.curriculum.queries import corrections
 from tunesmith.experience import capture, rate
 from tunesmith.experience.capture import Capture, Rules
@@ -125,7 +125,9 @@ class Experiences(Reviewing, Forgetting):
             raise UsageError(f"limit is {limit}; use a number from 1 to {_MAX_LISTED}")
         for name in filters:
             if name not in Filters.__annotations__:
-                raise UsageError(f"experiences are not listed by {show(name)}{nearest(name, Filters.__annotations__)}")
+                raise UsageError(
+                    f"experiences are not listed by {quoted(name)}{did_you_mean(name, Filters.__annotations__)}"
+                )
         self._session.known_profile(filters.get("profile"))
         _known("class", filters.get("class_name"), [member.value for member in ExperienceClass])
         _known("state", filters.get("state"), [member.value for member in ExperienceState])
@@ -189,11 +191,11 @@ class FeedbackNoun:
         """
         session = self._session
         if not isinstance(experience_id, str):
-            raise UsageError(f"experience_id is {show(repr(experience_id))}; give an id, or PROFILE:KEY, as a str")
+            raise UsageError(f"experience_id is {quoted(repr(experience_id))}; give an id, or PROFILE:KEY, as a str")
         try:
             rating = None if value is None else value_of(str(value))
         except ValueError as error:
-            raise UsageError(f"{show(str(value))} is no rating; {error}") from None
+            raise UsageError(f"{quoted(str(value))} is no rating; {error}") from None
         said_by = session.actor if rater is None else rater
         judgement = rate.check(Judgement(said_by, rating, comment=comment, correction=correction, key_label=key_label))
         rate.check_person(said_by)
@@ -229,11 +231,11 @@ def capture_of(messages: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) 
     known = {"key", "next_turn", "is_cut", *_CONTEXT}
     for name in about:
         if name not in known:
-            raise UsageError(f"an experience has no {show(name)}{nearest(name, known)}")
+            raise UsageError(f"an experience has no {quoted(name)}{did_you_mean(name, known)}")
     context = {"source": "api", **{name: value for name, value in about.items() if name in _CONTEXT}}
     is_cut = about.get("is_cut", False)
     if not isinstance(is_cut, bool):
-        raise UsageError(f"is_cut is {show(repr(is_cut))}; give True or False")
+        raise UsageError(f"is_cut is {quoted(repr(is_cut))}; give True or False")
     return Capture(messages, about.get("key"), about.get("next_turn"), Context(**context), is_cut=is_cut)
 
 

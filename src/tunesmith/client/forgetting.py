@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tunesmith.core.errors import NotFound, Refused, UsageError, show
+from tunesmith.core.errors import NotFound, Refused, UsageError, quoted
 from tunesmith.experience.forgetting import forget
 from tunesmith.experience.forgetting.forget import Outcome
 from tunesmith.experience.forgetting.queries import erasure_impact as contained
@@ -93,7 +93,7 @@ class Forgetting:
     def _chosen(self, tx: Tx, given: Sequence[str], profile: str | None, by: dict[str, str]) -> list[str]:
         for name in by:
             if name not in _COLUMNS:
-                raise UsageError(f"experiences are not forgotten by {show(name)}; use ids, session, source or key")
+                raise UsageError(f"experiences are not forgotten by {quoted(name)}; use ids, session, source or key")
         if isinstance(given, str) or bool(given) == bool(by) or len(by) > 1:
             raise UsageError("name experiences by a list of ids, or by one of session, source and key")
         if given:
@@ -104,7 +104,7 @@ class Forgetting:
         ((name, value),) = by.items()
         found = contained.matching(tx, profile, _COLUMNS[name], value)
         if not found:
-            raise NotFound(f"no experience of {profile} has the {name} {show(value)}; `experience list` shows them")
+            raise NotFound(f"no experience of {profile} has the {name} {quoted(value)}; `experience list` shows them")
         return found
 
     def _cancel(self, run_ids: set[str]) -> None:

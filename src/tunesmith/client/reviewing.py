@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunesmith.core.errors import UsageError, nearest, show
+from tunesmith.core.errors import UsageError, did_you_mean, quoted
 from tunesmith.experience import review
 from tunesmith.experience.policy import thresholds_of
 from tunesmith.experience.queries import assessments, experiences
@@ -60,5 +60,5 @@ class Reviewing:
 def _decision(text: str) -> ReviewDecision:
     known = [decision.value for decision in ReviewDecision]
     if text not in known:
-        raise UsageError(f"{show(text)} is no decision{nearest(text, known)}")
+        raise UsageError(f"{quoted(text)} is no decision{did_you_mean(text, known)}")
     return ReviewDecision(text)

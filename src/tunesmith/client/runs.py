@@ -23,7 +23,7 @@ from tunesmith.client.views import (
     SubmittedView,
     to_json,
 )
-from tunesmith.core.errors import TunesmithError, UsageError, nearest, show
+from tunesmith.core.errors import TunesmithError, UsageError, did_you_mean, quoted
 from tunesmith.core.files import open_plain
 from tunesmith.evaluation import queries as evaluations
 from tunesmith.experience.forgetting.queries import erasures
@@ -265,7 +265,7 @@ def _priority(text: str) -> Priority:
     try:
         return Priority(text)
     except ValueError:
-        raise UsageError(f"no priority {show(text)}{nearest(text, list(Priority))}") from None
+        raise UsageError(f"no priority {quoted(text)}{did_you_mean(text, list(Priority))}") from None
 
 
 def _priority_name(rank: int) -> str:
@@ -276,7 +276,7 @@ def _state(text: str) -> RunState:
     try:
         return RunState(text)
     except ValueError:
-        raise UsageError(f"no run state {show(text)}{nearest(text, list(RunState))}") from None
+        raise UsageError(f"no run state {quoted(text)}{did_you_mean(text, list(RunState))}") from None
 
 
 def _view(tx: Tx, run: Run, no_room: str | None) -> RunView:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tunesmith.client.inbox import InboxItem, read_inbox
-from tunesmith.core.errors import DataError, StoreCorrupt, StoreError, UsageError, nearest, show
+from tunesmith.core.errors import DataError, StoreCorrupt, StoreError, UsageError, did_you_mean, quoted
 from tunesmith.core.files import verify_folder
 from tunesmith.deployment import queries as deployments
 from tunesmith.deployment.target_conflicts import place_problems
@@ -236,5 +236,5 @@ def _damage(folder: Path, digest: str) -> str | None:
 def _kind(name: str) -> TaskKind:
     known = {kind.value: kind for kind in STAGES}
     if name not in known:
-        raise UsageError(f"no kind of task {show(name)} that a worker does{nearest(name, known)}")
+        raise UsageError(f"no kind of task {quoted(name)} that a worker does{did_you_mean(name, known)}")
     return known[name]

@@ -56,9 +56,9 @@ class NotFound(TunesmithError):
 
     @classmethod
     def named(cls, kind: str, name: str, known: Iterable[str] = (), hint: str = "") -> NotFound:
-        close = nearest(name, known)
+        close = did_you_mean(name, known)
         joint = " " if close.endswith("?") else "; "
-        return cls(f"no {kind} {show(name)}{close}{joint + hint if hint else ''}")
+        return cls(f"no {kind} {quoted(name)}{close}{joint + hint if hint else ''}")
 
 
 class ConfigError(TunesmithError):
@@ -148,14 +148,14 @@ class StoreTooNew(StoreError):
     code = "store_too_new"
 
 
-def show(name: str, limit: int = 60) -> str:
-    """A name as it may appear in an error: quoted, control characters escaped, cut."""
+def quoted(name: str, limit: int = 60) -> str:
+    """Return the name as an error may show it: quoted, control characters escaped, at most `limit` characters."""
     text = repr(name)
     return text if len(text) <= limit else f"{text[:limit]}…'"
 
 
-def _told_apart(name: str, other: str) -> str:
-    """Two names that look alike are told apart by the code points in which they differ."""
+def _differing_code_points(name: str, other: str) -> str:
+    """Return the code points in which two names that look alike differ, or nothing."""
     plain, plain_other = (unicodedata.normalize("NFKC", text).casefold() for text in (name, other))
     if (name + other).isascii() or plain != plain_other:
         return ""
@@ -164,13 +164,13 @@ def _told_apart(name: str, other: str) -> str:
     return f" (there with {wanted}, here {given})"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: the nearest known one, or the list of what there is."""
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a hint for an unknown name: the nearest known one, or the first dozen that exist."""
     names = sorted(known)
     if not names:
         return ""
     close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.6)
     if close:
-        return f"; did you mean '{close[0]}'{_told_apart(name, close[0])}?"
+        return f"; did you mean '{close[0]}'{_differing_code_points(name, close[0])}?"
     listed = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
     return f"; known: {listed}"

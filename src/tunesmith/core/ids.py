@@ -8,7 +8,7 @@ import secrets
 import time
 from itertools import count
 
-from tunesmith.core.errors import UsageError, show
+from tunesmith.core.errors import UsageError, quoted
 
 _MAX_KEY = 200
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford: no i, l, o, u to misread
@@ -75,6 +75,6 @@ def check_key(key: str | None) -> None:
     """Refuse an idempotency key that is none: empty, blank, too long, or not printable."""
     if key is not None and not (key.strip() and key.isprintable() and len(key) <= _MAX_KEY):
         raise UsageError(
-            f"the idempotency key {show(key)} must be 1 to {_MAX_KEY} printable characters, not only blanks; "
+            f"the idempotency key {quoted(key)} must be 1 to {_MAX_KEY} printable characters, not only blanks; "
             "leave it out to submit without one"
         )

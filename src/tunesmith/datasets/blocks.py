@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tunesmith.core.errors import show
+from tunesmith.core.errors import quoted
 from tunesmith.datasets.bad_row import BadRow
 from tunesmith.datasets.columns import ParsedRow, batch_from_bytes, batch_to_bytes, to_batch
 from tunesmith.datasets.example import Reason
@@ -120,7 +120,7 @@ class BlockParser:
         for _, contents, _ in found:
             for content in contents:
                 if (token := control.search(content)) is not None:
-                    problem = f"a text holds {show(token[0])}, a control token of the base model"
+                    problem = f"a text holds {quoted(token[0])}, a control token of the base model"
                     raise BadRow(Reason.CONTROL_TOKEN, "", problem, "remove it, or write it differently")
 
     def _too_long(self, num_bytes: int) -> BadRow:

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from tunesmith.core.errors import Conflict, DataError, show
+from tunesmith.core.errors import Conflict, DataError, quoted
 from tunesmith.core.files import fsync_folder
 from tunesmith.core.ids import new_token
 from tunesmith.datasets.example import TOOLS, Example, Kind, Message, Split, to_json
@@ -29,9 +29,9 @@ def export(folder: Path, target: Path, form: str, splits: Sequence[Split], *, re
     `form`: jsonl or parquet. Each example is checked against its id on the way.
     """
     if not replace and target.exists():
-        raise Conflict(f"{show(str(target), 200)} is there already; choose another name, or replace it with --force")
+        raise Conflict(f"{quoted(str(target), 200)} is there already; choose another name, or replace it with --force")
     if target.is_dir():
-        raise DataError(f"{show(str(target), 200)} is a directory; name a file in it")
+        raise DataError(f"{quoted(str(target), 200)} is a directory; name a file in it")
     examples = ((split, example) for split in splits for example in iter_examples(folder, split))
     write = _write_parquet if form == "parquet" else _write_jsonl
     try:
@@ -39,7 +39,7 @@ def export(folder: Path, target: Path, form: str, splits: Sequence[Split], *, re
             return write(draft, examples)
     except OSError as error:
         why = error.strerror or type(error).__name__
-        raise DataError(f"cannot write {show(str(target), 200)}: {why}; choose another place") from None
+        raise DataError(f"cannot write {quoted(str(target), 200)}: {why}; choose another place") from None
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tunesmith.core.errors import UsageError, show
+from tunesmith.core.errors import UsageError, quoted
 
 _MISSING = object()
 
@@ -38,7 +38,7 @@ def _condition(text: str) -> Condition:
     is_equal = not name.endswith("!")
     path = tuple(name.removesuffix("!").strip().split("."))
     if not equals or not all(path):
-        raise UsageError(f"{show(text)} is no condition; write FIELD=VALUE or FIELD!=VALUE, e.g. metadata.lang=en")
+        raise UsageError(f"{quoted(text)} is no condition; write FIELD=VALUE or FIELD!=VALUE, e.g. metadata.lang=en")
     return Condition(text, path, value.strip(), is_equal)
 
 

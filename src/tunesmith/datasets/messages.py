@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from tunesmith.core.errors import show
+from tunesmith.core.errors import quoted
 from tunesmith.core.visible_text import says_nothing
 from tunesmith.datasets.bad_row import BadRow, named
 from tunesmith.datasets.example import Reason
@@ -147,7 +147,7 @@ def _bad_role(message: dict[str, Any], last: str, field: str) -> BadRow | None:
     if role not in _ROLES:
         known = _OTHER_ROLES.get(role.strip().lower(), role.strip().lower())
         fix = f"use '{known}'" if known in _ROLES else f"use one of {', '.join(_ROLES)}"
-        return BadRow(Reason.BAD_ROLE, field, f"{show(role, 30)} is not a role", fix)
+        return BadRow(Reason.BAD_ROLE, field, f"{quoted(role, 30)} is not a role", fix)
     if role in _AFTER[last]:
         return None
     where = f"follows {_SPEAKER[last]}" if last else "begins the conversation"

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict, get_args
 
-from tunesmith.core.errors import DataError, UsageError, nearest, show
+from tunesmith.core.errors import DataError, UsageError, did_you_mean, quoted
 from tunesmith.core.files import verify_folder
 from tunesmith.core.ids import new_id
 from tunesmith.datasets import queries as datasets
@@ -116,7 +116,7 @@ def _as_read(options: PrepareOptions, reading: Reading) -> PrepareOptions:
     for what, known in (("format", get_args(Format)), ("windows", get_args(Windows))):
         given = str(reading.get(what, known[0]))
         if given not in known:
-            raise UsageError(f"no {what} {show(given)}{nearest(given, known)}")
+            raise UsageError(f"no {what} {quoted(given)}{did_you_mean(given, known)}")
     most = reading.get("max_examples")
     if most is not None and most < 1:
         raise UsageError(f"max_examples is {most}; take at least one example")

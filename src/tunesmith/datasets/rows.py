@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from tunesmith.core.errors import show
+from tunesmith.core.errors import quoted
 from tunesmith.core.visible_text import looks, says_nothing
 from tunesmith.datasets.bad_row import BadRow, named
 from tunesmith.datasets.example import Reason
@@ -240,7 +240,7 @@ def _form_of(fields: dict[str, Any]) -> tuple[str, ...]:
         close = difflib.get_close_matches(name[:60], wanted, n=1, cutoff=0.75)
         meant = close[0] if close else _OTHER_NAMES.get(name.lower(), "")
         if meant in wanted:
-            raise BadRow(Reason.MISSING_FIELD, meant, "is missing", f"rename {show(name, 30)} to '{meant}'")
+            raise BadRow(Reason.MISSING_FIELD, meant, "is missing", f"rename {quoted(name, 30)} to '{meant}'")
     if len(missing) == len(form):
         raise BadRow(Reason.MISSING_FIELD, "", "the line has no field that tunesmith reads", f"use {_FORMS}")
     raise BadRow(

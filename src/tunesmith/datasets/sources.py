@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunesmith.core.errors import DataError, show
+from tunesmith.core.errors import DataError, quoted
 from tunesmith.datasets.readers.text import LineReader
 from tunesmith.datasets.report import PrepareOptions
 
@@ -40,7 +40,7 @@ def expanded(files: Sequence[str | Path]) -> list[Path]:
             continue
         matches = sorted(name for name in glob.glob(text, recursive=True) if not Path(name).is_dir())
         if not matches:
-            raise DataError(f"no file matches {show(text, 200)}; check the pattern and the folder you are in")
+            raise DataError(f"no file matches {quoted(text, 200)}; check the pattern and the folder you are in")
         found += map(Path, matches)
     return found
 

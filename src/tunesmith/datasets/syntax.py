@@ -7,7 +7,7 @@ import math
 import re
 from typing import TYPE_CHECKING, NoReturn
 
-from tunesmith.core.errors import show
+from tunesmith.core.errors import quoted
 from tunesmith.datasets.bad_row import BadRow
 from tunesmith.datasets.example import Reason
 
@@ -59,7 +59,7 @@ def _cut_off() -> BadRow:
 
 
 def _refuse_non_finite(text: str) -> NoReturn:
-    raise BadRow(Reason.NON_FINITE, "", f"holds {show(text, 20)}, which is not a number", "replace it, or use null")
+    raise BadRow(Reason.NON_FINITE, "", f"holds {quoted(text, 20)}, which is not a number", "replace it, or use null")
 
 
 def _refuse_long_number(text: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from tunesmith.core.errors import DataError, UsageError, show
+from tunesmith.core.errors import DataError, UsageError, quoted
 from tunesmith.core.files import canonical_json, sha256_text
 from tunesmith.core.visible_text import says_nothing
 from tunesmith.datasets.bad_row import BadRow
@@ -246,5 +246,5 @@ def suspicions_in(messages: Sequence[Mapping[str, Any]], rules: Rules) -> list[s
     if rules.control_tokens:
         pattern = re.compile("|".join(map(re.escape, sorted(rules.control_tokens, key=len, reverse=True))))
         for token in sorted({match[0] for text in texts for match in pattern.finditer(text)}):
-            found[f"control_token: a text holds {show(token)}, a control token of the base model"] = None
+            found[f"control_token: a text holds {quoted(token)}, a control token of the base model"] = None
     return list(found)

@@ -21,7 +21,7 @@ from typing import Any, Unpack
 
 from tunesmith.client.experiences import About, capture_of
 from tunesmith.core.clock import utc_now
-from tunesmith.core.errors import StoreError, TunesmithError, show
+from tunesmith.core.errors import StoreError, TunesmithError, quoted
 from tunesmith.core.ids import is_name
 from tunesmith.core.logs import logger
 from tunesmith.experience import capture
@@ -123,7 +123,7 @@ class CaptureQueue:
             if self._pid != os.getpid():
                 self._start_anew()
             if not isinstance(profile, str) or not is_name(profile):
-                raise ValueError(f"{show(str(profile))} is no name of a profile")
+                raise ValueError(f"{quoted(str(profile))} is no name of a profile")
             said: dict[str, Any] = {"source": "capture", "captured_at": utc_now(), **about}
             item = (profile, [dict(message) for message in messages], said, key_label)
         except Exception as error:

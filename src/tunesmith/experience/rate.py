@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunesmith.core.errors import DataError, Refused, UsageError, show
+from tunesmith.core.errors import DataError, Refused, UsageError, quoted
 from tunesmith.core.visible_text import says_nothing
 from tunesmith.experience.queries import assessments, experiences, feedback
 from tunesmith.experience.rules.classes import RESERVED_RATERS, Judgement, aggregate, complaint_in, rater_key
@@ -25,7 +25,7 @@ def check(judgement: Judgement) -> Judgement:
         if text is None and name != "rater":
             continue
         if not isinstance(text, str):
-            raise UsageError(f"{name} is no text but {show(type(text).__name__)}; give a str, or leave it out")
+            raise UsageError(f"{name} is no text but {quoted(type(text).__name__)}; give a str, or leave it out")
         if says_nothing(text) or len(text) > limit:
             raise UsageError(
                 f"{name} is empty, shows nothing, or is longer than {limit} characters; mend it, or leave it out"
@@ -46,7 +46,9 @@ def check_person(rater: str) -> None:
     if not key:
         raise UsageError("rater is empty, or nothing of it can be seen; give a name, or leave it out")
     if key in RESERVED_RATERS:
-        raise UsageError(f"the rater {show(rater)} is reserved for what no person says; give another name as the rater")
+        raise UsageError(
+            f"the rater {quoted(rater)} is reserved for what no person says; give another name as the rater"
+        )
 
 
 def refuse_suspect(suspicions: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from tunesmith.core.errors import Refused, UsageError, nearest, show
+from tunesmith.core.errors import Refused, UsageError, did_you_mean, quoted
 from tunesmith.core.visible_text import says_nothing
 from tunesmith.datasets.screens.excerpts import _EXCERPT, escaped, safe_text
 from tunesmith.experience.queries import assessments, experiences, reviews
@@ -128,7 +128,7 @@ def ids_with(database: Database, profile: str | None, reason: str, decision: Rev
     """Everything that waits for this reason. Only what nothing else speaks against is accepted in one go."""
     known = (REJECTED_RUNS, *(screen.value for screen in Screen))
     if reason not in known:
-        raise UsageError(f"nothing waits because of {show(reason)}{nearest(reason, known)}")
+        raise UsageError(f"nothing waits because of {quoted(reason)}{did_you_mean(reason, known)}")
     found: list[str] = []
     with database.read() as tx:
         for name in reviews.profiles_known(tx) if profile is None else [profile]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tunesmith.core.errors import ConfigError, show
+from tunesmith.core.errors import ConfigError, quoted
 from tunesmith.core.files import canonical_json, sha256_text
 from tunesmith.profiles.rules.lock import ArchitectureLock
 
@@ -107,7 +107,7 @@ def read_tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for name in names:
         if len(PurePosixPath(name).parts) != 1 or name in ("..", "."):
-            raise ConfigError(f"{index}: names the file {show(name)} outside its folder")
+            raise ConfigError(f"{index}: names the file {quoted(name)} outside its folder")
         shapes.update(_read_header(folder / name))
     return shapes
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from tunesmith.core.errors import ConfigError, LockedError, TunesmithError, nearest, show
+from tunesmith.core.errors import ConfigError, LockedError, TunesmithError, did_you_mean, quoted
 from tunesmith.datasets.screens.detectors import check_installed
 from tunesmith.profiles.architecture import adaptable_modules, read_architecture, read_tensor_shapes
 from tunesmith.profiles.base_model import known_digest
@@ -113,7 +113,7 @@ def check_profile(
     _check_trainer(profile, trainer, found)
     for target in profile.targets:
         if target.kind not in target_kinds:
-            found.add(f"targets: no kind of target {show(target.kind)}{nearest(target.kind, target_kinds)}")
+            found.add(f"targets: no kind of target {quoted(target.kind)}{did_you_mean(target.kind, target_kinds)}")
     for name in profile.data.detectors:
         found.attempt(partial(check_installed, name))
     for violation in limit_violations(profile.recipe, profile.targets):
@@ -170,9 +170,9 @@ def _check_best(profile: Profile, trainer: TrainerFacts, found: _Findings) -> No
     if profile.recipe.method is Method.SFT:
         measures -= {_REWARD_ACCURACY}
     if measures and policy.best_metric not in measures:
-        close = nearest(policy.best_metric, measures)
+        close = did_you_mean(policy.best_metric, measures)
         found.add(
-            f"validation.best_metric: trainer {trainer.name} does not measure {show(policy.best_metric)} "
+            f"validation.best_metric: trainer {trainer.name} does not measure {quoted(policy.best_metric)} "
             f"for recipe.method {profile.recipe.method}{close}"
         )
     better = _BETTER.get(policy.best_metric, policy.best_direction)
@@ -208,4 +208,6 @@ def _check_target_modules(profile: Profile, folder: Path, found: _Findings) -> N
     endings = {module.rpartition(".")[2] for module in modules}
     for name in wanted:
         if not any(module == name or module.endswith(f".{name}") for module in modules):
-            found.add(f"recipe.target_modules: {show(name)} matches no module of the base{nearest(name, endings)}")
+            found.add(
+                f"recipe.target_modules: {quoted(name)} matches no module of the base{did_you_mean(name, endings)}"
+            )

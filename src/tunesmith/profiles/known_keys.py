@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-from tunesmith.core.errors import nearest
+from tunesmith.core.errors import did_you_mean
 
 ALIASES = {
     "learning_rate": "recipe.lr",
@@ -89,7 +89,7 @@ def unknown_key(prefix: Sequence[str], key: str, siblings: Iterable[str], all_ke
         or _closest(name, elsewhere, cutoff=0.75)
     )
     if meant is None:
-        return f"unknown key{nearest(name, names)}"
+        return f"unknown key{did_you_mean(name, names)}"
     return f"unknown key; did you mean '{meant.rpartition('.')[2] if _parent(meant) == parent else meant}'?"
 
 

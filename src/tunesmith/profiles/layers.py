@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tunesmith.core.errors import ConfigError, UsageError, show
+from tunesmith.core.errors import ConfigError, UsageError, quoted
 from tunesmith.profiles.schema import Names, Place, Problem, UnknownKey, defaults, find, flatten
 from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.value_checks import check_value, coerce_text, parsed_or_text
@@ -102,7 +102,7 @@ class Problems:
 def dotted(path: KeyPath) -> str:
     """A key path as people write it; what may be strange in a key is escaped and cut."""
     text = ".".join(map(str, path))
-    return text if text and text.isprintable() and len(text) <= 120 else show(text, 120)
+    return text if text and text.isprintable() and len(text) <= 120 else quoted(text, 120)
 
 
 def put(entries: Entries, path: Names, entry: Entry) -> None:
@@ -157,7 +157,7 @@ def environment_layer(environ: Mapping[str, str], problems: Problems) -> Entries
     for name in sorted(environ):
         if name.startswith(ENVIRONMENT_PREFIX):
             path = tuple(name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__"))
-            origin = Origin(Layer.ENVIRONMENT, f"{_BY_ENVIRONMENT} {name if name.isprintable() else show(name)}")
+            origin = Origin(Layer.ENVIRONMENT, f"{_BY_ENVIRONMENT} {name if name.isprintable() else quoted(name)}")
             _put_text(entries, path, environ[name], origin, problems)
         elif name.upper().startswith("TUNESMITH_") and name not in PLAIN_VARIABLES:
             _tell_misspelt(name, problems)
@@ -184,7 +184,7 @@ def override_layer(overrides: Sequence[str] | Mapping[str, Any], problems: Probl
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise UsageError(f"{SET_FLAG} {show(text)}: write it as key=value, e.g. {SET_FLAG} recipe.lr=2e-4")
+            raise UsageError(f"{SET_FLAG} {quoted(text)}: write it as key=value, e.g. {SET_FLAG} recipe.lr=2e-4")
         _put_text(entries, tuple(key.strip().split(".")), value, Origin(layer, SET_FLAG), problems)
     return entries
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from tunesmith.core.errors import ConfigError, NotFound, show
+from tunesmith.core.errors import ConfigError, NotFound, quoted
 from tunesmith.core.files import canonical_json, sha256_text
 from tunesmith.core.ids import is_name
 from tunesmith.core.section import Section
@@ -106,7 +106,7 @@ def _resolve(
     entries = lay_over(default_layer(), document_layer(Layer.PROFILE, document, problems))
     named = document.tree.get("name")
     if isinstance(named, str) and named != profile_name:
-        reason = f"is {show(named)}, but the file is {profile_name}.yaml; make them equal"
+        reason = f"is {quoted(named)}, but the file is {profile_name}.yaml; make them equal"
         problems.add(document.where(("name",)), Problem(("name",), reason))
     entries = lay_over(entries, mapping_layer(Layer.CAMPAIGN, "campaign", campaign_overrides or {}, problems))
     entries = _lay_workspace_over(entries, workspace, environ, problems)

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from tunesmith.core.errors import nearest, show
+from tunesmith.core.errors import did_you_mean, quoted
 from tunesmith.core.section import Section
 from tunesmith.profiles.known_keys import REFUSED, unknown_key
 from tunesmith.profiles.schema import Place, Problem, is_free, places
@@ -29,7 +29,7 @@ def check_value(place: Place, value: Any) -> list[Problem]:
     # With a dot in a name, the dotted key would mean something else when it is read again.
     odd = [part for part in place.rest if not part or "." in part] if is_free(place.info) else []
     if odd:
-        return [Problem(place.path, f"the name {show(odd[0])} is empty or holds a dot; use another one")]
+        return [Problem(place.path, f"the name {quoted(odd[0])} is empty or holds a dot; use another one")]
     for part in reversed(place.rest):
         value = {part: value}
     try:
@@ -165,18 +165,18 @@ def _refusal(spot: _Spot) -> str:
 def _refusal_of_text(value: str, kind: Any, wanted: str) -> str:
     kinds = _kinds(kind)
     if bool in kinds:
-        return f"{show(value)} is text; write true or false, without quotes"
+        return f"{quoted(value)} is text; write true or false, without quotes"
     if kinds & {float, int} and isinstance(parsed_or_text(value), int | float):
-        return f"{show(value)} is text; write the number without quotes"
-    close = nearest(value, _names(kind)).partition("; known")[0]  # the known ones are listed already
-    return f"{show(value)} is not {wanted}{close}"
+        return f"{quoted(value)} is text; write the number without quotes"
+    close = did_you_mean(value, _names(kind)).partition("; known")[0]  # the known ones are listed already
+    return f"{quoted(value)} is not {wanted}{close}"
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, list | tuple):
-        return "the list " + show(json.dumps(value, ensure_ascii=False))[1:-1]
+        return "the list " + quoted(json.dumps(value, ensure_ascii=False))[1:-1]
     if isinstance(value, bool):
         return str(value).lower()
     return str(value)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunesmith.core.disk import shortage
-from tunesmith.core.errors import ConfigError, NotFound, Refused, UsageError, show
+from tunesmith.core.errors import ConfigError, NotFound, Refused, UsageError, quoted
 from tunesmith.core.files import write_atomic
 from tunesmith.profiles.sample import sample_profile, sample_project
 
@@ -80,7 +80,7 @@ class Workspace:
         try:
             return (self.root / path.expanduser()).resolve()
         except (OSError, RuntimeError):
-            raise ConfigError(f"the path {show(text)} cannot be followed") from None
+            raise ConfigError(f"the path {quoted(text)} cannot be followed") from None
 
 
 def is_workspace(folder: Path) -> bool:
@@ -102,9 +102,9 @@ def find_workspace(
     """--workspace, else TUNESMITH_WORKSPACE, else the nearest folder from `start` upwards that is one."""
     named = (os.environ if environ is None else environ).get(ENVIRONMENT_VARIABLE)
     if explicit is not None:
-        return _named_workspace(explicit, f"--workspace {show(str(explicit))}")
+        return _named_workspace(explicit, f"--workspace {quoted(str(explicit))}")
     if named:
-        return _named_workspace(Path(named), f"{ENVIRONMENT_VARIABLE}={show(named)}")
+        return _named_workspace(Path(named), f"{ENVIRONMENT_VARIABLE}={quoted(named)}")
     here = (start or Path.cwd()).resolve()
     for folder in (here, *here.parents):
         if (folder / PROJECT_FILE).is_file():
@@ -154,4 +154,4 @@ def _write_new(path: Path, text: str) -> None:
 
 def _check_text(text: str) -> None:
     if not text or len(text) > _MAX_PATH or "\x00" in text:
-        raise UsageError(f"{show(text)} cannot be a path: it is empty, too long, or holds a NUL character")
+        raise UsageError(f"{quoted(text)} cannot be a path: it is empty, too long, or holds a NUL character")

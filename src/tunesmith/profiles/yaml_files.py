@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from tunesmith.core.errors import ConfigError, show
+from tunesmith.core.errors import ConfigError, quoted
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 10_000
@@ -141,7 +141,7 @@ class _Builder:
         before = self.num_nodes
         self._count(1, line)
         if event.tag is not None:
-            raise _Refused(line, f"the tag {show(event.tag)} is not allowed; write plain values only")
+            raise _Refused(line, f"the tag {quoted(event.tag)} is not allowed; write plain values only")
         if len(path) > MAX_DEPTH:
             raise _Refused(line, f"nested deeper than {MAX_DEPTH} levels")
         value: Any
@@ -158,7 +158,7 @@ class _Builder:
     def _alias(self, event: Any) -> Any:
         known = self.anchors.get(event.anchor)
         if known is None:
-            raise _Refused(_line(event), f"the alias {show('*' + event.anchor)} stands for nothing written before it")
+            raise _Refused(_line(event), f"the alias {quoted('*' + event.anchor)} stands for nothing written before it")
         value, weight = known
         self._count(weight, _line(event))
         return value
@@ -216,7 +216,7 @@ def _scalar(event: Any) -> Any:
 
 def _check_length(event: Any, limit: int) -> None:
     if len(event.value) > limit:
-        raise _Refused(_line(event), f"the number {show(event.value, 24)} has more than {limit} characters")
+        raise _Refused(_line(event), f"the number {quoted(event.value, 24)} has more than {limit} characters")
 
 
 def _line(event: Any) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tunesmith.core.errors import DataError, show
+from tunesmith.core.errors import DataError, quoted
 
 CONFIG = "adapter_config.json"
 MAX_RANK = 4096
@@ -64,7 +64,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise DataError(f"{CONFIG} does not describe a LoRA adapter")
     for key, value in raw.items():
         if key not in _USED and key not in _WITHOUT_EFFECT and value:
-            raise DataError(f"{CONFIG} uses {show(key)}, which tunesmith does not load")
+            raise DataError(f"{CONFIG} uses {quoted(key)}, which tunesmith does not load")
     settings = {key: value for key, value in raw.items() if key in _USED}
     problem = _problem(settings)
     if problem is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tunesmith.core.errors import NotFound, show
+from tunesmith.core.errors import NotFound, quoted
 from tunesmith.core.ids import is_name
 
 BASE = "base"
@@ -37,4 +37,4 @@ def parse_model(text: str) -> ModelName:
         is_number = digits.isascii() and digits.isdecimal() and not digits.startswith("0")
         if rest.startswith("v") and is_number and len(digits) <= _MAX_DIGITS:
             return ModelName(profile, int(digits))
-    raise NotFound(f"no model {show(text)}; ask for PROFILE, PROFILE@v7 or PROFILE@{BASE}")
+    raise NotFound(f"no model {quoted(text)}; ask for PROFILE, PROFILE@v7 or PROFILE@{BASE}")

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tunesmith.core.errors import nearest, show
+from tunesmith.core.errors import did_you_mean, quoted
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -51,7 +51,7 @@ def schema_problem(schema: Any, path: str = "") -> str | None:
         if key in _NOTES:
             continue
         if key not in _CHECKED:
-            return f"{where}keyword {show(str(key))} is not checked here{nearest(str(key), _CHECKED)}"
+            return f"{where}keyword {quoted(str(key))} is not checked here{did_you_mean(str(key), _CHECKED)}"
         if not _is_well_formed(key, value):
             return f"{where}{key} has a value that makes no sense there"
     below = [*dict(schema.get("properties", {})).items()]
@@ -163,7 +163,7 @@ def _violation_inside(value: Any, schema: Mapping[str, Any], path: str, depth: i
     if schema.get("additionalProperties", True) is False:
         for name in value:
             if name not in properties:
-                return f"{path + '.' if path else ''}{show(str(name), 40)} is not among the properties"
+                return f"{path + '.' if path else ''}{quoted(str(name), 40)} is not among the properties"
     for name, inner_schema in properties.items():
         if name in value:
             problem = _violation(value[name], inner_schema, f"{path + '.' if path else ''}{name}", depth + 1)

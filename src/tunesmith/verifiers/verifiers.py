@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from tunesmith.core.errors import nearest, show
+from tunesmith.core.errors import did_you_mean, quoted
 from tunesmith.core.section import Section, Share
 from tunesmith.verifiers.entities import entities_of, missing_from
 from tunesmith.verifiers.json_schema import schema_problem, violation
@@ -117,7 +117,7 @@ class EchoSettings(Section):
 def _template_echo(interaction: Interaction, settings: EchoSettings) -> Finding:
     left = _PLACEHOLDER.search(interaction.answer)
     if left is not None and left[0] not in interaction.question:
-        return Finding(0.0, flagged=True, reason=f"the answer holds the placeholder {show(left[0], 40)}")
+        return Finding(0.0, flagged=True, reason=f"the answer holds the placeholder {quoted(left[0], 40)}")
     answer = _words(interaction.answer)
     if len(answer) > 2 and answer == _words(interaction.question):
         return Finding(0.0, flagged=True, reason="the answer repeats the question")
@@ -230,7 +230,7 @@ class LanguageSettings(Section):
     @classmethod
     def _known(cls, value: str) -> str:
         if value not in ("same", *KNOWN):
-            raise ValueError(f"no language {show(value)}{nearest(value, ('same', *KNOWN))}")
+            raise ValueError(f"no language {quoted(value)}{did_you_mean(value, ('same', *KNOWN))}")
         return value
 
 
@@ -266,7 +266,7 @@ def settings_of(name: str, said: Mapping[str, Any]) -> Section:
     """The settings of one verifier; raises ValueError with what is wrong: an unknown name, or an unknown setting."""
     verifier = VERIFIERS.get(name)
     if verifier is None:
-        raise ValueError(f"no verifier {show(name)}{nearest(name, VERIFIERS)}")
+        raise ValueError(f"no verifier {quoted(name)}{did_you_mean(name, VERIFIERS)}")
     try:
         return verifier.settings.model_validate(dict(said), strict=True)
     except ValidationError as error:
@@ -274,7 +274,7 @@ def settings_of(name: str, said: Mapping[str, Any]) -> Section:
         key = ".".join(str(part) for part in first["loc"])
         known = tuple(info.alias or field for field, info in verifier.settings.model_fields.items())
         if first["type"] == "extra_forbidden":
-            raise ValueError(f"{name} has no setting {show(key)}{nearest(key, known)}") from None
+            raise ValueError(f"{name} has no setting {quoted(key)}{did_you_mean(key, known)}") from None
         problem = first["msg"].removeprefix("Value error, ")
         raise ValueError(f"{key + ': ' if key else ''}{problem[:1].lower()}{problem[1:]}") from None
 
@@ -289,5 +289,5 @@ def _words(text: str) -> list[str]:
 
 
 def _some(entities: tuple[str, ...]) -> str:
-    shown = ", ".join(show(entity, 40) for entity in entities[:_NUM_SHOWN])
+    shown = ", ".join(quoted(entity, 40) for entity in entities[:_NUM_SHOWN])
     return f"{shown} and {len(entities) - _NUM_SHOWN} more" if len(entities) > _NUM_SHOWN else shown

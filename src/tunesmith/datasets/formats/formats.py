@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from tunesmith.core.errors import show
+from tunesmith.core.errors import quoted
 from tunesmith.datasets.bad_row import BadRow, named
 from tunesmith.datasets.example import Reason
 
@@ -139,7 +139,7 @@ def _shared_message(message: Any, where: str) -> Raw:
     if who == _CALL:
         return {**rest, "role": "assistant", "tool_calls": _calls(said, f"{where}.{text}")}
     if type(who) is not str or who.strip().lower() not in _SPEAKERS:
-        what = show(who, 30) if type(who) is str else named(who)
+        what = quoted(who, 30) if type(who) is str else named(who)
         fix = "use human, gpt, system, function_call or observation"
         raise BadRow(Reason.BAD_ROLE, f"{where}.{speaker}", f"{what} is not a speaker", fix)
     if type(said) is not str and not rest.get("tool_calls"):

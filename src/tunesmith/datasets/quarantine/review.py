@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunesmith.core.errors import Conflict, DataError, NotFound, UsageError, show
+from tunesmith.core.errors import Conflict, DataError, NotFound, UsageError, quoted
 from tunesmith.core.files import fsync_folder, read_manifest
 from tunesmith.core.ids import new_token
 from tunesmith.datasets.example import Example, Message, codes_of, num_prompt_of, to_json, unpack
@@ -101,7 +101,7 @@ def release(folder: Path, numbers: Sequence[int], target: Path, screens: Sequenc
     from tunesmith.datasets.export import openai_row
 
     if target.exists():
-        raise Conflict(f"{show(str(target), 200)} is there already; choose another name")
+        raise Conflict(f"{quoted(str(target), 200)} is there already; choose another name")
     wanted, written, stopped_by, places = set(numbers), [], set(), []
     for place, (number, row) in _placed(_read(folder)):
         if number in wanted:
@@ -114,7 +114,7 @@ def release(folder: Path, numbers: Sequence[int], target: Path, screens: Sequenc
     try:
         _write_privately(target, "".join(written))
     except OSError as error:
-        raise DataError(f"cannot write {show(str(target), 200)}: {error.strerror}; choose another place") from None
+        raise DataError(f"cannot write {quoted(str(target), 200)}: {error.strerror}; choose another place") from None
     left = tuple(name for name in screens if name not in stopped_by)
     return Released(target, len(written), left, tuple(places))
 

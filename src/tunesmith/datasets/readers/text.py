@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tunesmith.core.errors import DataError, show
+from tunesmith.core.errors import DataError, quoted
 from tunesmith.datasets.readers.decompress import codec_of, unpacked
 from tunesmith.datasets.readers.foreign_files import refuse_foreign
 from tunesmith.datasets.readers.json_arrays import ArrayItems, array_start, item_groups
@@ -167,18 +167,18 @@ def _open_regular(path: Path) -> tuple[int, os.stat_result]:
     if any(
         "\ud800" <= character <= "\udfff" for character in str(path)
     ):  # its name is written into manifests and the store
-        raise DataError(f"the name of the file {show(str(path), 200)} is not valid UTF-8; rename the file")
+        raise DataError(f"the name of the file {quoted(str(path), 200)} is not valid UTF-8; rename the file")
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise DataError(f"no file {show(str(path), 200)}; check the path") from None
+        raise DataError(f"no file {quoted(str(path), 200)}; check the path") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "not a path"
-        raise DataError(f"cannot open {show(str(path), 200)}: {why}; check the path and its permissions") from None
+        raise DataError(f"cannot open {quoted(str(path), 200)}: {why}; check the path and its permissions") from None
     found = os.fstat(handle)
     if stat.S_ISREG(found.st_mode):
         return handle, found
     os.close(handle)
     kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
     what = kinds.get(stat.S_IFMT(found.st_mode), "not a regular file")
-    raise DataError(f"{show(str(path), 200)} is {what}; give the path of a JSONL file")
+    raise DataError(f"{quoted(str(path), 200)} is {what}; give the path of a JSONL file")

@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from tunesmith.core.errors import ConfigError, nearest, show
+from tunesmith.core.errors import ConfigError, did_you_mean, quoted
 from tunesmith.datasets.screens.finding import Hit
 
 GROUP = "tunesmith.detectors"
@@ -37,7 +37,7 @@ def check_installed(name: str) -> None:
     installed = _installed()
     if name not in installed:
         known = sorted({*_OURS, *installed})
-        raise ConfigError(f"data.detectors: no detector {show(name)}{nearest(name, known)}")
+        raise ConfigError(f"data.detectors: no detector {quoted(name)}{did_you_mean(name, known)}")
 
 
 @cache

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunesmith.core.errors import DataError, MissingExtra, show
+from tunesmith.core.errors import DataError, MissingExtra, quoted
 from tunesmith.deployment.targets.adapter_files import WEIGHTS, read_config
 from tunesmith.programs.weights import Tensor, read_header
 
@@ -76,7 +76,7 @@ def base_of(
         raise DataError("the base does not tell its architecture, layers and heads") from None
     if architecture not in KNOWN:
         raise DataError(
-            f"adapters of the architecture {show(str(architecture))} cannot be converted to GGUF yet; "
+            f"adapters of the architecture {quoted(str(architecture))} cannot be converted to GGUF yet; "
             f"known: {', '.join(sorted(KNOWN))}"
         )
     return GgufBase(str(architecture), num_layers, num_heads, num_kv_heads, file_type, shapes)
@@ -92,7 +92,7 @@ def convert(folder: Path, base: GgufBase, target: Path) -> None:
     if config.get("alpha_pattern"):
         raise DataError(f"{folder.name}: GGUF holds one alpha, and alpha_pattern gives several")
     if not isinstance(alpha, int | float) or alpha <= 0:
-        raise DataError(f"{folder.name}: lora_alpha {show(str(alpha))} is no positive number")
+        raise DataError(f"{folder.name}: lora_alpha {quoted(str(alpha))} is no positive number")
     tensors = list(_tensors(folder, base))
     _check_shapes(tensors, base)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def _tensors(folder: Path, base: GgufBase) -> Iterator[tuple[str, Any]]:
             module, half = _split(folder, tensor.name)
             name = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
             if name is None:
-                raise DataError(f"{folder.name}: {show(module)} has no name in GGUF for {base.architecture}")
+                raise DataError(f"{folder.name}: {quoted(module)} has no name in GGUF for {base.architecture}")
             source.seek(tensor.begin)
             values = _values(folder, tensor, source.read(tensor.end - tensor.begin))
             if half == "lora_b" and base.architecture in ROTATED and module.endswith((_QUERY, _KEY)):
@@ -148,7 +148,7 @@ def _split(folder: Path, name: str) -> tuple[str, str]:
     for ending, half in ((".lora_A.weight", "lora_a"), (".lora_B.weight", "lora_b")):
         if name.endswith(ending) and name.startswith(_PREFIX):
             return name.removeprefix(_PREFIX).removesuffix(ending), half
-    raise DataError(f"{folder.name}: {show(name, 120)} is no A or B of LoRA; GGUF holds nothing else")
+    raise DataError(f"{folder.name}: {quoted(name, 120)} is no A or B of LoRA; GGUF holds nothing else")
 
 
 def _values(folder: Path, tensor: Tensor, raw: bytes) -> Any:
@@ -159,7 +159,7 @@ def _values(folder: Path, tensor: Tensor, raw: bytes) -> Any:
         return widened.view(np.float32).reshape(tensor.shape)
     kinds = {"F32": np.float32, "F16": np.float16}
     if tensor.dtype not in kinds:
-        raise DataError(f"{folder.name}: {show(tensor.name)} holds {tensor.dtype}; GGUF takes F32, F16 and BF16")
+        raise DataError(f"{folder.name}: {quoted(tensor.name)} holds {tensor.dtype}; GGUF takes F32, F16 and BF16")
     return np.frombuffer(raw, dtype=kinds[tensor.dtype]).reshape(tensor.shape)
 
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from tunesmith.core.errors import ConfigError, nearest, show
+from tunesmith.core.errors import ConfigError, did_you_mean, quoted
 from tunesmith.core.section import Section
 from tunesmith.profiles.rules.target_limits import option_problem
 
@@ -67,8 +67,8 @@ def read_options(model: type[OptionsT], kind: str, options: dict[str, Any]) -> O
         raise ConfigError(f"targets: {problem}")
     unknown = sorted(set(options) - set(model.model_fields))
     if unknown:
-        hint = nearest(unknown[0], model.model_fields)
-        raise ConfigError(f"targets: kind {kind} has no option {show(unknown[0])}{hint}")
+        hint = did_you_mean(unknown[0], model.model_fields)
+        raise ConfigError(f"targets: kind {kind} has no option {quoted(unknown[0])}{hint}")
     try:
         return model.model_validate(options)
     except ValidationError as error:

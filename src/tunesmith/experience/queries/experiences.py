@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tunesmith.core.errors import Conflict, NotFound, Refused, show
+from tunesmith.core.errors import Conflict, NotFound, Refused, quoted
 from tunesmith.core.ids import next_id
 from tunesmith.experience.forgetting.rules import tombstone_key
 from tunesmith.experience.queries import assessments
@@ -334,7 +334,7 @@ def find(tx: Tx, text: str) -> Experience:
         return get(tx, forgotten)
     if row is None:
         raise NotFound(
-            f"profile {show(profile)} has no experience with the key {show(key)}; what was just captured is there "
+            f"profile {quoted(profile)} has no experience with the key {quoted(key)}; what was just captured is there "
             "after `client.capture.flush()`, and `tunesmith experience list` shows what is"
         )
     return _experience(row)

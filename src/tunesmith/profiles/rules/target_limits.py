@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tunesmith.core.errors import nearest, show
+from tunesmith.core.errors import did_you_mean, quoted
 from tunesmith.profiles.profile import Recipe, Target
 
 FOR = "for"
@@ -114,14 +114,14 @@ def option_problem(kind: str, options: Mapping[str, Any]) -> str | None:
     """What is wrong with the options that say who serves, or None; begins with the option's name."""
     served = options.get(FOR)
     if kind == "directory" and served is not None and served not in _SERVERS:
-        return f"{FOR}: no kind of server {show(str(served))}{nearest(str(served), _SERVERS)}"
+        return f"{FOR}: no kind of server {quoted(str(served))}{did_you_mean(str(served), _SERVERS)}"
     rank = options.get(MAX_RANK)
     if rank is None:
         return None
     if _limits(kind, options).default_rank is None:
         return f"{MAX_RANK}: only a target for vllm has it; remove it"
     if type(rank) is not int or rank not in VLLM_RANKS:
-        return f"{MAX_RANK}: {show(str(rank))} is not one of {', '.join(map(str, VLLM_RANKS))}, all that vLLM takes"
+        return f"{MAX_RANK}: {quoted(str(rank))} is not one of {', '.join(map(str, VLLM_RANKS))}, all that vLLM takes"
     return None
 
 

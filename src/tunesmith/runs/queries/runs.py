@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from tunesmith.core.errors import Conflict, NotFound, Refused, show
+from tunesmith.core.errors import Conflict, NotFound, Refused, quoted
 from tunesmith.runs.queries.leases import Lease, holds, nobody_holds, nothing_open
 from tunesmith.runs.rules.run import RUN, RunState
 from tunesmith.runs.spec import RunSpec
@@ -89,7 +89,7 @@ def by_key(tx: Tx, idempotency_key: str, body_hash: str) -> Run | None:
     if row is None:
         return None
     if row["body_hash"] != body_hash:
-        raise Conflict(f"the idempotency key {show(idempotency_key)} belongs to another request ({row['id']})")
+        raise Conflict(f"the idempotency key {quoted(idempotency_key)} belongs to another request ({row['id']})")
     return _run(row)
 
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
-from tunesmith.core.errors import TunesmithError, show
+from tunesmith.core.errors import TunesmithError, quoted
 from tunesmith.core.ids import new_request_id
 from tunesmith.core.logs import logger
 from tunesmith.serving.gateway.api_errors import BAD_HTTP, ApiError, error_body, headers_of, status_of
@@ -149,7 +149,7 @@ class Guard:
     def _check_host(self, scope: Message) -> None:
         names = [value for name, value in scope["headers"] if name == b"host"]
         if len(names) != 1 or host_name(names[0].decode("latin-1")) not in self._hosts:
-            shown = show(names[0].decode("latin-1")) if names else "no Host at all"
+            shown = quoted(names[0].decode("latin-1")) if names else "no Host at all"
             message = f"this server is not asked as {shown}; add the name to serve.allowed_hosts if it should be"
             raise ApiError(403, message, code="host_not_allowed")
 
@@ -162,7 +162,7 @@ class Guard:
         if origin is None:
             return []
         if origin.decode("latin-1").rstrip("/").lower() not in self._origins:
-            message = f"web pages of {show(origin.decode('latin-1'))} may not ask; see serve.allowed_origins"
+            message = f"web pages of {quoted(origin.decode('latin-1'))} may not ask; see serve.allowed_origins"
             raise ApiError(403, message, code="origin_not_allowed")
         vary = b"Origin, Access-Control-Request-Headers"
         allowed = [(b"access-control-allow-origin", origin), (b"vary", vary)]
@@ -182,7 +182,7 @@ class Guard:
         needed = self._scope_of(scope)
         if not caller.may(needed):
             whose = "the server's own token" if needed is Scope.CONTROL else "another key"
-            message = f"{scope['method']} {show(scope['path'])} needs the scope {needed}; use {whose}"
+            message = f"{scope['method']} {quoted(scope['path'])} needs the scope {needed}; use {whose}"
             raise ApiError(403, message, code="scope_missing")
 
     def _scope_of(self, scope: Message) -> Scope:
@@ -243,7 +243,7 @@ def _check_query(scope: Message) -> None:
     if scope["method"] == "POST" and scope["query_string"]:
         name = scope["query_string"].decode("latin-1").partition("=")[0][:60]
         raise ApiError(
-            400, f"{show(scope['path'])} takes no parameter {show(name)}", code="unknown_parameter", param=name
+            400, f"{quoted(scope['path'])} takes no parameter {quoted(name)}", code="unknown_parameter", param=name
         )
 
 

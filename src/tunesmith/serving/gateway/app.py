@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tunesmith.core.errors import TunesmithError, show
+from tunesmith.core.errors import TunesmithError, quoted
 from tunesmith.profiles.settings import ServeSettings
 from tunesmith.serving.gateway import chat, control, feedback, models
 from tunesmith.serving.gateway.access import CallerFinder, Guard, error_response
@@ -66,7 +66,7 @@ async def _nothing_here(request: Request, error: Exception) -> Response:
     """The router's own refusals (no such path, no such method) in our shape."""
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "refused")
-    message = f"{error.detail}: {request.method} {show(request.url.path)}"
+    message = f"{error.detail}: {request.method} {quoted(request.url.path)}"
     return await error_response(request, ApiError(error.status_code, message, code=code))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from tunesmith.core.errors import show
+from tunesmith.core.errors import quoted
 from tunesmith.serving.gateway.api_errors import ApiError
 
 Receive = Callable[[], Awaitable[Any]]
@@ -27,7 +27,7 @@ async def read_json(headers: Mapping[str, str], receive: Receive, max_bytes: int
     """The object in a body; raises ApiError with what is wrong with it."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        said = f"is {show(kind)}" if kind else "is missing"
+        said = f"is {quoted(kind)}" if kind else "is missing"
         raise ApiError(415, f"the Content-Type {said}; send application/json", code="unsupported_media_type")
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "compressed bodies are not read; send it as it is", code="unsupported_media_type")
@@ -91,7 +91,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {show(twice)} stands there twice")
+        raise ValueError(f"the key {quoted(twice)} stands there twice")
     return made
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from tunesmith.client.experience_views import RatedView
 from tunesmith.client.experiences import FeedbackNoun
-from tunesmith.core.errors import NotFound, StoreError, nearest, show
+from tunesmith.core.errors import NotFound, StoreError, did_you_mean, quoted
 from tunesmith.serving.gateway.access import caller_of
 from tunesmith.serving.gateway.answers import choice_key
 from tunesmith.serving.gateway.api_errors import ApiError, wrong
@@ -64,7 +64,7 @@ async def _stored(gateway: Gateway, body: dict[str, Any], caller: Caller) -> Res
 def _checked(said: dict[str, Any]) -> dict[str, Any]:
     for name in said:
         if name not in _FIELDS:
-            message = f"unknown parameter {show(name)}{nearest(name, _FIELDS)}"
+            message = f"unknown parameter {quoted(name)}{did_you_mean(name, _FIELDS)}"
             raise ApiError(400, message, code="unknown_parameter", param=name[:100])
     for name in ("response_id", "comment", "correction", "rater"):
         if name in said and not isinstance(said[name], str):
@@ -89,20 +89,20 @@ def _rate(gateway: Gateway, said: dict[str, Any], caller: Caller) -> RatedView:
     is_written = gateway.captures.is_being_written(said["response_id"], caller)  # asked first: it may end meanwhile
     name = _find(gateway, key, caller)
     if name is None and is_written:
-        message = f"the answer {show(key)} is still being written; send the feedback again when it has ended"
+        message = f"the answer {quoted(key)} is still being written; send the feedback again when it has ended"
         raise ApiError(503, message, code="not_kept_yet", retry_after_s=_AGAIN_S)
     if name is None and gateway.captures.knows(key, caller):
         gateway.captures.flush(_FRESH_S)
         waits = gateway.captures.waits(key)  # asked before looking: what is settled by now is there, or never will be
         name = _find(gateway, key, caller)
         if name is None and waits:
-            message = f"the answer {show(key)} waits to be stored; send the feedback again later"
+            message = f"the answer {quoted(key)} waits to be stored; send the feedback again later"
             raise ApiError(503, message, code="not_kept_yet", retry_after_s=_AGAIN_S)
         if name is None and "correction" in said:
             name = gateway.captures.store_now(gateway.session, key, caller)
     if name is None:
         reason = gateway.captures.reason_missing(key, caller)
-        raise NotFound(f"there is no experience of {show(key)}: {reason}")
+        raise NotFound(f"there is no experience of {quoted(key)}: {reason}")
     return FeedbackNoun(gateway.session).add(
         name,
         said.get("rating"),

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
-from tunesmith.core.errors import show
+from tunesmith.core.errors import quoted
 from tunesmith.core.files import canonical_json
 from tunesmith.models.rules import AdapterState
 from tunesmith.profiles.settings import ServeSettings
@@ -71,7 +71,8 @@ class Gateway:
             if route.version.state in _PROVED:
                 return route
         message = (
-            f"no model {show(model)} that this API key may ask for; a version that never went live, or was taken back, "
+            f"no model {quoted(model)} that this API key may ask for; "
+            "a version that never went live, or was taken back, "
             "needs a key with the scope any_version. GET /v1/models lists what is live"
         )
         raise ApiError(404, message, code="model_not_found", param="model")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunesmith.core.errors import nearest, show
+from tunesmith.core.errors import did_you_mean, quoted
 from tunesmith.serving.gateway.api_errors import ApiError, wrong
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -29,10 +29,10 @@ def _message(message: Any, place: str) -> dict[str, Any]:
     said = {name: value for name, value in message.items() if value is not None}
     for name in said:
         if name not in _FIELDS:
-            raise wrong(f"{place}.{name[:60]}", f"is unknown{nearest(name, _FIELDS)}", "unknown_parameter")
+            raise wrong(f"{place}.{name[:60]}", f"is unknown{did_you_mean(name, _FIELDS)}", "unknown_parameter")
     role = said.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        raise wrong(f"{place}.role", f"is {show(str(role))}{nearest(str(role), _ROLES)}")
+        raise wrong(f"{place}.role", f"is {quoted(str(role))}{did_you_mean(str(role), _ROLES)}")
     for name in ("audio", "function_call"):
         if name in said:
             raise ApiError(400, f"{place}.{name} is not supported", code="unsupported_parameter", param=place)
@@ -73,7 +73,7 @@ def _only(value: Any, place: str, known: set[str]) -> dict[str, Any]:
         raise wrong(place, f"is no object with {', '.join(sorted(known))}")
     for name in value:
         if name not in known:
-            raise wrong(f"{place}.{name[:60]}", f"is unknown{nearest(name, known)}", "unknown_parameter")
+            raise wrong(f"{place}.{name[:60]}", f"is unknown{did_you_mean(name, known)}", "unknown_parameter")
     return value
 
 
@@ -90,7 +90,7 @@ def _text(content: Any, place: str) -> str:
         for number, part in enumerate(content):
             kind = part.get("type") if isinstance(part, dict) else None
             if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
-                problem = f"is of type {show(str(kind))}; only text is read here"
+                problem = f"is of type {quoted(str(kind))}; only text is read here"
                 raise wrong(f"{place}[{number}]", problem, "unsupported_content")
             texts.append(part[kind])
         content = "".join(texts)

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tunesmith.core.errors import NotFound, StoreError, TunesmithError, show
+from tunesmith.core.errors import NotFound, StoreError, TunesmithError, quoted
 from tunesmith.core.logs import logger
 from tunesmith.deployment import queries as deployments
 from tunesmith.deployment.targets.base import ServedAdapter
@@ -265,7 +265,7 @@ class Switchboard:
         place = self.places.get(name.profile)
         if place is None and name.profile in self._places.problems:
             check = f"run `tunesmith profile check {name.profile}` where it is served"
-            raise NotFound(f"no model {show(model)}: its profile cannot be loaded; {check}")
+            raise NotFound(f"no model {quoted(model)}: its profile cannot be loaded; {check}")
         if place is None:
             raise NotFound.named("model", model, [*self.places], _LISTED)
         if name.is_base:
@@ -287,7 +287,7 @@ class Switchboard:
             try:
                 found = await asyncio.to_thread(self._find, text)
             except StoreError:
-                raise NotFound(f"no model {show(text)} is known while the store cannot be read") from None
+                raise NotFound(f"no model {quoted(text)} is known while the store cannot be read") from None
             except NotFound:
                 raise NotFound.named("model", text, hint=_LISTED) from None
             version = self._known[text] = self._version(found)

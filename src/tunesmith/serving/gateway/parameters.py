@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tunesmith.core.errors import nearest, show
+from tunesmith.core.errors import did_you_mean, quoted
 from tunesmith.serving.gateway.api_errors import ApiError, wrong
 from tunesmith.serving.gateway.bodies import can_be_passed_on
 from tunesmith.serving.gateway.messages import check_messages
@@ -107,7 +107,10 @@ def _known(body: dict[str, Any], kind: Kind) -> dict[str, Any]:
     for name in body:
         if name not in known:
             raise ApiError(
-                400, f"unknown parameter {show(name)}{nearest(name, known)}", code="unknown_parameter", param=name[:100]
+                400,
+                f"unknown parameter {quoted(name)}{did_you_mean(name, known)}",
+                code="unknown_parameter",
+                param=name[:100],
             )
     return {name: value for name, value in body.items() if value is not None and name not in _WITHOUT_EFFECT}
 
@@ -152,7 +155,7 @@ def _extra(said: Mapping[str, Any]) -> dict[str, Any]:
 def _flag(said: Mapping[str, Any], name: str) -> bool:
     value = said.get(name, False)
     if not isinstance(value, bool):
-        raise wrong(name, f"is {show(str(value))}; it is true or false")
+        raise wrong(name, f"is {quoted(str(value))}; it is true or false")
     return value
 
 
@@ -163,7 +166,7 @@ def _whole(said: Mapping[str, Any], name: str, low: int, high: int) -> int | Non
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise wrong(name, f"is {show(str(value))}; it is a whole number from {low} to {high}")
+        raise wrong(name, f"is {quoted(str(value))}; it is a whole number from {low} to {high}")
     return value
 
 
@@ -176,7 +179,7 @@ def _number(said: Mapping[str, Any], name: str, low: float, high: float, otherwi
     value = said.get(name, otherwise)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not low <= value <= high:
-        raise wrong(name, f"is {show(str(value))}; it is a number from {low:g} to {high:g}")
+        raise wrong(name, f"is {quoted(str(value))}; it is a number from {low:g} to {high:g}")
     return float(value)
 
 
@@ -212,7 +215,7 @@ def _metadata(value: Any) -> dict[str, str]:
         raise wrong("metadata", "is an object of at most 16 texts")
     for name, text in value.items():
         if len(name) > 64 or not isinstance(text, str) or len(text) > _MAX_NAME or "\0" in name + text:
-            raise wrong("metadata", f"{show(name)} is no text of at most {_MAX_NAME} characters, none of them NUL")
+            raise wrong("metadata", f"{quoted(name)} is no text of at most {_MAX_NAME} characters, none of them NUL")
     return value
 
 

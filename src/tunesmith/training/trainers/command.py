@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from tunesmith.core.environment import visible
-from tunesmith.core.errors import ConfigError, nearest, show
+from tunesmith.core.errors import ConfigError, did_you_mean, quoted
 from tunesmith.core.files import sha256_file
 from tunesmith.core.section import Section
 from tunesmith.training.trainers.base import TrainerInfo
@@ -68,14 +68,14 @@ def changed_since_sealed(info: TrainerInfo, options: Mapping[str, Any], root: Pa
     for part, digest in _read(options).sha256.items():
         path = _file_named(part, root)
         if path is None or sha256_file(path) != digest:
-            return f"trainer.options.argv: {show(part)} changed since the run was submitted"
+            return f"trainer.options.argv: {quoted(part)} changed since the run was submitted"
     return None
 
 
 def _read(options: Mapping[str, Any]) -> _Options:
     for name in options:
         if name not in _Options.model_fields:
-            raise ConfigError(f"trainer.options: no option {show(name)}{nearest(name, ('argv', 'env'))}")
+            raise ConfigError(f"trainer.options: no option {quoted(name)}{did_you_mean(name, ('argv', 'env'))}")
     if not isinstance(options.get("argv"), list | tuple):
         raise ConfigError("trainer.options.argv: the command trainer needs a list, e.g. [python, trainers/mine.py]")
     try:
@@ -88,7 +88,9 @@ def _read(options: Mapping[str, Any]) -> _Options:
         raise ConfigError("trainer.options.argv: an element is empty or holds a NUL")
     for name in read.env:
         if not _NAME.match(name):
-            raise ConfigError(f"trainer.options.env: {show(name)} is not the name of a variable; values are not given")
+            raise ConfigError(
+                f"trainer.options.env: {quoted(name)} is not the name of a variable; values are not given"
+            )
     return read
 
 
@@ -100,12 +102,12 @@ def _program(first: str, root: Path) -> str:
     if named is not None:
         if not os.access(named, os.X_OK):
             raise ConfigError(
-                f"trainer.options.argv: {show(first)} is not executable; chmod +x it, or put {_PYTHON} before"
+                f"trainer.options.argv: {quoted(first)} is not executable; chmod +x it, or put {_PYTHON} before"
             )
         return str(named)
     found = None if "/" in first else shutil.which(first)
     if found is None:
-        raise ConfigError(f"trainer.options.argv: no program {show(first)} in the workspace or on PATH")
+        raise ConfigError(f"trainer.options.argv: no program {quoted(first)} in the workspace or on PATH")
     return found
 
 
