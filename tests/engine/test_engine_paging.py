@@ -91,7 +91,7 @@ def test_adapter_is_loaded_once_however_many_ask_at_once() -> None:
 def test_least_recently_asked_goes_and_not_within_the_hysteresis() -> None:
     async def story() -> None:
         engine, clock = Ledger(), Clock()
-        pager = Pager(engine, max_adapters=2, hysteresis_s=60.0, clock=clock)
+        pager = Pager(engine, max_adapters=2, min_residency_s=60.0, clock=clock)
         for name in ("a@v1", "b@v1"):
             await use(pager, name)
             clock.now_s += 5
@@ -111,7 +111,7 @@ def test_least_recently_asked_goes_and_not_within_the_hysteresis() -> None:
 def test_what_is_in_use_or_pinned_stays() -> None:
     async def story() -> None:
         engine, clock = Ledger(), Clock()
-        pager = Pager(engine, max_adapters=2, hysteresis_s=60.0, clock=clock)
+        pager = Pager(engine, max_adapters=2, min_residency_s=60.0, clock=clock)
         pager.pin(["live@v1"])
         await use(pager, "live@v1")
         async with pager.using(an_adapter("busy@v1")):

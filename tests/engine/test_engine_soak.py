@@ -59,7 +59,7 @@ def test_hundreds_of_requests_over_more_adapters_than_fit_leave_nothing_behind(n
     loop = Loop()
     engine = EmbeddedEngine(EngineSpec(base=str(base), device="cpu", max_batch=16, threads=1))
     try:
-        said = loop.run(crowd(Pager(engine, max_adapters=2, hysteresis_s=0.0), adapters, num), 240.0)
+        said = loop.run(crowd(Pager(engine, max_adapters=2, min_residency_s=0.0), adapters, num), 240.0)
         assert len(said) > num * 0.7
         state = loop.run(engine.state())
         assert state is not None

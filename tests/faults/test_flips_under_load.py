@@ -157,7 +157,7 @@ def test_adapters_flip_under_load_no_request_fails_and_no_answer_is_of_two_versi
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_fifty_clients_and_two_hundred_flips(tmp_path: Path) -> None:
-    with a_workspace_of_letters(tmp_path / "ws", 201, hysteresis_s=60.0) as client:
+    with a_workspace_of_letters(tmp_path / "ws", 201, min_residency_s=60.0) as client:
         assert len(LETTERS) == 8
         with a_server(client.workspace.root) as server:
             drill = asyncio.run(run_drill(server, client, num_clients=50, num_flips=200))

@@ -140,7 +140,7 @@ def test_device_that_was_asked_for_and_is_never_taken_is_taken_back(world: World
 
 
 def test_server_killed_alone_begins_aside_and_everything_killed_serves_at_once(base: Path, tmp_path: Path) -> None:
-    world = World(tmp_path, base, requests="refuse")
+    world = World(tmp_path, base, when_released="refuse")
     try:
         run_id = world.submit(*LONG)
         worker = world.fleet.start()

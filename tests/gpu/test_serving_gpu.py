@@ -70,7 +70,7 @@ def test_device_is_free_while_training_has_it_and_serving_returns(base: Path, tm
     from support.workspaces import wait_for
 
     before = used_mib()
-    world = World(tmp_path, base, device="auto", shares_device="auto", patience_s=60.0)
+    world = World(tmp_path, base, device="auto", shares_device="auto", unused_timeout_s=60.0)
     try:
         assert world.ask().model == "support@v1"
         serving = used_mib()

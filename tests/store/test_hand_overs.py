@@ -314,7 +314,7 @@ class World:
     def __init__(self, database: Database, **policy: Any) -> None:
         self.database = database
         self.engines = Engines()
-        changes = {"shares_device": "always", "patience_s": 0.5, "drain_s": 0.3, **policy}
+        changes = {"shares_device": "always", "unused_timeout_s": 0.5, "drain_s": 0.3, **policy}
         self.settings = ServeSettings(follow_s=0.02, timeout_s=0.3, hand_over=HandOverSettings(**changes))
         following = Following("sv-1", "cpu", reported_s=0.2)
         self.hand_over = DeviceHandOver(database, self.settings, self.engines, following)
@@ -358,7 +358,7 @@ class World:
 def test_server_gives_the_device_only_after_its_engine_is_gone_and_takes_it_back(
     database: Database, process: subprocess.Popen[bytes]
 ) -> None:
-    world = World(database, patience_s=1.0)
+    world = World(database, unused_timeout_s=1.0)
     world.engines.process = process
     world.engines.num_active = 1
     engine = identify(process.pid)
@@ -373,7 +373,7 @@ def test_server_gives_the_device_only_after_its_engine_is_gone_and_takes_it_back
         assert not is_alive(engine)
         assert (state_of(database, asked), world.told()) == (H.GIVEN, S.ASIDE)
         claim = world.claim()
-        await asyncio.sleep(1.5 * world.settings.hand_over.patience_s)  # it trains longer than anybody's patience
+        await asyncio.sleep(1.5 * world.settings.hand_over.unused_timeout_s)  # it trains longer than anybody's patience
         assert world.hand_over.state is S.ASIDE
         with database.write() as tx:
             tasks.end_attempt(tx, claim.lease, AttemptState.FAILED, actor=WORKER, error_class=ErrorClass.DATA)
@@ -395,7 +395,7 @@ def test_server_takes_back_what_nobody_takes(database: Database) -> None:
         asked = world.ask()
         await world.until(S.ASIDE)
         await world.until(S.SERVING)
-        assert boot_seconds() - began >= world.settings.hand_over.patience_s
+        assert boot_seconds() - began >= world.settings.hand_over.unused_timeout_s
         with database.read() as tx:
             assert hand_overs.get(tx, asked).reason == "nobody took it within 0.5 s"
 
@@ -405,7 +405,7 @@ def test_server_takes_back_what_nobody_takes(database: Database) -> None:
 def test_server_returns_at_once_when_worker_and_trainer_are_dead_though_the_lease_lives(
     database: Database, process: subprocess.Popen[bytes]
 ) -> None:
-    world = World(database, patience_s=60.0)
+    world = World(database, unused_timeout_s=60.0)
 
     async def story() -> None:
         asked = world.ask()
@@ -444,7 +444,7 @@ def test_server_that_starts_while_somebody_trains_begins_aside(database: Databas
 
 
 def test_server_stays_aside_between_training_and_evaluation_of_one_run(database: Database) -> None:
-    world = World(database, patience_s=60.0)
+    world = World(database, unused_timeout_s=60.0)
 
     async def story() -> None:
         world.ask()
@@ -479,7 +479,7 @@ def test_engine_that_does_not_end_keeps_serving_until_it_does(database: Database
 
 
 def test_return_that_fails_is_tried_again(database: Database) -> None:
-    world = World(database, patience_s=0.1)
+    world = World(database, unused_timeout_s=0.1)
 
     async def story() -> None:
         world.ask()
@@ -493,7 +493,7 @@ def test_return_that_fails_is_tried_again(database: Database) -> None:
 
 @pytest.mark.parametrize("policy", ["queue", "refuse"])
 def test_requests_while_serving_is_aside_wait_or_are_refused_with_retry_after(database: Database, policy: str) -> None:
-    world = World(database, requests=policy, patience_s=2.0)
+    world = World(database, when_released=policy, unused_timeout_s=2.0)
 
     async def story() -> None:
         await world.hand_over.admit()  # at once
@@ -517,7 +517,7 @@ def test_requests_while_serving_is_aside_wait_or_are_refused_with_retry_after(da
 
 
 def test_requests_are_answered_on_the_cpu_where_the_policy_says_so(database: Database) -> None:
-    world = World(database, mode="cpu", requests="refuse", patience_s=5.0)
+    world = World(database, mode="cpu", when_released="refuse", unused_timeout_s=5.0)
 
     async def story() -> None:
         world.ask()
@@ -532,7 +532,7 @@ def test_requests_are_answered_on_the_cpu_where_the_policy_says_so(database: Dat
 def test_server_without_its_store_comes_back_when_the_trainer_is_gone(
     database: Database, process: subprocess.Popen[bytes], is_training: bool
 ) -> None:
-    world = World(database, patience_s=1.0)
+    world = World(database, unused_timeout_s=1.0)
     store = Unreachable(database)
     world.hand_over.database = store  # type: ignore[assignment]
 

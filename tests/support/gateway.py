@@ -33,7 +33,7 @@ from tunesmith.store.database import Database
 PROFILE = "support"
 CHAT: dict[str, Any] = {"model": PROFILE, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 40,
                         "temperature": 0}  # fmt: skip
-SERVE: dict[str, Any] = {"port": 0, "follow_s": 0.1, "device": "cpu", "max_tokens": 64, "hysteresis_s": 0.0}
+SERVE: dict[str, Any] = {"port": 0, "follow_s": 0.1, "device": "cpu", "max_tokens": 64, "min_residency_s": 0.0}
 """Settings of a drill."""
 
 

@@ -22,7 +22,7 @@ from tunesmith.runs.rules.run import RunState
 from tunesmith.store import events
 
 HOST = socket.gethostname()
-SHARED: dict[str, Any] = {"shares_device": "always", "patience_s": 1.5, "drain_s": 1.0}
+SHARED: dict[str, Any] = {"shares_device": "always", "unused_timeout_s": 1.5, "drain_s": 1.0}
 SERVED = {PROFILE: "support@v1"}
 
 

@@ -15,7 +15,7 @@ def held(name: str, idle_s: float = 100.0, **changes: Any) -> Held:
 
 
 def decide(*others: Held, wanted: Held | None = None, **budget: Any) -> Room | NoRoom:
-    fields: dict[str, Any] = {"max_count": 3, "hysteresis_s": 60.0}
+    fields: dict[str, Any] = {"max_count": 3, "min_residency_s": 60.0}
     return make_room(others, wanted or held("new", 0.0), Budget(**(fields | budget)), NOW)
 
 
@@ -43,7 +43,7 @@ def test_asked_a_moment_ago_stays_and_says_when_to_come_back() -> None:
     assert isinstance(refused, NoRoom)
     assert refused.retry_after_s == 10.0
     assert decide(held("a", 10), held("b", 20), held("c", 60)) == Room(("c",))
-    assert decide(held("a", 1), held("b", 2), held("c", 3), hysteresis_s=0.0) == Room(("c",))
+    assert decide(held("a", 1), held("b", 2), held("c", 3), min_residency_s=0.0) == Room(("c",))
 
 
 def test_pinned_goes_only_for_another_pinned() -> None:

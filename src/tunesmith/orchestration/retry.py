@@ -13,6 +13,7 @@ from tunesmith.core.errors import Refused
 from tunesmith.models import queries as adapters
 from tunesmith.models.rules import AdapterState
 from tunesmith.profiles.layers import Entries, Entry, Layer, Origin, is_from_a_file
+from tunesmith.profiles.schema import current_path
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.runs.spec import AdapterRef, RunSpec
 from tunesmith.store.database import Database
@@ -37,7 +38,7 @@ def said_at_submit(spec: RunSpec) -> Entries:
     values = _as_a_profile_says_it(spec)
     found: Entries = {}
     for key, origin in spec.origins.items():
-        names = tuple(key.split("."))
+        names = current_path(tuple(key.split(".")))
         if not is_from_a_file(origin) and names[0] in values:
             known, value, path = _look_up(values, names)
             if known:

@@ -9,7 +9,7 @@ from typing import Any
 from tunesmith.core.errors import NotFound
 from tunesmith.profiles.layers import Origin, dotted
 from tunesmith.profiles.resolve import Resolved
-from tunesmith.profiles.schema import UnknownKey, find, places
+from tunesmith.profiles.schema import UnknownKey, current_path, find, places
 
 _PASSWORD = re.compile(r"(?<=://)([^/@:]*):.*@|(?<=password=)[^&]*")
 
@@ -27,7 +27,8 @@ class Row:
 def explain(resolved: Resolved, key: str | None = None) -> list[Row]:
     """Every key; or one key, or those of one section."""
     if key:
-        wanted = tuple(key.split("."))
+        wanted = current_path(tuple(key.split(".")))
+        key = ".".join(wanted)
         try:
             find(wanted)
         except UnknownKey as unknown:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from tunesmith.core.errors import ConfigError, UsageError, quoted
-from tunesmith.profiles.schema import Names, Place, Problem, UnknownKey, defaults, find, flatten
+from tunesmith.profiles.schema import Names, Place, Problem, UnknownKey, current_path, defaults, find, flatten
 from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.value_checks import check_value, coerce_text, parsed_or_text
 from tunesmith.profiles.yaml_files import Document, KeyPath
@@ -130,6 +130,7 @@ def document_layer(layer: Layer, document: Document, problems: Problems) -> Entr
     """What a YAML file says; each key remembers its line."""
     entries: Entries = {}
     unknown: list[Problem] = []
+    document = replace(document, lines={current_path(path): line for path, line in document.lines.items()})
     for path, value in flatten(document.tree, unknown).items():
         _put_checked(entries, path, Entry(value, Origin(layer, document.where(path))), problems, document)
     for problem in unknown:
@@ -147,6 +148,9 @@ def mapping_layer(layer: Layer, where: str, mapping: Mapping[str, Any], problems
             problems.add(where, unknown.problem)
             continue
         path = place.path if isinstance(place, Place) else tuple(str(key).split("."))
+        if ".".join(path) != key and ".".join(path) in mapping:
+            problems.add(where, Problem(path, f"is given twice: {key} is an earlier name of it; keep only one"))
+            continue
         _put_tree(entries, path, value, Origin(layer, where), problems)
     return entries
 
@@ -158,6 +162,11 @@ def environment_layer(environ: Mapping[str, str], problems: Problems) -> Entries
         if name.startswith(ENVIRONMENT_PREFIX):
             path = tuple(name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__"))
             origin = Origin(Layer.ENVIRONMENT, f"{_BY_ENVIRONMENT} {name if name.isprintable() else quoted(name)}")
+            meant = ENVIRONMENT_PREFIX + "__".join(current_path(path)).upper()
+            if meant != name.upper() and meant in environ:
+                reason = f"is given twice: {meant} is the current name of the same setting; keep only that one"
+                problems.add(origin.where, Problem(path, reason))
+                continue
             _put_text(entries, path, environ[name], origin, problems)
         elif name.upper().startswith("TUNESMITH_") and name not in PLAIN_VARIABLES:
             _tell_misspelt(name, problems)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
@@ -18,6 +18,7 @@ from tunesmith.profiles.yaml_files import KeyPath
 
 ROOTS: tuple[type[Section], ...] = (Settings, Profile)
 Names = tuple[str, ...]
+_Part = TypeVar("_Part", bound=str | int)
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,29 @@ def _owner(section: type[Section] | None, key: str) -> type[Section]:
     return section or next(root for root in ROOTS if key in root.model_fields)
 
 
+def current_name(section: type[Section] | None, key: str) -> str:
+    """The name of a key; an earlier name of it counts as the current one."""
+    for owner in ROOTS if section is None else (section,):
+        key = owner.aliases.get(key, key)
+    return key
+
+
+def current_path(path: tuple[_Part, ...]) -> tuple[_Part | str, ...]:
+    """The path with the current name of every key; parts that the schema does not know stay as they are."""
+    section: type[Section] | None = None
+    names: list[str] = []
+    for part in path:
+        name = current_name(section, str(part))
+        info = fields_of(section).get(name)
+        if info is None:
+            break
+        names.append(name)
+        section = subsection(info)
+        if section is None:
+            break
+    return (*names, *path[len(names) :])
+
+
 @cache
 def places() -> dict[str, Place]:
     """Every leaf of the schema by its dotted key, in the order it is declared."""
@@ -88,6 +112,7 @@ def _places(section: type[Section] | None, prefix: Names) -> Iterator[Place]:
 
 def find(path: Names) -> Place | type[Section]:
     """The place of a key, or the section it names; UnknownKey if there is none."""
+    path = current_path(path)
     section: type[Section] | None = None
     for depth, key in enumerate(path):
         info = fields_of(section).get(key)
@@ -123,7 +148,10 @@ def _unknown(prefix: Names, key: str, section: type[Section] | None) -> Problem:
 
 
 def flatten(tree: Mapping[str, Any], problems: list[Problem]) -> dict[Names, Any]:
-    """The values of a nested mapping by their path; what the schema does not know goes to `problems`."""
+    """The values of a nested mapping by their path, under the current name of each key.
+
+    Keys that the schema does not know, and keys given under two names, go to `problems`.
+    """
     found: dict[Names, Any] = {}
     _flatten(None, (), tree, found, problems)
     return found
@@ -138,8 +166,13 @@ def _flatten(
 ) -> None:
     fields = fields_of(section)
     for key, value in tree.items():
-        path = (*prefix, key)
-        info = fields.get(key)
+        name = current_name(section, key)
+        path = (*prefix, name)
+        if key != name and name in tree:
+            reason = f"is given twice: {key} is an earlier name of it; keep only {name}"
+            problems.append(Problem(path, reason))
+            continue
+        info = fields.get(name)
         if info is None:
             problems.append(_unknown(prefix, key, section))
             continue

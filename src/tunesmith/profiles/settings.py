@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -94,19 +95,23 @@ class WorkerSettings(Section):
 
 
 class HandOverSettings(Section):
+    aliases: ClassVar[Mapping[str, str]] = {"patience_s": "unused_timeout_s", "requests": "when_released"}
+
     shares_device: Literal["auto", "always", "never"] = "auto"
     """Whether training needs the device that serving holds; auto: where both use a GPU of the same machine."""
-    requests: Literal["queue", "refuse"] = "queue"
-    """What requests meet while serving is aside: they wait, up to serve.timeout_s, or get 503 with Retry-After."""
+    when_released: Literal["queue", "refuse"] = "queue"
+    """Requests while the device is released to training: wait up to serve.timeout_s, or get 503 with Retry-After."""
     mode: Literal["unload", "cpu"] = "unload"
     """unload: nothing is answered meanwhile; cpu: answered slowly, on the CPU."""
     drain_s: float = Field(default=30.0, ge=0.0)
     """How long answers under way may go on before the device is given."""
-    patience_s: Seconds = 120.0
-    """A device that was asked for and that nobody trains on is taken back after this long."""
+    unused_timeout_s: Seconds = 120.0
+    """The server reclaims a released device on which no training has run for this long."""
 
 
 class ServeSettings(Section):
+    aliases: ClassVar[Mapping[str, str]] = {"hysteresis_s": "min_residency_s"}
+
     host: str = "127.0.0.1"
     """Where to listen; anything but loopback needs serve.key_file."""
     port: int = Field(default=8321, ge=0, le=65535)
@@ -134,9 +139,9 @@ class ServeSettings(Section):
     grace_s: float = Field(default=20.0, ge=0.0)
     """Time that answers under way get after TERM."""
     max_adapters: int = Field(default=8, ge=1, le=4096)
-    """Most adapter versions in an engine's memory; the least recently asked is let go first, never one in use."""
-    hysteresis_s: float = Field(default=60.0, ge=0.0)
-    """An adapter asked for within this time is not let go for another one."""
+    """Most adapter versions in an engine's memory; the least recently used is evicted first, never one in use."""
+    min_residency_s: float = Field(default=60.0, ge=0.0)
+    """An adapter that was used within this time is not evicted to load another one."""
     max_engines: int = Field(default=2, ge=1, le=64)
     """Most base models in memory at once."""
     max_memory_gb: float | None = Field(default=None, gt=0.0)

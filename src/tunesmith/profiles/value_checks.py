@@ -98,8 +98,9 @@ class _Spot:
         """One level down; None at a branch of a union, where the field as a whole says what it expects."""
         path = (*self.path, part)
         section = section_type(self.kind)
-        if section is not None and part in section.model_fields:
-            info = section.model_fields[str(part)]
+        name = section.aliases.get(str(part), str(part)) if section is not None else ""
+        if section is not None and name in section.model_fields:
+            info = section.model_fields[name]
             return _Spot(path, info.annotation, tuple(info.metadata), _item(self.value, part))
         if get_origin(self.kind) is dict and part != "[key]":
             return _Spot(path, get_args(self.kind)[1], (), _item(self.value, part))

@@ -144,7 +144,7 @@ class ServerNow:
     state: ServerState
     is_free: bool
     """Whether the device is: no answer is under way any more, and the process of every engine is gone."""
-    patience_s: float
+    unused_timeout_s: float
 
 
 class Action(StrEnum):
@@ -165,7 +165,7 @@ class Step:
 
 def decide(now: ServerNow, rows: Sequence[Wanted]) -> Step:
     """Keep on, step aside, give the device, or return. Not wanted by anybody is enough to return."""
-    judged = [(row, _need(row, now.patience_s)) for row in rows]
+    judged = [(row, _need(row, now.unused_timeout_s)) for row in rows]
     ended = tuple((row.id, need.reason) for row, need in judged if not need.is_needed)
     wanted = [row for row, need in judged if need.is_needed]
     reason = next((need.reason for _, need in judged if need.is_needed), ended[0][1] if ended else "nobody asked")
@@ -197,19 +197,19 @@ class _Need:
     reason: str
 
 
-def _need(row: Wanted, patience_s: float) -> _Need:
+def _need(row: Wanted, unused_timeout_s: float) -> _Need:
     task = row.task
     if row.state is HandOverState.REQUESTED:  # giving takes no longer than the drain: there is nothing to run out
         return _Need(task.is_awaited, "asked for" if task.is_awaited else _nobody(task))
     if task.is_held_here:
         return _Need(True, "its task is under way")
     if task.program_runs:
-        is_needed = row.unused_s < patience_s
+        is_needed = row.unused_s < unused_timeout_s
         return _Need(is_needed, "its program still runs" if is_needed else "its program outlived its lease")
     if not task.is_awaited:
         return _Need(False, _nobody(task))
-    if row.unused_s >= patience_s:
-        return _Need(False, f"nobody took it within {patience_s:g} s")
+    if row.unused_s >= unused_timeout_s:
+        return _Need(False, f"nobody took it within {unused_timeout_s:g} s")
     return _Need(True, "another task of the same run follows" if task.is_followed else "its task is about to start")
 
 
@@ -245,18 +245,18 @@ def decide_cut_off(now: ServerNow, rows: Sequence[Remembered], cut_off_s: float,
     if now.state is ServerState.STEPPING_ASIDE:
         action = Action.RETURN if now.is_free else Action.KEEP
         return Step(action, "the store does not answer, so the device cannot be given")
-    used = [row for row in rows if _is_used(row, cut_off_s, now.patience_s)]
+    used = [row for row in rows if _is_used(row, cut_off_s, now.unused_timeout_s)]
     if used:
         return Step(Action.KEEP, "the store does not answer, and the device is in use")
     return Step(Action.RETURN, "the store does not answer, and nothing computes on the device")
 
 
-def _is_used(row: Remembered, cut_off_s: float, patience_s: float) -> bool:
+def _is_used(row: Remembered, cut_off_s: float, unused_timeout_s: float) -> bool:
     if row.wanted.state is not HandOverState.GIVEN:
         return False
     if row.has_program:
         return row.wanted.task.program_runs
-    return cut_off_s < max(row.lease_left_s, patience_s - row.wanted.unused_s)
+    return cut_off_s < max(row.lease_left_s, unused_timeout_s - row.wanted.unused_s)
 
 
 def with_program(row: Remembered, runs: bool) -> Remembered:

@@ -43,12 +43,12 @@ class Pager:
         engine: RestartedEngine,
         *,
         max_adapters: int = 8,
-        hysteresis_s: float = 60.0,
+        min_residency_s: float = 60.0,
         max_bytes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
-        self._budget = Budget(max_adapters, max_bytes, hysteresis_s)
+        self._budget = Budget(max_adapters, max_bytes, min_residency_s)
         self._clock = clock
         self._places: dict[str, _Place] = {}
         self._users: dict[str, int] = {}

@@ -177,7 +177,7 @@ class EnginePool:
                 device: Device = "cpu" if self._aside == "cpu" else self._settings.device
                 engine = self._make_engine(route, device)
                 pager = Pager(
-                    engine, max_adapters=self._settings.max_adapters, hysteresis_s=self._settings.hysteresis_s
+                    engine, max_adapters=self._settings.max_adapters, min_residency_s=self._settings.min_residency_s
                 )
                 seat = self._seats[folder] = Seat(route, engine, pager)
             return seat

@@ -84,7 +84,7 @@ class DeviceHandOver:
         if self._is_open:
             return
         policy = self.settings.hand_over
-        if policy.requests == "refuse" or self._num_waiting >= self.settings.max_waiting:
+        if policy.when_released == "refuse" or self._num_waiting >= self.settings.max_waiting:
             raise _aside()
         self._num_waiting += 1
         try:
@@ -219,7 +219,7 @@ class DeviceHandOver:
 
     def _now(self, state: ServerState | None = None) -> ServerNow:
         is_free = self._stepping is not None and _went_well(self._stepping)
-        return ServerNow(state or self._state, is_free, self.settings.hand_over.patience_s)
+        return ServerNow(state or self._state, is_free, self.settings.hand_over.unused_timeout_s)
 
     def _rows(self, tx: Tx) -> list[Wanted]:
         """What is open on this machine, with what its processes do; remembered for when the store is gone."""

@@ -32,7 +32,7 @@ class Budget:
 
     max_count: int
     max_bytes: int | None = None
-    hysteresis_s: float = 60.0
+    min_residency_s: float = 60.0
     """What was asked for within this time stays."""
 
 
@@ -55,7 +55,7 @@ def make_room(held: Iterable[Held], wanted: Held, budget: Budget, now_s: float) 
     """What to let go so that the wanted one fits; `wanted.num_bytes` may be an estimate."""
     others = [one for one in held if one.name != wanted.name]
     if budget.max_bytes is not None and wanted.num_bytes > budget.max_bytes:
-        return NoRoom(f"{wanted.name} alone is larger than all that adapters may take", budget.hysteresis_s)
+        return NoRoom(f"{wanted.name} alone is larger than all that adapters may take", budget.min_residency_s)
     count, size = len(others) + 1, sum(one.num_bytes for one in others) + wanted.num_bytes
     let_go: list[str] = []
     for one in sorted(others, key=lambda one: (one.is_pinned, one.asked_s, one.name)):
@@ -77,14 +77,14 @@ def _may_go(one: Held, wanted: Held, budget: Budget, now_s: float) -> bool:
     if one.num_users or (one.is_pinned and not wanted.is_pinned):
         return False
     is_owed = wanted.is_pinned and not one.is_pinned  # what is to be live waits for nobody who merely asked
-    return is_owed or now_s - one.asked_s >= budget.hysteresis_s
+    return is_owed or now_s - one.asked_s >= budget.min_residency_s
 
 
 def _no_room(others: list[Held], wanted: Held, budget: Budget, now_s: float) -> NoRoom:
     free = [one for one in others if wanted.is_pinned or not one.is_pinned]
     if not free:
         reason = f"all {len(others)} adapters in memory are live or the version before; raise serve.max_adapters"
-        return NoRoom(reason, max(_BUSY_S, budget.hysteresis_s))
-    waits = [max(_BUSY_S, one.asked_s + budget.hysteresis_s - now_s) for one in free]
+        return NoRoom(reason, max(_BUSY_S, budget.min_residency_s))
+    waits = [max(_BUSY_S, one.asked_s + budget.min_residency_s - now_s) for one in free]
     reason = f"the {len(others)} adapters in memory are in use or were asked for a moment ago (serve.max_adapters)"
     return NoRoom(reason, min(waits))
