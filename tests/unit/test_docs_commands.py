@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from tunesmith.cli.main import app
+from tunesmith.settings import ServeSettings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -55,3 +56,9 @@ def test_commands_are_found_and_wrong_ones_are_told() -> None:
     assert sum(len(_commands(page)) for page in PAGES) > 80
     assert _problem(["run", "sumbit", "support"]) == "no command sumbit"
     assert _problem(["run", "submit", "support", "--prioritty", "high"]) == "no option --prioritty"
+
+
+@pytest.mark.parametrize("setting", ["host", "key_file", "allowed_origins"])
+def test_security_page_tells_what_lets_others_in(setting: str) -> None:
+    assert setting in ServeSettings.model_fields
+    assert f"`serve.{setting}`" in (ROOT / "SECURITY.md").read_text()
