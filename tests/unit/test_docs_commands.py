@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from tunesmith.cli.main import app
-from tunesmith.settings import ServeSettings
+from tunesmith.profiles.settings import ServeSettings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]

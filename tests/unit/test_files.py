@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith.core.files import publish_folder, verify_folder
+from tunesmith.core.files import copy_published, publish_folder, verify_folder
 
 STRACE = "/usr/bin/strace"
 
@@ -20,6 +20,18 @@ def test_published_folder_with_folders_inside_verifies_and_makes_its_parents(tmp
     found = verify_folder(tmp_path / "new" / "place" / "final", manifest.digest)
     assert set(found.files) == {"top.txt", "inner/deep/low.txt"}
     assert not staged.exists()
+
+
+def test_copy_holds_what_the_manifest_lists_and_no_mode_of_the_original(tmp_path: Path) -> None:
+    manifest = publish_folder(a_staged_folder(tmp_path), tmp_path / "final", {"a": 1})
+    (tmp_path / "final" / "top.txt").chmod(0o4777)
+    (tmp_path / "final" / "beside").symlink_to(tmp_path)
+    (tmp_path / "final" / "inner" / "more.txt").write_text("more")
+    assert copy_published(tmp_path / "final", tmp_path / "copy") == manifest
+    made = sorted(path for path in (tmp_path / "copy").rglob("*") if not path.is_dir())
+    assert [path.relative_to(tmp_path / "copy").as_posix() for path in made] == ["inner/deep/low.txt", "top.txt"]
+    assert made[1].stat().st_mode & 0o7022 == 0
+    assert publish_folder(tmp_path / "copy", tmp_path / "again", manifest.meta).digest == manifest.digest
 
 
 @pytest.mark.skipif(not os.path.exists(STRACE), reason="strace is not installed: apt-get install strace")

@@ -109,6 +109,8 @@ FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "absolute": ({"artifact": {"path": "/etc", "digest": "0"}}, "not below"),
     "itself": ({"artifact": {"path": ".", "digest": "0"}}, "not below"),
     "nul": ({"artifact": {"path": "a\0b", "digest": "0"}}, "not below"),
+    "long name": ({"artifact": {"path": "a" * 5000, "digest": "0"}}, "not below"),
+    "long path": ({"artifact": {"path": "a/" * 5000, "digest": "0"}}, "not below"),
 }
 
 
@@ -289,6 +291,17 @@ ARTIFACTS: dict[str, tuple[Callable[[Path], object], ErrorClass, str]] = {
         ErrorClass.MISMATCH,
         "LoRA",
     ),
+    "config of another encoding": (
+        lambda f: (f / "adapter_config.json").write_text((f / "adapter_config.json").read_text(), "utf-16"),
+        ErrorClass.MISMATCH,
+        "LoRA",
+    ),
+    "config with a byte order mark": (
+        lambda f: (f / "adapter_config.json").write_text((f / "adapter_config.json").read_text(), "utf-8-sig"),
+        ErrorClass.MISMATCH,
+        "LoRA",
+    ),
+    "name for a terminal": (lambda f: (f / "a\n\x1b[2Jb.txt").write_text("x"), ErrorClass.MISMATCH, "of a kind"),
     "cut weights": (
         lambda f: (f / "adapter_model.safetensors").write_bytes(b"12345678"),
         ErrorClass.MISMATCH,
@@ -302,6 +315,13 @@ def test_judge_artifact_whose_content_is_wrong_is_refused(trained: TrainSpec, co
     edit, error_class, word = ARTIFACTS[name]
     republish(copy, edit)
     assert_failed(judge_train(trained, copy, 0), error_class, word)
+
+
+@pytest.mark.parametrize("where", ["/", ".", "nowhere"])
+def test_judge_link_beside_the_files_is_refused(trained: TrainSpec, copy: Path, where: str) -> None:
+    """Whoever copied the folder would follow it: to the whole disk, or round and round."""
+    (copy / "artifact" / "beside").symlink_to(where)
+    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, "'beside' is a link")
 
 
 NESTED = r"(([a-z_.])+)+!"
@@ -326,6 +346,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "rank in a pattern": ({"rank_pattern": {"q_proj": 10**9}}, "rank_pattern"),
     "another rank in a pattern": ({"rank_pattern": {"q_proj": 1}}, "has rank 2"),
     "scale": ({"lora_alpha": 1e308}, "lora_alpha"),
+    "scale beyond any float": ({"lora_alpha": 10**400}, "lora_alpha"),
     "layers": ({"layers_to_transform": [10**12]}, "layers_to_transform"),
     "many names": ({"target_modules": ["q_proj"] * 30_000}, "target_modules"),
 }

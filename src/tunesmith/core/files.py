@@ -120,6 +120,18 @@ def publish_folder(staged: Path, final: Path, meta: dict[str, Any] | None = None
     return manifest
 
 
+def copy_published(folder: Path, copy: Path) -> Manifest:
+    """Copy what the manifest of a published folder lists: bytes, not modes, nothing beside them, no link followed."""
+    manifest = read_manifest(folder)
+    copy.mkdir(parents=True)
+    for name in manifest.files:
+        place = copy / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with open_plain(folder / name) as source, place.open("xb") as sink:
+            shutil.copyfileobj(source, sink)
+    return manifest
+
+
 def _make_durable_folder(folder: Path) -> None:
     """A folder that was made a moment ago is lost with the power, and all in it, unless its parent knows its name."""
     if not folder.exists():

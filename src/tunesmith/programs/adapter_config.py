@@ -8,7 +8,6 @@ loaded.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,7 +56,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     try:
         if not path.is_file() or path.stat().st_size > _MAX_CONFIG:
             raise DataError(f"{CONFIG} is missing, or larger than any adapter's")
-        raw = json.loads(path.read_bytes(), object_pairs_hook=_without_duplicates)
+        text = path.read_text(encoding="utf-8")  # as peft reads it: json.loads would guess from bytes
+        raw = json.loads(text, object_pairs_hook=_without_duplicates)
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{CONFIG} cannot be read, so it does not describe a LoRA adapter ({error})") from None
     if not isinstance(raw, dict) or raw.get("peft_type") != "LORA":
@@ -145,4 +145,4 @@ def _is_rank(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(float(value)) and abs(float(value)) <= 1e9  # type: ignore[arg-type]
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e9 <= value <= 1e9  # NaN is not

@@ -35,10 +35,13 @@ def inside(directory: Path, path: str) -> Path:
     if not pure.parts or ".." in pure.parts or "\0" in path or not place.is_relative_to(root) or place == root:
         raise ProgramError(f"{path[:80]!r} is not below the program's folder")
     step = root
-    for part in place.relative_to(root).parts:
-        step = step / part
-        if step.is_symlink():
-            raise ProgramError(f"{path[:80]!r} goes through a link")
+    try:
+        for part in place.relative_to(root).parts:
+            step = step / part
+            if step.is_symlink():
+                raise ProgramError(f"{path[:80]!r} goes through a link")
+    except OSError:  # a name that is longer than any file's
+        raise ProgramError(f"{path[:80]!r} is not below the program's folder") from None
     return place
 
 
@@ -83,7 +86,7 @@ def adapter_problems(
     problems += [
         _mismatch(f"{name[:80]!r} is of a kind that an adapter does not hold")
         for name in files
-        if PurePosixPath(name).suffix not in _HARMLESS
+        if PurePosixPath(name).suffix not in _HARMLESS or not name.isprintable()
     ]
     config, file = (MODEL_CONFIG, MODEL_WEIGHTS) if kind == "model" else (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
     missing = [name for name in (config, file) if name not in files]
@@ -97,9 +100,11 @@ def adapter_problems(
 
 
 def _names_in(folder: Path) -> set[str]:
-    """Everything in it that is no folder; raises ProgramError where that is more than an adapter can hold."""
+    """Everything in it that is no folder; raises ProgramError for a link, and for more than an adapter can hold."""
     names: set[str] = set()
     for path in folder.rglob("*"):
+        if path.is_symlink():
+            raise ProgramError(f"{path.relative_to(folder).as_posix()[:80]!r} is a link")
         if not path.is_dir():
             names.add(path.relative_to(folder).as_posix())
         if len(names) > _MAX_FILES:

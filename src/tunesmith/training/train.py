@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from tunesmith.core.errors import DataError
-from tunesmith.core.files import MANIFEST, publish_folder, verify_folder
+from tunesmith.core.files import MANIFEST, copy_published, publish_folder, verify_folder
 from tunesmith.experience.forgetting.queries import runs as forgotten_runs
 from tunesmith.profiles.resolve import objection
 from tunesmith.programs.device.take import take_device
@@ -131,8 +131,8 @@ def _publish(context: StageContext, result: Result) -> Trained:
         staged = context.workspace.adapters_dir / f".{context.claim.attempt.id}"
         shutil.rmtree(staged, ignore_errors=True)
         try:
-            shutil.copytree(source, staged)
-            publish_folder(staged, final, verify_folder(source).meta)
+            meta = copy_published(source, staged).meta
+            publish_folder(staged, final, meta)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
     verify_folder(final, result.artifact.digest)

@@ -20,7 +20,7 @@ from typing import Any
 
 from tunesmith.core.disk import is_disk_trouble
 from tunesmith.core.errors import ConfigError, DataError
-from tunesmith.core.files import fsync_folder, publish_folder, verify_folder
+from tunesmith.core.files import copy_published, fsync_folder, publish_folder, verify_folder
 from tunesmith.deployment.targets.adapter_files import CONFIG, read_config
 from tunesmith.deployment.targets.base import ServedAdapter, TargetError
 from tunesmith.deployment.targets.flip_order import Order
@@ -178,8 +178,8 @@ class DirectoryTarget:
         staged = self.versions / f".{adapter.name}.{os.getpid()}"
         shutil.rmtree(staged, ignore_errors=True)
         try:
-            shutil.copytree(adapter.path, staged)
-            if publish_folder(staged, final, verify_folder(adapter.path).meta).digest != adapter.digest:
+            meta = copy_published(adapter.path, staged).meta
+            if publish_folder(staged, final, meta).digest != adapter.digest:
                 raise DataError(f"{adapter.path} changed while it was copied")
             self._open_up(final)
         finally:
