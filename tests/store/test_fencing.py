@@ -25,7 +25,8 @@ from support.workspaces import a_workspace
 from tunesmith.core.errors import LeaseLost, Refused
 from tunesmith.core.files import publish_folder
 from tunesmith.deployment.deploy import deploy
-from tunesmith.evaluation.rules.gate import Decision, Measured
+from tunesmith.evaluation.evaluate import Measured
+from tunesmith.evaluation.rules.gate import Decision
 from tunesmith.models import queries as adapters
 from tunesmith.models.rules import AdapterState
 from tunesmith.orchestration import lifecycle

@@ -29,7 +29,8 @@ from support.workspaces import a_workspace
 from tunesmith.client import Client
 from tunesmith.core.clock import boot_seconds
 from tunesmith.deployment.watch import watch
-from tunesmith.evaluation.rules.gate import Decision, Measured
+from tunesmith.evaluation.evaluate import Measured
+from tunesmith.evaluation.rules.gate import Decision
 from tunesmith.experience.forgetting.queries import erasures
 from tunesmith.experience.queries import experiences
 from tunesmith.experience.queries import shadow_answers as shadows

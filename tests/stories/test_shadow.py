@@ -17,7 +17,8 @@ from support.fleet import Fleet
 from support.gateway import PROFILE, ServerProcess, a_served_workspace, a_server
 from support.rows import WORKER, a_claimed_run, a_judgement, claim_of
 from support.workspaces import wait_for
-from tunesmith.evaluation.rules.gate import Decision, Measured
+from tunesmith.evaluation.evaluate import Measured
+from tunesmith.evaluation.rules.gate import Decision
 from tunesmith.experience.queries import shadow_answers as shadows
 from tunesmith.experience.tables import shadow_answers
 from tunesmith.models import queries as adapters

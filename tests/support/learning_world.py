@@ -26,7 +26,8 @@ from tunesmith.core.files import publish_folder
 from tunesmith.datasets.example import Example, Split
 from tunesmith.datasets.reading import read_split
 from tunesmith.deployment import queries as deployments
-from tunesmith.evaluation.rules.gate import Decision, Measured
+from tunesmith.evaluation.evaluate import Measured
+from tunesmith.evaluation.rules.gate import Decision
 from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
 from tunesmith.orchestration import lifecycle

@@ -10,6 +10,7 @@ import pytest
 
 from support.config import HEAD, a_base, a_workspace, write_profile
 from tunesmith.core.errors import ConfigError, LockedError
+from tunesmith.datasets.screens.detectors import check_installed
 from tunesmith.profiles.checks import CheckedProfile, check_profile
 from tunesmith.profiles.profile import HardwareTier, Method
 from tunesmith.profiles.resolve import resolve
@@ -34,7 +35,14 @@ class ATrainer:
 
 def check(workspace: Workspace, *overrides: str, locked: ProfileLock | None = None) -> CheckedProfile:
     resolved = resolve("dates", workspace=workspace, environ={}, overrides=list(overrides))
-    return check_profile(resolved, workspace, locked=locked, trainer=ATrainer(), target_kinds={"directory"})
+    return check_profile(
+        resolved,
+        workspace,
+        locked=locked,
+        trainer=ATrainer(),
+        target_kinds={"directory"},
+        check_detector=check_installed,
+    )
 
 
 @pytest.fixture
@@ -58,7 +66,9 @@ def test_profile_that_fits_is_checked_with_what_was_read(workspace: Workspace) -
 def test_profile_is_checked_against_every_registered_trainer(workspace: Workspace, name: str) -> None:
     resolved = resolve("dates", workspace=workspace, environ={})
     trainer = TRAINERS[name]
-    checked = check_profile(resolved, workspace, locked=None, trainer=trainer, target_kinds={"directory"})
+    checked = check_profile(
+        resolved, workspace, locked=None, trainer=trainer, target_kinds={"directory"}, check_detector=check_installed
+    )
     assert checked.tier is trainer.default_tier
 
 
@@ -177,10 +187,24 @@ def test_method_auto_needs_a_trainer_for_one_of_its_outcomes(
     resolved = resolve("dates", workspace=workspace, environ={})
     trainer = ATrainer(methods=frozenset(methods))
     if passes:
-        check_profile(resolved, workspace, locked=None, trainer=trainer, target_kinds={"directory"})
+        check_profile(
+            resolved,
+            workspace,
+            locked=None,
+            trainer=trainer,
+            target_kinds={"directory"},
+            check_detector=check_installed,
+        )
     else:
         with pytest.raises(ConfigError, match="cannot do auto; it can do: dpo"):
-            check_profile(resolved, workspace, locked=None, trainer=trainer, target_kinds={"directory"})
+            check_profile(
+                resolved,
+                workspace,
+                locked=None,
+                trainer=trainer,
+                target_kinds={"directory"},
+                check_detector=check_installed,
+            )
 
 
 def test_role_refuses_a_family_that_is_not_on_its_list(tmp_path: Path) -> None:

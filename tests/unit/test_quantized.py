@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from support.config import a_base, a_workspace
 from support.native import a_base_ref, a_dataset, a_micro_base, a_recipe, a_train_spec, small_rows, train_here
 from tunesmith.core.errors import ConfigError
+from tunesmith.datasets.screens.detectors import check_installed
 from tunesmith.models.loading import load_base
 from tunesmith.models.quantized import dense_weight, is_quantized
 from tunesmith.profiles.checks import check_profile
@@ -28,7 +29,14 @@ def check(folder: Path, trainer: str, *overrides: str) -> None:
     workspace = a_workspace(folder, "recipe:\n  max_length: 512\n  quantize: nf4\n")
     a_base(workspace)
     resolved = resolve("dates", workspace=workspace, environ={}, overrides=list(overrides))
-    check_profile(resolved, workspace, locked=None, trainer=TRAINERS[trainer], target_kinds={"directory"})
+    check_profile(
+        resolved,
+        workspace,
+        locked=None,
+        trainer=TRAINERS[trainer],
+        target_kinds={"directory"},
+        check_detector=check_installed,
+    )
 
 
 @pytest.mark.parametrize("trainer", sorted(TRAINERS))

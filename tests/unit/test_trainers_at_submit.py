@@ -9,6 +9,7 @@ import pytest
 
 from support.config import a_base, a_workspace
 from tunesmith.core.errors import ConfigError
+from tunesmith.datasets.screens.detectors import check_installed
 from tunesmith.profiles.checks import check_profile
 from tunesmith.profiles.resolve import resolve
 from tunesmith.training.trainers.command import argv_of, changed_since_sealed, environment_of, sealed
@@ -88,4 +89,11 @@ def test_unsloth_on_a_cpu_is_refused_before_queueing(tmp_path: Path) -> None:
     a_base(workspace)
     resolved = resolve("dates", workspace=workspace, environ={}, overrides=["hardware.tier=cpu"])
     with pytest.raises(ConfigError, match="trainer unsloth does not accept cpu; it accepts: small-gpu"):
-        check_profile(resolved, workspace, locked=None, trainer=find_trainer("unsloth"), target_kinds={"directory"})
+        check_profile(
+            resolved,
+            workspace,
+            locked=None,
+            trainer=find_trainer("unsloth"),
+            target_kinds={"directory"},
+            check_detector=check_installed,
+        )

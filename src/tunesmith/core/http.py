@@ -1,4 +1,4 @@
-"""How a target asks a server: bounded in time and size, no redirects, and a key that appears nowhere."""
+"""One HTTP server and how we call it: bounded in time and size, no redirects, and a key that appears nowhere."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
-from tunesmith.deployment.targets.base import TargetError
+from tunesmith.core.errors import TunesmithError
 
 if TYPE_CHECKING:
     import httpx2
@@ -21,6 +21,12 @@ MAX_BYTES = 16 << 20
 _CONNECT_S = 5.0
 _MAX_SHOWN = 300
 _CHUNK = 1 << 20
+
+
+class HttpFailed(TunesmithError):
+    """The server cannot be reached, is too slow, says too much, or says no."""
+
+    code = "http"
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,9 @@ class Reply:
 
 @dataclass(frozen=True)
 class Http:
-    """One server."""
+    """One server. Whatever goes wrong is raised as `failed`, so that each package hears its own error."""
 
+    failed: ClassVar[type[TunesmithError]] = HttpFailed
     url: str
     timeout_s: float
     key_env: str | None = None
@@ -67,16 +74,16 @@ class Http:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What goes with every request; raises TargetError where the key is not set here."""
+        """What goes with every request; raises `failed` where the key is not set here."""
         key = self.key
         if self.key_env is not None:
             key = os.environ.get(self.key_env, "").strip()
             if not key:
-                raise TargetError(f"the key of {self.url} is not set: put it into the variable {self.key_env}")
+                raise self.failed(f"the key of {self.url} is not set: put it into the variable {self.key_env}")
         return {} if key is None else {"Authorization": f"Bearer {key}"}
 
     def ask(self, method: str, path: str, body: Any = None, *, file: Path | None = None) -> Reply:
-        """Call it once; TargetError where it cannot be reached, is too slow or says too much."""
+        """Call it once; raises `failed` where it cannot be reached, is too slow or says too much."""
         import httpx2
 
         headers = {**self.headers, "Accept-Encoding": "identity"}
@@ -95,13 +102,13 @@ class Http:
             ):
                 reply = Reply(response.status_code, self._bounded(response))
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError):
-            raise TargetError(f"{self.url} cannot be reached; is the server running?") from None
+            raise self.failed(f"{self.url} cannot be reached; is the server running?") from None
         except httpx2.TimeoutException:
-            raise TargetError(f"{self.url}{path}: no answer within {self.timeout_s:g} s") from None
+            raise self.failed(f"{self.url}{path}: no answer within {self.timeout_s:g} s") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise TargetError(f"{self.url}{path}: the connection broke off ({type(error).__name__})") from None
+            raise self.failed(f"{self.url}{path}: the connection broke off ({type(error).__name__})") from None
         if reply.status in (401, 403):
-            raise TargetError(f"{self.url} refuses the key ({reply.status}); set options.key_env and that variable")
+            raise self.failed(f"{self.url} refuses the key ({reply.status}); set options.key_env and that variable")
         return reply
 
     def _bounded(self, response: httpx2.Response) -> bytes:
@@ -110,9 +117,9 @@ class Http:
         for chunk in response.iter_raw():
             size += len(chunk)
             if size > MAX_BYTES:
-                raise TargetError(f"{self.url}: the answer has more than {MAX_BYTES >> 20} MiB")
+                raise self.failed(f"{self.url}: the answer has more than {MAX_BYTES >> 20} MiB")
             if time.monotonic() > deadline:
-                raise TargetError(f"{self.url}: the answer was not whole after {self.timeout_s:g} s")
+                raise self.failed(f"{self.url}: the answer was not whole after {self.timeout_s:g} s")
             chunks.append(chunk)
         return b"".join(chunks)
 
@@ -123,13 +130,13 @@ class Http:
         return self.good("POST", path, body)
 
     def good(self, method: str, path: str, body: Any = None) -> Any:
-        """The JSON of an answer; anything else raises TargetError."""
+        """The JSON of an answer; anything else raises `failed`."""
         reply = self.ask(method, path, body)
         said = reply.json
         if not reply.is_ok:
-            raise TargetError(f"{self.url}{path} answered {reply.status}: {reply.complaint}")
+            raise self.failed(f"{self.url}{path} answered {reply.status}: {reply.complaint}")
         if said is None:
-            raise TargetError(f"{self.url}{path}: the answer is no JSON")
+            raise self.failed(f"{self.url}{path}: the answer is no JSON")
         return said
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 
 from tunesmith.core.environment import visible
 from tunesmith.core.files import canonical_json, sha256_file, sha256_text, write_atomic
 from tunesmith.datasets import queries as datasets
 from tunesmith.evaluation.rules.comparison import compare
-from tunesmith.evaluation.rules.gate import BARE_BASE, Evidence, Judged, Measured, decide
+from tunesmith.evaluation.rules.gate import BARE_BASE, Evidence, Judged, decide
 from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
 from tunesmith.programs.device.take import take_device
 from tunesmith.programs.messages import Scores
 from tunesmith.programs.result_check import judge_evaluate, read_scores
-from tunesmith.programs.stage import StageContext, StageEnd
+from tunesmith.programs.stage import StageContext, StageEnd, StageResult
 from tunesmith.programs.supervise import ProgramEnd, Supervisor
 from tunesmith.runs.base_check import base_trouble
 from tunesmith.runs.queries import runs
@@ -23,6 +24,15 @@ from tunesmith.runs.rules.request import RequestKind
 from tunesmith.runs.rules.task import AttemptState, ErrorClass
 from tunesmith.runs.spec import AdapterRef, CasesRef, EvaluateSpec, RunSpec, Subject
 from tunesmith.runs.spec_paths import located
+
+
+@dataclass(frozen=True)
+class Measured(StageResult):
+    judged: Judged
+    adapter_id: str
+    baseline_adapter_id: str | None
+    scores_path: str
+
 
 EVALUATOR = ("python", "-m", "tunesmith.evaluation.evaluators.main")
 
@@ -59,7 +69,7 @@ def evaluate(context: StageContext) -> StageEnd:
         seed=run.spec.recipe.seed,
     )
     env = visible(os.environ, context.settings.worker.pass_environment)
-    end = Supervisor(context, lambda event: None, None).run(EVALUATOR, spec, env)
+    end = Supervisor(context).run(EVALUATOR, spec, env)
     ended_early = _ended_early(context, end)
     if ended_early is not None:
         return ended_early

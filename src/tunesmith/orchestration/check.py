@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunesmith.core.errors import ConfigError
+from tunesmith.datasets.screens.detectors import check_installed
 from tunesmith.deployment.target_conflicts import place_problems
 from tunesmith.deployment.targets.registry import make_target, target_kinds
 from tunesmith.orchestration.retry import said_at_submit
@@ -52,7 +53,9 @@ def check(
         kept=None if repeats is None else said_at_submit(repeats),
     )
     trainer = find_trainer(DRY_RUN if dry_run else resolved.profile.trainer.kind)
-    checked = check_profile(resolved, workspace, locked=locked, trainer=trainer, target_kinds=target_kinds())
+    checked = check_profile(
+        resolved, workspace, locked=locked, trainer=trainer, target_kinds=target_kinds(), check_detector=check_installed
+    )
     if checked.profile.trainer.options and not trainer.takes_options and not dry_run:
         named = ", ".join(sorted(checked.profile.trainer.options))
         raise ConfigError(f"profile {profile}: trainer.options: trainer {trainer.name} takes none, found {named}")

@@ -20,7 +20,8 @@ from tunesmith.core.errors import StoreError
 from tunesmith.datasets import queries as datasets
 from tunesmith.deployment import queries as deployments
 from tunesmith.evaluation import queries as evaluations
-from tunesmith.evaluation.rules.gate import Decision, Measured
+from tunesmith.evaluation.evaluate import Measured
+from tunesmith.evaluation.rules.gate import Decision
 from tunesmith.experience.forgetting.queries import runs as forgotten_runs
 from tunesmith.experience.queries import experiences, members
 from tunesmith.experience.queries import shadow_answers as shadows

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from tunesmith.core.errors import ConfigError, LockedError, TunesmithError, did_you_mean, quoted
-from tunesmith.datasets.screens.detectors import check_installed
 from tunesmith.profiles.architecture import adaptable_modules, read_architecture, read_tensor_shapes
 from tunesmith.profiles.base_model import known_digest
 from tunesmith.profiles.profile import HardwareTier, Method, Profile
@@ -104,8 +103,12 @@ def check_profile(
     locked: ProfileLock | None,
     trainer: TrainerFacts,
     target_kinds: Collection[str],
+    check_detector: Callable[[str], None],
 ) -> CheckedProfile:
-    """Refuse what cannot work: one error, one line per problem. `locked` is None before the first lock."""
+    """Refuse what cannot work: one error, one line per problem.
+
+    `locked` is None before the first lock; `check_detector` raises where no detector of that name is installed.
+    """
     profile = resolved.profile
     found = _Findings(profile.name)
     if not profile.enabled:
@@ -115,7 +118,7 @@ def check_profile(
         if target.kind not in target_kinds:
             found.add(f"targets: no kind of target {quoted(target.kind)}{did_you_mean(target.kind, target_kinds)}")
     for name in profile.data.detectors:
-        found.attempt(partial(check_installed, name))
+        found.attempt(partial(check_detector, name))
     for violation in limit_violations(profile.recipe, profile.targets):
         found.add(violation)
     folder = found.attempt(lambda: workspace.locate(profile.base.path))

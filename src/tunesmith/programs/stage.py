@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tunesmith.core.errors import LeaseLost, StoreCorrupt, StoreError
-from tunesmith.evaluation.rules.gate import Measured
 from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.programs.launch import RunningProgram, tail_of_log
@@ -108,11 +107,12 @@ class StageContext:
         return f"{error}\n{shown}" if shown else error
 
 
-# What a stage found out or made; lifecycle.py turns it into the run's next state.
+class StageResult:
+    """What a stage found out or made; `orchestration/lifecycle.py` turns it into the run's next state."""
 
 
 @dataclass(frozen=True)
-class Trained:
+class Trained(StageResult):
     """A verified adapter, published in the workspace."""
 
     path: str
@@ -122,12 +122,12 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class DryRunPassed:
+class DryRunPassed(StageResult):
     pass
 
 
 @dataclass(frozen=True)
-class DeviceHeld:
+class DeviceHeld(StageResult):
     """Nothing was begun: serving computes on the device, and was asked to step aside."""
 
     reason: str
@@ -135,19 +135,19 @@ class DeviceHeld:
 
 
 @dataclass(frozen=True)
-class Forbidden:
+class Forbidden(StageResult):
     """Nothing was begun: the profile was disabled or removed since the run was submitted."""
 
     why: str
 
 
 @dataclass(frozen=True)
-class Flipped:
+class Flipped(StageResult):
     """The adapter is live and every target serves it."""
 
 
 @dataclass(frozen=True)
-class NotFlipped:
+class NotFlipped(StageResult):
     """Nothing changed: what is live moved on (`stale`), a target or the profile refused, a watch is still open
     (`later`), the version was revoked, or it was live already and somebody took it back (`moved_on`)."""
 
@@ -156,7 +156,7 @@ class NotFlipped:
 
 
 @dataclass(frozen=True)
-class Looked:
+class Looked(StageResult):
     """One look of the watch: still going, over, or bad enough to roll back; or one at a candidate's shadow."""
 
     decision: str  # again | healthy | roll_back | moved_on; of a shadow: again | passed | failed
@@ -165,11 +165,8 @@ class Looked:
 
 
 @dataclass(frozen=True)
-class Reconciled:
+class Reconciled(StageResult):
     pass
-
-
-Fact = Trained | DryRunPassed | DeviceHeld | Forbidden | Measured | Flipped | NotFlipped | Looked | Reconciled
 
 
 @dataclass(frozen=True)
@@ -177,7 +174,7 @@ class StageEnd:
     """How the attempt ended, and what came of it."""
 
     outcome: AttemptState
-    fact: Fact | None = None
+    fact: StageResult | None = None
     error_class: ErrorClass | None = None
     error: str | None = None
     decided_by: RequestKind | None = None
@@ -185,7 +182,7 @@ class StageEnd:
     result: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def succeeded(cls, fact: Fact, result: dict[str, Any] | None = None) -> StageEnd:
+    def succeeded(cls, fact: StageResult, result: dict[str, Any] | None = None) -> StageEnd:
         return cls(AttemptState.SUCCEEDED, fact=fact, result=result or {})
 
     @classmethod

@@ -17,12 +17,13 @@ from tunesmith.runs.rules.request import RequestKind, strongest
 from tunesmith.runs.rules.task import STOPPED_BY_ESTOP, ErrorClass
 from tunesmith.runs.spec import EvaluateSpec, TrainSpec
 from tunesmith.store.database import Tx
-from tunesmith.training.rules.live_checks import broken_numbers
 
 _LOOK_S = 0.05
 _STACKS_S = 0.2  # for a hanging program to write its stacks, before it is ended
 _ASK_S = 0.5
 _BUDGET_MARGIN_S = 30.0
+
+LiveCheck = Callable[[Metrics], LiveCheckFailure | None]
 
 
 @dataclass
@@ -41,10 +42,17 @@ class ProgramEnd:
 class Supervisor:
     """Watches one program. Every loop: read events, pass on wishes, look at the limits."""
 
-    def __init__(self, context: StageContext, on_event: Callable[[Event], None], wall_s: float | None) -> None:
+    def __init__(
+        self,
+        context: StageContext,
+        on_event: Callable[[Event], None] = lambda event: None,
+        wall_s: float | None = None,
+        live_check: LiveCheck = lambda metrics: None,
+    ) -> None:
         self.context = context
         self.on_event = on_event
         self.wall_s = wall_s
+        self.live_check = live_check
         self.end = ProgramEnd()
         self.phase = Phase.LOAD
         self.advance = Advance()
@@ -102,7 +110,7 @@ class Supervisor:
         match event:
             case PhaseEvent(phase=phase):
                 self.phase = phase
-            case Metrics() if self.end.finding is None and (finding := broken_numbers(event)) is not None:
+            case Metrics() if self.end.finding is None and (finding := self.live_check(event)) is not None:
                 self.end.finding = finding
                 program.kill_tree(self.context.settings.worker.grace_s)
             case Ack(request_id=request_id, detail=detail):

@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from tunesmith.core import clock
-from tunesmith.programs.shim import read_process
 
 _WAL_WRITE_BYTE = 120  # of the -shm file: SQLite's write lock in WAL mode
 _PENDING_BYTE = 0x40000000  # of the store file: where the locks of the other journal modes begin
@@ -89,11 +88,13 @@ def _pid_of(lines: list[str], path: str, first: int, last: int, kinds: set[str])
 
 
 def _describe(pid: int) -> Holder:
-    process = read_process(pid)
-    if process is None:
+    try:
+        # behind the name, which may hold anything, come the state and, as the twentieth word, the start in clock ticks
+        words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
         return Holder(pid, "unknown program", "", None)
-    running_s = clock.boot_seconds() - process.start_ticks / os.sysconf("SC_CLK_TCK")
-    return Holder(pid, _command(pid), process.state, clock.utc_now() - timedelta(seconds=max(0.0, running_s)))
+    running_s = clock.boot_seconds() - int(words[19]) / os.sysconf("SC_CLK_TCK")
+    return Holder(pid, _command(pid), words[0], clock.utc_now() - timedelta(seconds=max(0.0, running_s)))
 
 
 def _command(pid: int) -> str:

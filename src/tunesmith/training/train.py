@@ -26,6 +26,7 @@ from tunesmith.runs.rules.task import AttemptState, ErrorClass
 from tunesmith.runs.spec import ResumeSource, RunSpec, TrainSpec
 from tunesmith.runs.spec_paths import located
 from tunesmith.training.memory_estimate import corrections
+from tunesmith.training.rules.live_checks import broken_numbers
 from tunesmith.training.rules.save_schedule import to_remove
 from tunesmith.training.trainers.command import argv_of, changed_since_sealed, environment_of
 from tunesmith.training.trainers.registry import find_trainer
@@ -70,7 +71,7 @@ def train(context: StageContext) -> StageEnd:
         memory_corrections=corrections(context.database),
     )
     wall_s = max(0.0, run.spec.budgets.wall_s - spec.spent_wall_s)
-    supervisor = Supervisor(context, lambda event: _register_checkpoint(context, event), wall_s)
+    supervisor = Supervisor(context, lambda event: _register_checkpoint(context, event), wall_s, broken_numbers)
     env = environment_of(trainer, options, os.environ, context.settings.worker.pass_environment)
     end = supervisor.run(argv_of(trainer, options, root), spec, env)
     return _conclude(context, spec, end)

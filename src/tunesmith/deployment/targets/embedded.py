@@ -9,10 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tunesmith.core.http import Http, Reply
+from tunesmith.core.http import Reply
 from tunesmith.deployment.targets.adapter_files import folder_refusal
 from tunesmith.deployment.targets.base import ServedAdapter, TargetError
 from tunesmith.deployment.targets.options import TargetOptions, read_options
+from tunesmith.deployment.targets.server import TargetServer
 from tunesmith.profiles.workspace import is_this_one
 from tunesmith.programs.process_identity import ProcessIdentity, is_alive
 from tunesmith.programs.readings import Reading
@@ -105,9 +106,9 @@ class EmbeddedTarget:
             "digest": adapter.digest,
         }
 
-    def _servers(self, timeout_s: float | None = None) -> list[Http]:
+    def _servers(self, timeout_s: float | None = None) -> list[TargetServer]:
         found = [
-            Http(str(about["url"]).rstrip("/"), timeout_s or self._options.timeout_s, key=str(about["token"]))
+            TargetServer(str(about["url"]).rstrip("/"), timeout_s or self._options.timeout_s, key=str(about["token"]))
             for about in (_read(path, self._root) for path in sorted(self._folder.glob("*.json")))
             if about is not None
         ]
@@ -128,12 +129,12 @@ def _read(path: Path, root: Path) -> dict[str, Any] | None:
         return None
 
 
-def _need_good(server: Http, reply: Reply) -> None:
+def _need_good(server: TargetServer, reply: Reply) -> None:
     if not reply.is_ok:
         raise TargetError(f"{server.url} answered {reply.status}: {reply.complaint}")
 
 
-def _digest(server: Http, live: Any) -> str | None:
+def _digest(server: TargetServer, live: Any) -> str | None:
     if live is None:
         return None
     if not isinstance(live, dict) or not isinstance(live.get("digest"), str):

@@ -16,13 +16,14 @@ from pydantic import ValidationError
 
 from tunesmith.core.errors import DataError
 from tunesmith.core.files import sha256_file
-from tunesmith.core.http import Http, Reply
+from tunesmith.core.http import Reply
 from tunesmith.deployment.targets.adapter_files import folder_refusal
 from tunesmith.deployment.targets.alias import Alias, StateFile, verified
 from tunesmith.deployment.targets.base import Door, ServedAdapter, TargetError
 from tunesmith.deployment.targets.flip_order import Order
 from tunesmith.deployment.targets.gguf_adapter import base_of, convert
 from tunesmith.deployment.targets.options import TargetOptions, Text, Url, Variable, read_options
+from tunesmith.deployment.targets.server import TargetServer
 from tunesmith.profiles.workspace import is_this_one
 from tunesmith.programs.readings import Reading
 
@@ -45,7 +46,7 @@ class OllamaTarget:
 
     def __init__(self, options: dict[str, Any], *, root: Path, profile: str) -> None:
         self._options = read_options(OllamaOptions, "ollama", options)
-        self._http = Http(self._options.url, self._options.timeout_s, self._options.key_env)
+        self._http = TargetServer(self._options.url, self._options.timeout_s, self._options.key_env)
         self._profile = profile
         file = StateFile.at(root, profile, "ollama", f"{self._http.url} {self._options.model}")
         self._alias, self._notes, self._order = Alias(file), file.path.with_suffix(""), Order.beside(file.path)

@@ -14,13 +14,14 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from tunesmith.core.http import Http, Reply
+from tunesmith.core.http import Reply
 from tunesmith.deployment.targets.adapter_files import folder_refusal
 from tunesmith.deployment.targets.alias import Alias, StateFile, verified
 from tunesmith.deployment.targets.base import Door, ServedAdapter, TargetError
 from tunesmith.deployment.targets.flip_order import Order
 from tunesmith.deployment.targets.options import TargetOptions, Text, Url, Variable, read_options
 from tunesmith.deployment.targets.readings import chat_reading
+from tunesmith.deployment.targets.server import TargetServer
 from tunesmith.programs.readings import Reading
 from tunesmith.runs.spec_paths import path_from, path_in
 
@@ -60,7 +61,7 @@ class VllmTarget:
         self._options = read_options(VllmOptions, "vllm", options)
         self._raw = dict(options)
         urls = self._options.urls or (self._options.url or "",)
-        self._replicas = [Http(url, self._options.timeout_s, self._options.key_env) for url in urls]
+        self._replicas = [TargetServer(url, self._options.timeout_s, self._options.key_env) for url in urls]
         self._profile = profile
         file = StateFile.at(root, profile, "vllm", " ".join(sorted(urls)))
         self._alias, self._order = Alias(file), Order.beside(file.path)
@@ -127,7 +128,7 @@ class VllmTarget:
         """What any replica holds of ours: a leftover on one of them counts."""
         return frozenset(name for replica in self._replicas for name in self._held_of_ours(replica))
 
-    def _held_of_ours(self, replica: Http) -> list[str]:
+    def _held_of_ours(self, replica: TargetServer) -> list[str]:
         """Versions that were loaded from here; a profile of another workspace may have the same name."""
         noted = {name: self._theirs(path_from(self._made.root, path)) for name, path in self._made.read().items()}
         below = self._theirs(self._ours)
@@ -166,7 +167,7 @@ class VllmTarget:
             raise TargetError("no replica answers")
         return doors
 
-    def _base(self, replica: Http, models: list[dict[str, Any]] | None) -> str:
+    def _base(self, replica: TargetServer, models: list[dict[str, Any]] | None) -> str:
         """How the replica calls the bare base."""
         if self._options.model is not None and models is None:
             return self._options.model
@@ -181,14 +182,14 @@ class VllmTarget:
             raise TargetError(f"{replica.url} serves {len(bases)} models; say which in options.model: {found}")
         return bases[0]
 
-    def _is_held(self, replica: Http, adapter: ServedAdapter) -> bool:
+    def _is_held(self, replica: TargetServer, adapter: ServedAdapter) -> bool:
         models = _models(replica)
         if adapter.name not in _adapters(models):
             return False
         self._check_root(replica, adapter, models)
         return True
 
-    def _check_root(self, replica: Http, adapter: ServedAdapter, models: list[dict[str, Any]]) -> None:
+    def _check_root(self, replica: TargetServer, adapter: ServedAdapter, models: list[dict[str, Any]]) -> None:
         root, ours = _adapters(models)[adapter.name], self._theirs(adapter.path)
         if root != ours:
             raise TargetError(f"{replica.url} holds {adapter.name} from {root}, not from {ours}; unload it there")
@@ -200,7 +201,7 @@ class VllmTarget:
                 return str(PurePosixPath(theirs) / path.relative_to(ours))
         return str(path)
 
-    def _ask_to_load(self, replica: Http, adapter: ServedAdapter) -> Reply:
+    def _ask_to_load(self, replica: TargetServer, adapter: ServedAdapter) -> Reply:
         body = {"lora_name": adapter.name, "lora_path": self._theirs(adapter.path)}
         reply = replica.ask("POST", "/v1/load_lora_adapter", body)
         if reply.status == 404 and "error" not in (reply.json or {}):
@@ -217,12 +218,14 @@ class VllmTarget:
             raise TargetError(f"{replica.url} answered {reply.status} to a load: {reply.complaint}")
         return reply
 
-    def _forget(self, replica: Http, name: str) -> None:
+    def _forget(self, replica: TargetServer, name: str) -> None:
         reply = replica.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
         if not reply.is_ok and reply.status != 404:
             raise TargetError(f"{replica.url} cannot unload {name}: {reply.complaint}")
 
-    def _read(self, replica: Http, name: str, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> Reading:
+    def _read(
+        self, replica: TargetServer, name: str, messages: Sequence[Mapping[str, Any]], max_tokens: int
+    ) -> Reading:
         body = {
             "model": name,
             "messages": list(messages),
@@ -241,7 +244,7 @@ class VllmTarget:
         return chat_reading(messages, said, replica.url, prompt_text=text, prompt_ids=prompt_ids, answer_ids=answer_ids)
 
 
-def _models(replica: Http) -> list[dict[str, Any]]:
+def _models(replica: TargetServer) -> list[dict[str, Any]]:
     said = replica.get("/v1/models")
     models = said.get("data") if isinstance(said, dict) else None
     if not isinstance(models, list) or not all(isinstance(model, dict) and "id" in model for model in models):
@@ -254,7 +257,7 @@ def _adapters(models: list[dict[str, Any]]) -> dict[str, str]:
     return {str(model["id"]): str(model.get("root")) for model in models if model.get("parent")}
 
 
-def _is_answering(replica: Http, name: str) -> bool:
+def _is_answering(replica: TargetServer, name: str) -> bool:
     """By its metrics: the youngest note of running adapters, unless nothing runs at all."""
     reply = replica.ask("GET", "/metrics")
     text = reply.body.decode(errors="replace")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from tunesmith.core.section import Section
@@ -139,11 +138,3 @@ def describe(comparison: Comparison, confidence: float) -> str:
         f"{comparison.difference:+.3g} [{comparison.low:+.3g}, {comparison.high:+.3g}] "
         f"at {confidence:.0%}, n = {comparison.n}"
     )
-
-
-@dataclass(frozen=True)
-class Measured:
-    judged: Judged
-    adapter_id: str
-    baseline_adapter_id: str | None
-    scores_path: str

@@ -9,12 +9,12 @@ from typing import Any
 
 from tunesmith.core.errors import DataError
 from tunesmith.core.files import sha256_file
-from tunesmith.core.http import Http
 from tunesmith.deployment.targets.alias import Alias, verified
 from tunesmith.deployment.targets.base import Door, ServedAdapter, TargetError
 from tunesmith.deployment.targets.flip_order import Order
 from tunesmith.deployment.targets.llamacpp.files import PLAIN, Converted, LlamacppOptions
 from tunesmith.deployment.targets.llamacpp.readings import read_llama
+from tunesmith.deployment.targets.server import TargetServer
 from tunesmith.programs.readings import Reading
 
 _POLL_S = 0.1
@@ -25,7 +25,7 @@ class LlamacppServerOfOthers:
 
     def __init__(self, options: LlamacppOptions, root: Path, profile: str) -> None:
         self._made = Converted(options, root, profile)
-        self._http = Http(options.url or "", options.timeout_s, options.key_env)
+        self._http = TargetServer(options.url or "", options.timeout_s, options.key_env)
         self._profile = profile
         self._alias, self._order = Alias(self._made.file), Order.beside(self._made.file.path)
 

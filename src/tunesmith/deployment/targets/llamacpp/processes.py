@@ -23,9 +23,9 @@ from typing import Any
 
 from tunesmith.core.clock import boot_id
 from tunesmith.core.environment import visible
-from tunesmith.core.http import Http
 from tunesmith.core.ids import new_id, new_token
 from tunesmith.deployment.targets.base import TargetError
+from tunesmith.deployment.targets.server import TargetServer
 from tunesmith.programs.process_identity import MARKER, ProcessIdentity, identify, is_alive, kill_below, of_attempt
 
 _POLL_S = 0.05
@@ -76,8 +76,8 @@ class LlamaProcess:
     def place_of(self, name: str) -> int | None:
         return next((at for at, held in enumerate(self.adapters) if held.name == name and not held.is_gone), None)
 
-    def http(self, timeout_s: float) -> Http:
-        return Http(f"http://127.0.0.1:{self.port}", timeout_s, key=self.key)
+    def http(self, timeout_s: float) -> TargetServer:
+        return TargetServer(f"http://127.0.0.1:{self.port}", timeout_s, key=self.key)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

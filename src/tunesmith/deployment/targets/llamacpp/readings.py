@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tunesmith.core.http import Http
 from tunesmith.deployment.targets.base import TargetError
+from tunesmith.deployment.targets.server import TargetServer
 from tunesmith.programs.readings import Reading
 
 
 def read_llama(
-    asked: Http, messages: Sequence[Mapping[str, Any]], max_tokens: int, lora: list[dict[str, Any]]
+    asked: TargetServer, messages: Sequence[Mapping[str, Any]], max_tokens: int, lora: list[dict[str, Any]]
 ) -> Reading:
     """Template, tokens and greedy answer. Log-probabilities only where it tells them for each token.
 
