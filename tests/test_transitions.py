@@ -44,8 +44,8 @@ from tunesmith.experience.rules.experience import EXPERIENCE, ExperienceState
 from tunesmith.models import queries as adapters
 from tunesmith.models.rules import ADAPTER, AdapterState
 from tunesmith.orchestration import lifecycle
+from tunesmith.profiles import queries as campaigns
 from tunesmith.profiles.rules.campaign import CAMPAIGN, Breaker, CampaignState, breaker
-from tunesmith.profiles.tables import campaigns
 from tunesmith.runs.queries import runs, tasks
 from tunesmith.runs.queries.runs import Run
 from tunesmith.runs.rules.run import RUN, RunState

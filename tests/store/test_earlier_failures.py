@@ -42,8 +42,8 @@ from tunesmith.client import Client
 from tunesmith.core.errors import ConfigError
 from tunesmith.evaluation.rules.gate import Decision
 from tunesmith.experience.queries import members
+from tunesmith.profiles import queries as campaigns
 from tunesmith.profiles.rules.campaign import Breaker, breaker
-from tunesmith.profiles.tables import campaigns
 from tunesmith.runs.queries import runs, tasks
 from tunesmith.store.database import Database
 

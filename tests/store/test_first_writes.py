@@ -14,7 +14,7 @@ from tunesmith.deployment import queries as deployments
 from tunesmith.experience.queries import experiences
 from tunesmith.models.rules import AdapterState
 from tunesmith.profiles.rules.lock import ProfileLock
-from tunesmith.profiles.tables import profiles
+from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.runs.queries import switches
 from tunesmith.store.database import Database, Tx
 

@@ -24,6 +24,7 @@ from tunesmith.core.clock import boot_seconds
 from tunesmith.core.errors import InvalidTransition, StoreError
 from tunesmith.curriculum.cycle import curriculum
 from tunesmith.orchestration import lifecycle
+from tunesmith.orchestration.check import check_now
 from tunesmith.profiles.settings import HandOverSettings, ServeSettings, Settings
 from tunesmith.profiles.workspace import init_workspace
 from tunesmith.programs.device.queries import hand_overs, servers
@@ -193,7 +194,7 @@ def test_curriculum_with_a_local_teacher_beside_a_serving_server_waits_and_asks_
             claim = claim_of(tx, task_id)
             a_server(tx)
         settings = Settings(serve=ServeSettings(hand_over=HandOverSettings(shares_device="always")))
-        end = curriculum(StageContext(database, client.workspace, settings, claim, WORKER, Pulse()))
+        end = curriculum(StageContext(database, client.workspace, settings, claim, WORKER, Pulse()), check_now)
     with database.write() as tx:
         lifecycle.settle(tx, claim, end, actor=WORKER)
         task = tasks.get(tx, task_id)

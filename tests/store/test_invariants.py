@@ -29,8 +29,8 @@ from support.rows import (
 from tunesmith.core.errors import Conflict, Refused
 from tunesmith.experience.rules.experience import ExperienceState
 from tunesmith.models.rules import AdapterState
+from tunesmith.profiles import queries as campaigns
 from tunesmith.profiles.rules.campaign import CampaignState
-from tunesmith.profiles.tables import campaigns
 from tunesmith.runs.queries import requests, runs, tasks
 from tunesmith.runs.rules.request import RequestKind
 from tunesmith.runs.rules.run import RunState

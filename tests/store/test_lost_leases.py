@@ -271,8 +271,8 @@ def test_clock_jump_steals_no_lease_and_changes_no_order(
 def test_clock_jump_changes_no_listing(database: Database, monkeypatch: pytest.MonkeyPatch, jump: timedelta) -> None:
     from support.rows import a_campaign, a_dataset
     from tunesmith.datasets import queries as datasets
+    from tunesmith.profiles import queries as campaigns
     from tunesmith.profiles.rules.campaign import CampaignState
-    from tunesmith.profiles.tables import campaigns
 
     real = clock.utc_now
     with database.write() as tx:

@@ -23,6 +23,7 @@ from tunesmith.experience.rules.experience import ExperienceState
 from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
 from tunesmith.models.rules import AdapterState
+from tunesmith.profiles import queries as campaigns
 from tunesmith.profiles.profile import (
     Budgets,
     Checkpoints,
@@ -38,7 +39,7 @@ from tunesmith.profiles.profile import (
 from tunesmith.profiles.queries import Campaign
 from tunesmith.profiles.rules.campaign import CampaignState
 from tunesmith.profiles.rules.lock import ArchitectureLock, ProfileLock
-from tunesmith.profiles.tables import campaigns, profiles
+from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.runs.queries import runs, tasks
 from tunesmith.runs.queries.runs import Run
 from tunesmith.runs.queries.tasks import Claim

@@ -27,9 +27,19 @@ if TYPE_CHECKING:
     from tunesmith.client.serving import Serving
     from tunesmith.client.system import System
     from tunesmith.experience.capture_queue import CaptureQueue
-    from tunesmith.store.database import Patience
+    from tunesmith.profiles.checks import CheckedProfile
+    from tunesmith.store.database import Database, Patience
 
 __all__ = ["Client"]
+
+
+def _check_profile(
+    database: Database, workspace: Workspace, profile: str, *, environ: Mapping[str, str] | None
+) -> CheckedProfile:
+    """Trainers and targets are imported only where a profile is checked, so that listings stay quick."""
+    from tunesmith.orchestration.check import check_now
+
+    return check_now(database, workspace, profile, environ=environ)
 
 
 class Client:
@@ -45,7 +55,9 @@ class Client:
     ) -> None:
         """`patience`: how long a write waits while another process holds a SQLite store's lock; else a minute."""
         explicit = None if workspace is None else Path(workspace)
-        self._session = Session(find_workspace(explicit=explicit, environ=environ), actor, environ, patience)
+        self._session = Session(
+            find_workspace(explicit=explicit, environ=environ), actor, environ, _check_profile, patience
+        )
 
     @cached_property
     def runs(self) -> Runs:

@@ -91,7 +91,14 @@ class Curriculum:
         session, database = self._session, self._session.database
         if max_entries is not None and not 1 <= max_entries <= MAX_ENTRIES:
             raise UsageError(f"max_entries is {max_entries}; use a number from 1 to {MAX_ENTRIES}")
-        lesson = make_lesson(database, session.workspace, profile, actor=session.actor, environ=session.environ)
+        lesson = make_lesson(
+            database,
+            session.workspace,
+            profile,
+            actor=session.actor,
+            environ=session.environ,
+            check=session.check_profile,
+        )
         self._refuse(lesson, now=now or dry_run)
         chosen = choose(database, lesson, max_entries or lesson.policy.max_entries)
         if dry_run:
@@ -123,7 +130,14 @@ class Curriculum:
     def _problem(self, profile: str) -> str | None:
         session = self._session
         try:
-            make_lesson(session.database, session.workspace, profile, actor=session.actor, environ=session.environ)
+            make_lesson(
+                session.database,
+                session.workspace,
+                profile,
+                actor=session.actor,
+                environ=session.environ,
+                check=session.check_profile,
+            )
         except TunesmithError as error:
             return str(error)
         return None

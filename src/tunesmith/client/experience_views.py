@@ -63,28 +63,6 @@ class ExperienceDetail:
 
 
 @dataclass(frozen=True)
-class AddedView:
-    """What came of adding an experience."""
-
-    id: str
-    is_new: bool
-    class_name: str
-    reasons: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class RatedView:
-    """What came of a feedback, and what the experience is worth since."""
-
-    id: str
-    experience_id: str
-    is_new: bool
-    class_name: str
-    reasons: tuple[str, ...]
-    feedback: Feedback
-
-
-@dataclass(frozen=True)
 class StatsView:
     """The experiences of one profile in figures."""
 

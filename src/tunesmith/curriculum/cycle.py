@@ -40,6 +40,7 @@ from tunesmith.experience.capture import suspicions_in
 from tunesmith.experience.queries import experiences
 from tunesmith.experience.queries.experiences import Experience
 from tunesmith.experience.rules.experience import CorrectionState, ExperienceState
+from tunesmith.profiles.checks import ProfileCheck
 from tunesmith.programs.device.take import LOCAL_TEACHER, take_device
 from tunesmith.programs.launch import RunningProgram
 from tunesmith.programs.stage import StageContext, StageEnd
@@ -112,12 +113,12 @@ class Hands:
     on_outcome: Callable[[int, int, Outcome], None] = field(default=lambda done, total, outcome: None)
 
 
-def curriculum(context: StageContext) -> StageEnd:
+def curriculum(context: StageContext, check: ProfileCheck) -> StageEnd:
     """One cycle as a task; what an earlier attempt of the task has asked and paid counts."""
     task, actor = context.claim.task, context.worker_id
     assert task.profile is not None, task.id
     try:
-        lesson = make_lesson(context.database, context.workspace, task.profile, actor=actor, environ=None)
+        lesson = make_lesson(context.database, context.workspace, task.profile, actor=actor, environ=None, check=check)
     except (ConfigError, NotFound, Refused) as error:
         end = CycleEnd(task.id, (), str(error))
         context.write(lambda tx: _tell_end(tx, task.profile or "", end, actor))

@@ -13,10 +13,11 @@ from tunesmith.curriculum.rules.cycle import same_as_student, unready
 from tunesmith.curriculum.teachers.endpoint import key_of
 from tunesmith.curriculum.teachers.local import check_folder, same_weights
 from tunesmith.experience.capture import Rules
-from tunesmith.experience.policy import rules_of
+from tunesmith.experience.policy import resolve_rules
 from tunesmith.experience.queries import reviews
 from tunesmith.profiles import queries as campaigns
 from tunesmith.profiles.base_model import MODEL_WEIGHTS, base_digest
+from tunesmith.profiles.checks import ProfileCheck
 from tunesmith.profiles.profile import Profile
 from tunesmith.profiles.resolve import resolve
 from tunesmith.profiles.sections.curriculum import CurriculumPolicy, TeacherSettings
@@ -64,11 +65,17 @@ def policy_of(
 
 
 def make_lesson(
-    database: Database, workspace: Workspace, profile: str, *, actor: str, environ: Mapping[str, str] | None
+    database: Database,
+    workspace: Workspace,
+    profile: str,
+    *,
+    actor: str,
+    environ: Mapping[str, str] | None,
+    check: ProfileCheck,
 ) -> Lesson:
     """Everything for a cycle; raises where the teacher cannot be asked, costs nobody knows what, or is the student."""
     resolved = _resolved(database, workspace, profile, environ)
-    rules = rules_of(database, workspace, profile, actor=actor, environ=environ)
+    rules = resolve_rules(database, workspace, profile, actor=actor, environ=environ, check=check)
     policy = resolved.curriculum
     if not resolved.enabled:
         raise Refused(f"profile {profile} is disabled: {resolved.disabled_reason}; nothing is learnt for it")

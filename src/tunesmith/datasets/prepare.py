@@ -12,11 +12,11 @@ from tunesmith.core.errors import DataError, UsageError, did_you_mean, quoted
 from tunesmith.core.files import verify_folder
 from tunesmith.core.ids import new_id
 from tunesmith.datasets import queries as datasets
+from tunesmith.datasets.earlier_splits import kept_splits
 from tunesmith.datasets.example import Message
 from tunesmith.datasets.queries import Dataset, HeldoutCase
 from tunesmith.datasets.report import DatasetReport, Format, PreparedDataset, PrepareOptions, Split, Windows
 from tunesmith.datasets.unrecorded import unrecorded
-from tunesmith.experience.held_out import kept_splits
 from tunesmith.profiles.architecture import read_control_tokens
 from tunesmith.profiles.checks import CheckedProfile
 from tunesmith.profiles.rules.lock_check import check_lock

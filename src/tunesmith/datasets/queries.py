@@ -10,7 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from tunesmith.core.errors import NotFound
-from tunesmith.datasets.tables import datasets, heldout_cases
+from tunesmith.datasets.example import Split
+from tunesmith.datasets.tables import datasets, heldout_cases, members
 from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.tables import runs
 from tunesmith.store import events
@@ -150,3 +151,9 @@ def _messages(tx: Tx, seqs: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
 
 def _dataset(row: sa.RowMapping) -> Dataset:
     return Dataset(**{name: value for name, value in row.items() if name != "seq"})
+
+
+def groups_of(tx: Tx, dataset_id: str) -> list[tuple[str, Split]]:
+    """The groups of prompts that its experiences brought, with their split."""
+    query = sa.select(members.c.group_id, members.c.split).where(members.c.dataset_id == dataset_id).distinct()
+    return [(str(group), Split(split)) for group, split in tx.conn.execute(query)]

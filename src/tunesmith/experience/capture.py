@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
-from tunesmith.core.errors import DataError, UsageError, quoted
+from tunesmith.core.errors import DataError, UsageError, did_you_mean, quoted
 from tunesmith.core.files import canonical_json, sha256_text
 from tunesmith.core.visible_text import says_nothing
 from tunesmith.datasets.bad_row import BadRow
@@ -248,3 +248,44 @@ def suspicions_in(messages: Sequence[Mapping[str, Any]], rules: Rules) -> list[s
         for token in sorted({match[0] for text in texts for match in pattern.finditer(text)}):
             found[f"control_token: a text holds {quoted(token)}, a control token of the base model"] = None
     return list(found)
+
+
+_CONTEXT = frozenset(field.name for field in fields(Context))
+
+
+class About(TypedDict, total=False):
+    """What may be said about an interaction beside its messages (`stages.capture.Capture`, `domain.Context`)."""
+
+    key: str | None
+    next_turn: str | None
+    source: str | None
+    session: str | None
+    served_by: str | None
+    template: str | None
+    task_type: str | None
+    reference: str | None
+    captured_at: datetime | None
+    is_cut: bool
+
+
+def capture_of(messages: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> Capture:
+    """A capture from what the caller says about it."""
+    known = {"key", "next_turn", "is_cut", *_CONTEXT}
+    for name in about:
+        if name not in known:
+            raise UsageError(f"an experience has no {quoted(name)}{did_you_mean(name, known)}")
+    context = {"source": "api", **{name: value for name, value in about.items() if name in _CONTEXT}}
+    is_cut = about.get("is_cut", False)
+    if not isinstance(is_cut, bool):
+        raise UsageError(f"is_cut is {quoted(repr(is_cut))}; give True or False")
+    return Capture(messages, about.get("key"), about.get("next_turn"), Context(**context), is_cut=is_cut)
+
+
+@dataclass(frozen=True)
+class AddedView:
+    """What came of adding an experience."""
+
+    id: str
+    is_new: bool
+    class_name: str
+    reasons: tuple[str, ...]

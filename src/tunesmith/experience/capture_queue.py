@@ -19,14 +19,14 @@ from queue import Empty, Full, Queue
 from types import TracebackType
 from typing import Any, Unpack
 
-from tunesmith.client.experiences import About, capture_of
 from tunesmith.core.clock import utc_now
 from tunesmith.core.errors import StoreError, TunesmithError, quoted
 from tunesmith.core.ids import is_name
 from tunesmith.core.logs import logger
 from tunesmith.experience import capture
-from tunesmith.experience.capture import Checked, Rules
+from tunesmith.experience.capture import About, AddedView, Capture, Checked, Rules, capture_of
 from tunesmith.experience.policy import rules_of
+from tunesmith.experience.queries import assessments
 from tunesmith.runs.session import Session
 
 log = logger("capture")
@@ -273,6 +273,16 @@ class CaptureQueue:
         return num_new, stored
 
 
+def store_now(session: Session, profile: str, given: Capture) -> AddedView:
+    """Store one interaction; when this returns, it is durable."""
+    rules = rules_of(session, profile)
+    checked = capture.check(given, rules)
+    with session.database.write(bulk=True) as tx:
+        kept = capture.store(tx, profile, checked, rules, actor=session.actor)
+        now = assessments.get(tx, kept.id)
+    return AddedView(kept.id, kept.is_new, now.class_name, now.reasons)
+
+
 def _next_batch(queue: Queue[_Item], hurry: threading.Event, linger_s: float) -> list[_Item]:
     """What waits, as much as goes into one transaction; empty: nothing has come for a while."""
     batch: list[_Item] = []
@@ -314,7 +324,7 @@ def _ready(session: Session, batch: list[_Item]) -> tuple[_Ready, int, list[str]
 
 def _rules_or_problem(session: Session, profile: str) -> Rules | str:
     try:
-        return rules_of(session.database, session.workspace, profile, actor=session.actor, environ=session.environ)
+        return rules_of(session, profile)
     except StoreError:
         raise
     except TunesmithError as error:

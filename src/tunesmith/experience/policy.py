@@ -8,32 +8,51 @@ from pathlib import Path
 
 from tunesmith.core.errors import NotFound, TunesmithError
 from tunesmith.experience.capture import Rules
-from tunesmith.orchestration.check import check
 from tunesmith.profiles import queries as campaigns
 from tunesmith.profiles.architecture import read_control_tokens
+from tunesmith.profiles.checks import ProfileCheck
 from tunesmith.profiles.resolve import resolve
 from tunesmith.profiles.sections.experience import Thresholds
 from tunesmith.profiles.sections.screens import chosen_screens
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.runs.queries import profile_locks as profiles
+from tunesmith.runs.session import Session
 from tunesmith.store.database import Database
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
-def rules_of(
-    database: Database, workspace: Workspace, profile: str, *, actor: str, environ: Mapping[str, str] | None
-) -> Rules:
+def rules_of(session: Session, profile: str) -> Rules:
     """The rules of a profile; one that the store has never seen is checked and locked on the way."""
+    return resolve_rules(
+        session.database,
+        session.workspace,
+        profile,
+        actor=session.actor,
+        environ=session.environ,
+        check=session.check_profile,
+    )
+
+
+def resolve_rules(
+    database: Database,
+    workspace: Workspace,
+    profile: str,
+    *,
+    actor: str,
+    environ: Mapping[str, str] | None,
+    check: ProfileCheck,
+) -> Rules:
+    """The same without a session, for a worker."""
     with database.read() as tx:
         campaign = campaigns.active(tx, profile)
         is_locked = profiles.lock_of(tx, profile) is not None
     overrides = None if campaign is None else campaign.overrides
     resolved = resolve(profile, workspace=workspace, campaign_overrides=overrides, environ=environ).profile
     if not is_locked:
-        checked, _, _ = check(database, workspace, profile, environ=environ)
+        lock = check(database, workspace, profile, environ=environ).lock
         with database.write() as tx:
-            profiles.lock(tx, profile, checked.lock, actor=actor)
+            profiles.lock(tx, profile, lock, actor=actor)
     tokens = _control_tokens(workspace.locate(resolved.base.path))
     data = resolved.data
     return Rules(

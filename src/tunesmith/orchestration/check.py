@@ -24,6 +24,14 @@ from tunesmith.training.trainers.registry import find_trainer
 DRY_RUN = "dry-run"
 
 
+def check_now(
+    database: Database, workspace: Workspace, profile: str, *, environ: Mapping[str, str] | None = None
+) -> CheckedProfile:
+    """A profile as it stands, without overrides; raises where it could not be run."""
+    checked, _, _ = check(database, workspace, profile, environ=environ)
+    return checked
+
+
 def check(
     database: Database,
     workspace: Workspace,

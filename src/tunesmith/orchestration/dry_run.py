@@ -19,11 +19,12 @@ from pathlib import Path
 from tunesmith.core.environment import visible
 from tunesmith.core.errors import ConfigError, DataError, TunesmithError
 from tunesmith.core.ids import new_id
+from tunesmith.datasets.earlier_splits import kept_splits
 from tunesmith.datasets.prepare import Progress, judging_cases, options_of
 from tunesmith.datasets.queries import Dataset
 from tunesmith.datasets.report import DatasetReport, Split
 from tunesmith.experience.assemble import rehearsed
-from tunesmith.experience.held_out import kept_splits, too_few_cases
+from tunesmith.experience.held_out import too_few_cases
 from tunesmith.orchestration.check import check
 from tunesmith.orchestration.submit import Submission, existing_dataset, queue_once, report_of, spec_of
 from tunesmith.profiles.checks import CheckedProfile

@@ -13,9 +13,9 @@ from tunesmith.core.errors import ConfigError, Refused
 from tunesmith.core.files import read_manifest
 from tunesmith.core.ids import new_id
 from tunesmith.datasets import queries as datasets
+from tunesmith.datasets.earlier_splits import kept_splits
 from tunesmith.datasets.prepare import Progress, options_of
 from tunesmith.datasets.report import DatasetReport, Split
-from tunesmith.experience.held_out import kept_splits
 from tunesmith.orchestration.check import check
 from tunesmith.orchestration.submit import METHOD_OF_KIND
 from tunesmith.profiles.checks import CheckedProfile

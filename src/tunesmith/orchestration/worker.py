@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Collection
+from functools import partial
 from types import FrameType
 from typing import TypeVar
 
@@ -32,6 +33,7 @@ from tunesmith.experience.forgetting import forget
 from tunesmith.experience.queries import members
 from tunesmith.orchestration import control, lifecycle
 from tunesmith.orchestration import disk_space as room
+from tunesmith.orchestration.check import check_now
 from tunesmith.profiles.settings import Settings, WorkerSettings
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.programs.process_identity import ProcessIdentity, identify, kill_stray
@@ -48,7 +50,7 @@ STAGES: dict[TaskKind, Callable[[StageContext], StageEnd]] = {
     TaskKind.DEPLOY: deploy,
     TaskKind.WATCH: watch,
     TaskKind.ROLLBACK: roll_back,
-    TaskKind.CURRICULUM: curriculum,
+    TaskKind.CURRICULUM: partial(curriculum, check=check_now),
 }
 """What a worker can do. A kind without a stage is never claimed."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from tunesmith.profiles.rules.lock import ArchitectureLock, ProfileLock
 from tunesmith.profiles.rules.lock_check import lock_differences, lock_of
 from tunesmith.profiles.rules.target_limits import limit_violations
 from tunesmith.profiles.workspace import Workspace
+from tunesmith.store.database import Database
 
 T = TypeVar("T")
 
@@ -94,6 +95,14 @@ class _Findings:
         if self.lines:
             only_lock = self.num_locked == len(self.lines)
             raise (LockedError if only_lock else ConfigError)("\n".join(self.lines))
+
+
+class ProfileCheck(Protocol):
+    """The whole check of a profile, trainers and targets included; given by a package that knows those."""
+
+    def __call__(
+        self, database: Database, workspace: Workspace, profile: str, *, environ: Mapping[str, str] | None
+    ) -> CheckedProfile: ...
 
 
 def check_profile(

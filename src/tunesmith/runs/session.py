@@ -13,6 +13,7 @@ from pathlib import Path
 from tunesmith.core.errors import NotFound, StoreError, UsageError
 from tunesmith.core.files import sha256_text, write_atomic
 from tunesmith.core.ids import is_id
+from tunesmith.profiles.checks import ProfileCheck
 from tunesmith.profiles.resolve import resolve_settings
 from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.workspace import Workspace
@@ -38,18 +39,20 @@ class Session:
         workspace: Workspace,
         actor: str | None,
         environ: Mapping[str, str] | None,
+        check_profile: ProfileCheck,
         patience: Patience | None = None,
     ) -> None:
         self.workspace = workspace
         self.environ = environ
         self.patience = patience
+        self.check_profile = check_profile
         self.actor = actor or _user()
         self._database: Database | None = None
         self._was_open = False
 
     def another(self) -> Session:
         """One with a store connection of its own, for another thread."""
-        other = Session(self.workspace, self.actor, self.environ, self.patience)
+        other = Session(self.workspace, self.actor, self.environ, self.check_profile, self.patience)
         other._was_open = self._was_open
         return other
 

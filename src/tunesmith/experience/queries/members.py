@@ -63,12 +63,6 @@ def of_experience(tx: Tx, experience_id: str) -> list[Member]:
     return _found(tx, members.c.experience_id == experience_id)
 
 
-def groups_of(tx: Tx, dataset_id: str) -> list[tuple[str, Split]]:
-    """The groups of prompts that its experiences brought, with their split."""
-    query = sa.select(members.c.group_id, members.c.split).where(members.c.dataset_id == dataset_id).distinct()
-    return [(str(group), Split(split)) for group, split in tx.conn.execute(query)]
-
-
 def _found(tx: Tx, condition: sa.ColumnElement[bool]) -> list[Member]:
     return [
         Member(

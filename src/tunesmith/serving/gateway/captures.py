@@ -8,11 +8,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from tunesmith.client.experiences import Experiences, capture_of
 from tunesmith.core.clock import utc_now
 from tunesmith.core.errors import NotFound
-from tunesmith.experience.capture import Capture
-from tunesmith.experience.capture_queue import CaptureQueue, position_of
+from tunesmith.experience.capture import Capture, capture_of
+from tunesmith.experience.capture_queue import CaptureQueue, position_of, store_now
 from tunesmith.experience.queries import experiences
 from tunesmith.profiles.sections.experience import CapturePolicy
 from tunesmith.runs.session import Session
@@ -191,7 +190,7 @@ class Captures:
         if held is None or not self.knows(key, caller):
             return None
         _, profile, capture = held
-        Experiences(session).add_capture(profile, capture)
+        store_now(session, profile, capture)
         return f"{profile}:{key}"
 
     def flush(self, timeout_s: float) -> None:

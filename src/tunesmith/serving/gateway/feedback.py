@@ -9,9 +9,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tunesmith.client.experience_views import RatedView
-from tunesmith.client.experiences import FeedbackNoun
 from tunesmith.core.errors import NotFound, StoreError, did_you_mean, quoted
+from tunesmith.experience.feedback import RatedView, add_feedback
 from tunesmith.serving.gateway.access import caller_of
 from tunesmith.serving.gateway.answers import choice_key
 from tunesmith.serving.gateway.api_errors import ApiError, wrong
@@ -103,7 +102,8 @@ def _rate(gateway: Gateway, said: dict[str, Any], caller: Caller) -> RatedView:
     if name is None:
         reason = gateway.captures.reason_missing(key, caller)
         raise NotFound(f"there is no experience of {quoted(key)}: {reason}")
-    return FeedbackNoun(gateway.session).add(
+    return add_feedback(
+        gateway.session,
         name,
         said.get("rating"),
         rater=said.get("rater", "client"),

@@ -127,9 +127,7 @@ class Mirror:
         wanted: dict[str, list[_Wanted]] = {}
         for candidate in found:
             try:
-                rules = rules_of(
-                    session.database, session.workspace, candidate.profile, actor=session.actor, environ=session.environ
-                )
+                rules = rules_of(session, candidate.profile)
             except StoreError:
                 raise
             except TunesmithError as error:  # its file is wrong or gone; nobody else suffers from that
