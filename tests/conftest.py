@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from support.places import MEMORY, has_roomy_memory
 from support.quick_processes import fork_programs
+
+# in memory where there is room: the product flushes every file that it publishes, which a disk answers in milliseconds
+# and memory at once (`--basetemp` names another place)
+if has_roomy_memory():
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
 # tiny models: threads that wait for each other cost more than they bring, above all beside another test process
 os.environ.setdefault("OMP_NUM_THREADS", "1")

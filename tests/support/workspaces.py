@@ -21,6 +21,7 @@ from typing import IO, Any, TypeVar
 
 import yaml
 
+from support.places import roomy_folder
 from support.quick_processes import QuickProcess, can_start_quickly, start_quickly
 from tunesmith.client import Client
 from tunesmith.training.trainers.sim.files import safetensors_bytes
@@ -80,7 +81,7 @@ def an_empty_workspace(root: Path) -> Path:
 
 @functools.cache
 def _template_of_workspaces() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="tunesmith-template-"))
+    folder = Path(tempfile.mkdtemp(prefix="tunesmith-template-", dir=roomy_folder()))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     Client.init(folder / "ws").close()
     return folder / "ws"

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from tunesmith.core.errors import ConfigError, UsageError, quoted
@@ -122,6 +123,11 @@ def lay_over(below: Entries, above: Entries) -> Entries:
 
 
 def default_layer() -> Entries:
+    return dict(_default_entries())
+
+
+@cache
+def _default_entries() -> Entries:
     origin = Origin(Layer.DEFAULT, "schema default")
     return {path: Entry(value, origin) for path, value in defaults().items()}
 

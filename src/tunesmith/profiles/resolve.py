@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cache, cached_property, reduce
 from operator import getitem
 from pathlib import Path
 from typing import Any, TypeVar
@@ -268,4 +268,9 @@ def _rank(path: tuple[str, ...]) -> int:
     """In the order of the schema, so that listings read well."""
     place = find(path)
     assert isinstance(place, Place), "entries are values, not sections"
-    return list(places()).index(".".join((*place.prefix, place.field)))
+    return _ranks()[".".join((*place.prefix, place.field))]
+
+
+@cache
+def _ranks() -> dict[str, int]:
+    return {key: rank for rank, key in enumerate(places())}

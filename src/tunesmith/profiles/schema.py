@@ -61,10 +61,11 @@ def subsection(info: FieldInfo) -> type[Section] | None:
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 
-def fields_of(section: type[Section] | None) -> dict[str, FieldInfo]:
+@cache
+def fields_of(section: type[Section] | None) -> Mapping[str, FieldInfo]:
     """The fields of a section; None stands for the top, where settings and profile keys meet."""
     if section is not None:
-        return dict(section.model_fields)
+        return section.model_fields
     return {name: info for root in ROOTS for name, info in root.model_fields.items()}
 
 
