@@ -198,7 +198,7 @@ class _Intake:
 
     def take(self, parsed: ParsedBlock, source: int, name: str) -> None:
         """Take the next lines of a source."""
-        from tunesmith.datasets.parting import kept_rows, keys_of, part
+        from tunesmith.datasets.split_files import kept_rows, keys_of, part
 
         self.num_rows += parsed.num_rows
         self._num_blank += parsed.num_blank
@@ -245,7 +245,7 @@ class _Intake:
 
     def _of_one_kind(self, batch: Any, source: int) -> Any:
         """The rows of the dataset's kind, which its first valid row decides; the others are bad."""
-        from tunesmith.datasets.parting import kind_of_first, part_by_kind
+        from tunesmith.datasets.split_files import kind_of_first, part_by_kind
 
         if batch.num_rows and self._kind is None:
             self._kind = kind_of_first(batch)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from tunesmith.datasets.example import to_json
-from tunesmith.datasets.parting import keys_of
 from tunesmith.datasets.report import Quarantined, SourceFile, Suspect
 from tunesmith.datasets.screens.block import Screened
 from tunesmith.datasets.screens.contradictions import Contradictions
 from tunesmith.datasets.screens.finding import Finding
 from tunesmith.datasets.screens.near_duplicates import NearCopies
+from tunesmith.datasets.split_files import keys_of
 
 FILE_NAME = "quarantine.jsonl"
 _KEPT_PER_SCREEN = 20
