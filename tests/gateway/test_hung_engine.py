@@ -158,7 +158,7 @@ def test_an_engine_stopped_for_less_than_the_limit_goes_on(server: ServerProcess
     thread, results = in_background(ask, server)
     time.sleep(HANG_S / 2)
     os.kill(pid, signal.SIGCONT)
-    thread.join(30)
+    thread.join(120)
     assert results[0].choices
     assert engine_of(server) == pid
 

@@ -47,7 +47,7 @@ def test_term_finishes_what_is_under_way_and_leaves_nothing_behind(mortal: Serve
         wait_for(lambda: num_in_use(mortal) == 1)
         mortal.process.terminate()
         wait_for(lambda: "stopping" in mortal.log.read_text().rpartition("serving at")[2])
-    thread.join(30)
+    thread.join(120)
     assert results[0].choices[0].message.content
     assert mortal.process.wait(30) == 0
     with pytest.raises(openai.APIConnectionError):
@@ -107,7 +107,7 @@ def test_feedback_that_was_acknowledged_survives_a_kill(mortal: ServerProcess, s
     wait_for(lambda: len(acknowledged) > 40, 60)
     mortal.process.kill()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     stored: set[str] = set()
     for experience in small.experiences.list(limit=1000):
         stored |= {said.id for said in small.experiences.show(experience.id).feedback}

@@ -95,7 +95,7 @@ class ServerProcess:
         environ = {"OMP_NUM_THREADS": "1", **(env or {})}
         with self.log.open("ab") as sink:
             self.process = start_command(["serve", *words], cwd=root, env=environ, sink=sink)
-        about = wait_for(self._about, 30.0, f"for the server: {self.log.read_text()}")
+        about = wait_for(self._about, 120.0, f"for the server: {self.log.read_text()}")
         self.url: str = about["url"]
         self.token: str = about["token"]
         self.id: str = about["id"]
@@ -116,11 +116,11 @@ class ServerProcess:
         return self.openai()
 
     def openai(self, **changes: Any) -> OpenAI:
-        said: dict[str, Any] = {"api_key": "any", "max_retries": 0, "timeout": 30.0, **changes}
+        said: dict[str, Any] = {"api_key": "any", "max_retries": 0, "timeout": 120.0, **changes}
         return OpenAI(base_url=f"{self.url}/v1", **said)
 
     def http(self, **changes: Any) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, **{"timeout": 30.0, **changes})
+        return httpx2.Client(base_url=self.url, **{"timeout": 120.0, **changes})
 
     def control(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         with self.http(headers={"Authorization": f"Bearer {self.token}"}) as http:

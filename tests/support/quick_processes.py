@@ -6,8 +6,10 @@ They are real processes with a pid, a session, signals, an environment and a fol
 - `start_quickly` runs a command of `tunesmith` below a warm process of this session (see `_serve`). The test process
   itself must not be forked for it: SQLite keeps its locks per process and a child that opens the same file would
   believe that it holds its parent's.
-- `QuickPopen` stands in for `subprocess.Popen` where a worker starts a shim: `sim` trainers and evaluators, which never
-  open the store, are forked from their worker. Everything else is started as ever.
+- `QuickPopen` stands in for `subprocess.Popen` where a worker starts a shim, and where a server starts its engine:
+  `sim` trainers and evaluators are forked from their worker, engines from their server, which is forked from a warm
+  process of its own that has imported torch (five seconds each time). None of them opens the store. Everything else is
+  started as ever.
 
 A test whose subject is the start itself (imports, interpreter options, warnings) asks for real processes: `real=True`,
 or the mark `real_programs`.
@@ -19,7 +21,9 @@ import array
 import atexit
 import contextlib
 import ctypes
+import gc
 import json
+import logging
 import os
 import selectors
 import signal
@@ -50,6 +54,7 @@ _PRELOADED = (
     "tunesmith.programs.host",
     "tunesmith.training.trainers.sim.sim",
 )
+_PRELOADED_FOR_SERVERS = (*_PRELOADED, "tunesmith.engine.program")
 _MAX_REQUEST = 1 << 20
 
 
@@ -157,12 +162,13 @@ def _fork() -> int:
 
 
 class QuickPopen(subprocess.Popen[bytes]):
-    """`subprocess.Popen` of a shim, forked where its program is a `sim` trainer or evaluator."""
+    """`subprocess.Popen` of a shim, forked where its program is a `sim` trainer or evaluator, and of an engine."""
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
         """The arguments are those of the standard library's own method, in its order."""
         words = [os.fspath(word) for word in args]
-        if not _is_simulated(words):
+        main = _main_of(words)
+        if main is None:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         _executable, _preexec, _close, pass_fds, cwd, env, *_ = rest
@@ -170,11 +176,8 @@ class QuickPopen(subprocess.Popen[bytes]):
         umask, new_session = rest[19], rest[20]
         self.pid = _fork()
         if self.pid == 0:
-            from tunesmith.programs import shim
-
-            os.execvp = _program_instead  # type: ignore[assignment]
             _become(
-                lambda: sys.exit(shim.main(words[4:])),
+                main,
                 words,
                 streams=(p2cread, c2pwrite, errwrite),
                 cwd=cwd,
@@ -185,6 +188,27 @@ class QuickPopen(subprocess.Popen[bytes]):
             )
         self._child_created = True
         self._close_pipe_fds(*rest[9:15])  # type: ignore[attr-defined]
+
+
+def _main_of(words: Sequence[str]) -> Callable[[], object] | None:
+    """What a fork runs instead of this command; None where it has to be started as ever."""
+    if words[1:4] == ["-P", "-m", "tunesmith.engine.main"]:
+        return lambda: _run_engine(words[4:])
+    return (lambda: _run_shim(words[4:])) if _is_simulated(words) else None
+
+
+def _run_shim(words: Sequence[str]) -> NoReturn:
+    from tunesmith.programs import shim
+
+    os.execvp = _program_instead  # type: ignore[assignment]
+    sys.exit(shim.main(list(words)))
+
+
+def _run_engine(words: Sequence[str]) -> NoReturn:
+    from tunesmith.engine.main import main
+
+    logging.getLogger("tunesmith").handlers.clear()  # those of the server
+    sys.exit(main(list(words)))
 
 
 def _is_simulated(words: Sequence[str]) -> bool:
@@ -278,26 +302,26 @@ class QuickProcess:
 
 
 class _Warm:
-    """The warm process of this test process, started at the first use and ended with it."""
+    """A warm process of this test process, started at the first use and ended with it."""
 
-    process: subprocess.Popen[bytes] | None = None
-    where = ""
-    lock = threading.Lock()
+    def __init__(self, preloaded: Sequence[str]) -> None:
+        self._preloaded = list(preloaded)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._where = ""
+        self._lock = threading.Lock()
 
-    @classmethod
-    def connect(cls) -> socket.socket:
-        with cls.lock:
-            if cls.process is None or cls.process.poll() is not None:
-                cls._start()
+    def connect(self) -> socket.socket:
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(cls.where)
+        connection.connect(self._where)
         return connection
 
-    @classmethod
-    def _start(cls) -> None:
-        cls.where = f"\0tunesmith-tests-{os.getpid()}-{time.monotonic_ns()}"  # abstract: leaves no file
+    def _start(self) -> None:
+        self._where = f"\0tunesmith-tests-{os.getpid()}-{time.monotonic_ns()}"  # abstract: leaves no file
         listening = socket.socket(socket.AF_UNIX)
-        listening.bind(cls.where)
+        listening.bind(self._where)
         listening.listen(64)
         from support.workspaces import cli_environ
 
@@ -306,9 +330,10 @@ class _Warm:
         room = "x" * 2048
         paths = json.dumps([str(Path(__file__).parents[1])])
         code = (
-            f"import sys; sys.path += {paths}; from support.quick_processes import _serve; _serve({listening.fileno()})"
+            f"import sys; sys.path += {paths}; from support.quick_processes import _serve; "
+            f"_serve({listening.fileno()}, {self._preloaded})"
         )
-        cls.process = subprocess.Popen(
+        self._process = subprocess.Popen(
             [sys.executable, "-c", code, room],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -317,12 +342,16 @@ class _Warm:
             cwd="/",
         )
         listening.close()
-        atexit.register(_end, cls.process)
+        atexit.register(_end, self._process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
+
+
+_warm = _Warm(_PRELOADED)
+_warm_for_servers = _Warm(_PRELOADED_FOR_SERVERS)
 
 
 def start_quickly(
@@ -336,7 +365,7 @@ def start_quickly(
     """`tunesmith WORDS` without standard input; the two streams are file descriptors that the caller closes."""
     argv = [os.fspath(word) for word in words]
     request = {"argv": argv, "cwd": os.fspath(cwd), "env": dict(env), "fork": _forks_programs()}
-    connection = _Warm.connect()
+    connection = (_warm_for_servers if argv[:1] == ["serve"] else _warm).connect()
     with open(os.devnull) as nothing:
         handles = array.array("i", [nothing.fileno(), stdout, stderr])
         data = json.dumps(request).encode("utf-8", "surrogateescape") + b"\n"
@@ -358,12 +387,14 @@ def _of_interpreter(env: Mapping[str, str]) -> dict[str, str]:
 _AT_START = _of_interpreter({**os.environ, "PYTHONWARNINGS": "error"})
 
 
-def _serve(listening_handle: int) -> NoReturn:
+def _serve(listening_handle: int, preloaded: Sequence[str]) -> NoReturn:
     """The warm process: one child per request, whose end is told on its connection."""
     import importlib
 
-    for name in _PRELOADED:
+    for name in preloaded:
         importlib.import_module(name)
+    importlib.import_module("tunesmith.cli.main").command_tree()
+    gc.freeze()  # children that collect garbage would copy every page
     listening = socket.socket(fileno=listening_handle)
     parent = os.getppid()
     woken, wake = os.pipe()
@@ -417,6 +448,8 @@ def _start_one(connection: socket.socket) -> int:
 
         if request["fork"]:
             fork_programs()
+        if request["argv"][:1] == ["serve"]:
+            _fork_engines()
         words = ["tunesmith", *request["argv"]]
         _become(cli.main, words, streams=handles, cwd=request["cwd"], env=request["env"])
     for handle in handles:
@@ -439,6 +472,13 @@ def fork_programs() -> Callable[[], None]:
         launch.subprocess = before
 
     return end
+
+
+def _fork_engines() -> None:
+    """In a server's process: its engines are forked from it."""
+    from asyncio import unix_events
+
+    unix_events.subprocess = _Replaced(subprocess)  # type: ignore[assignment, attr-defined]
 
 
 def _forks_programs() -> bool:
