@@ -208,7 +208,6 @@ def test_cancel_in_each_phase_ten_times(make_fleet: MakeFleet, store: str | None
 
 
 @pytest.mark.real_programs  # it must still run when the signal arrives
-@pytest.mark.real_programs  # it must still run when the signal arrives
 @pytest.mark.soak
 def test_cancel_while_the_result_is_saved_ten_times(make_fleet: MakeFleet, store: str | None) -> None:
     fleet = make_fleet(store=store, settings=PATIENT)

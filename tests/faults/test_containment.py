@@ -22,7 +22,10 @@ from tunesmith.programs.shim import all_processes, descendants, read_process
 from tunesmith.runs.rules.task import AttemptState
 from tunesmith.runs.spec import TrainSpec
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containment is the process group only elsewhere")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="containment is the process group only elsewhere"),
+    pytest.mark.real_programs,  # what is between fork, exec and the first line of the program is the point
+]
 
 REPEATS = 3
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from support.quick_processes import start_quickly
 from support.workspaces import (
     Ended,
     a_jsonl,
@@ -98,6 +99,7 @@ def test_init_from_nothing_makes_a_workspace_and_says_what_is_next(tmp_path: Pat
     assert cli("profile", "list", "--workspace", tmp_path / "shop", cwd="/").out.startswith("No profile yet")
 
 
+@pytest.mark.real_programs
 def test_run_from_submit_to_deployed_by_commands_alone(client: Client, tell_for_real: Tell) -> None:
     tell = tell_for_real
     data = a_jsonl(client.workspace.root / "data.jsonl")
@@ -112,7 +114,7 @@ def test_run_from_submit_to_deployed_by_commands_alone(client: Client, tell_for_
     assert [(planned["run"]["id"], planned["num_examples"] > 0) for planned in plan["runs"]] == [(run_id, True)]
     assert run_id in tell("plan").out
 
-    assert work_until_idle(client).code == 0
+    assert work_until_idle(client, real=True).code == 0
 
     page = tell("run", "show", run_id).out
     for word in ("deployed", "support@v1", "Attempts", "Verdict", "promote", "heldout_loss", "History", "watching"):
@@ -335,18 +337,11 @@ def test_page_fits_the_terminal_and_never_cuts_an_id(
 
 
 def on_a_terminal(words: list[str], cwd: Path, columns: int) -> tuple[int, str]:
-    """Run the CLI on a terminal of its own; exit code and everything it drew."""
+    """Run the CLI with a terminal for its output; exit code and everything it drew."""
     ours, theirs = pty.openpty()
     ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     env = cli_environ({"TERM": "xterm-256color"})
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tunesmith.cli.main", *words],
-        cwd=cwd,
-        env=env,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
+    process = start_quickly(words, cwd=cwd, env=env, stdout=theirs, stderr=theirs)
     os.close(theirs)
     drawn = b""
     try:
@@ -418,7 +413,7 @@ def test_help_is_quick_because_nothing_heavy_is_imported(tmp_path: Path) -> None
     took = []
     for _ in range(5):
         before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-        assert cli("--help", cwd=tmp_path).code == 0
+        assert cli("--help", cwd=tmp_path, real=True).code == 0
         after, wall_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - begun
         took.append(min(wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime))
     assert min(took) < 0.3

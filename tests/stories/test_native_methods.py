@@ -52,8 +52,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DatasetRef]:
 def a_spec(base: BaseModelRef, data: dict[str, DatasetRef], case: str, **changes: Any) -> TrainSpec:
     method, kind = CASES[case]
     recipe = a_recipe(**({"method": method, "lr": 1e-2, "batch_tokens": 600, "epochs": 6} | changes.pop("recipe", {})))
-    often = {"checkpoints": Checkpoints(every_steps=1, keep=1000), "validation": Validation(every_steps=5)}
-    return a_train_spec(base, data[kind], method=method, recipe=recipe, **(often | changes))
+    rare = {"checkpoints": Checkpoints(every_steps=100), "validation": Validation(every_steps=5)}
+    return a_train_spec(base, data[kind], method=method, recipe=recipe, **(rare | changes))
 
 
 def validations(folder: Path) -> list[ValidationEvent]:
@@ -80,7 +80,8 @@ def test_method_learns_to_tell_good_from_bad(
 def test_method_resumed_equals_never_stopped(
     base: BaseModelRef, data: dict[str, DatasetRef], tmp_path: Path, case: str
 ) -> None:
-    spec = a_spec(base, data, case, recipe={"lora_dropout": 0.1, "max_steps": 7, "micro_batch_tokens": 150})
+    recipe = {"lora_dropout": 0.1, "max_steps": 7, "micro_batch_tokens": 150}
+    spec = a_spec(base, data, case, recipe=recipe, checkpoints=Checkpoints(every_steps=1, keep=1000))
     train_here(spec, tmp_path / "straight")
     steps = losses_of(tmp_path / "straight")
     resumed = spec.model_copy(update={"resume": resume_from(tmp_path / "straight", 4)})
