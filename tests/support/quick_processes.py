@@ -54,7 +54,7 @@ _PRELOADED = (
     "tunesmith.programs.host",
     "tunesmith.training.trainers.sim.sim",
 )
-_PRELOADED_FOR_SERVERS = (*_PRELOADED, "tunesmith.engine.program")
+_PRELOADED_FOR_SERVERS = (*_PRELOADED, "tunesmith.serving.engine.program")
 _MAX_REQUEST = 1 << 20
 
 
@@ -192,7 +192,7 @@ class QuickPopen(subprocess.Popen[bytes]):
 
 def _main_of(words: Sequence[str]) -> Callable[[], object] | None:
     """What a fork runs instead of this command; None where it has to be started as ever."""
-    if words[1:4] == ["-P", "-m", "tunesmith.engine.main"]:
+    if words[1:4] == ["-P", "-m", "tunesmith.serving.engine.main"]:
         return lambda: _run_engine(words[4:])
     return (lambda: _run_shim(words[4:])) if _is_simulated(words) else None
 
@@ -205,7 +205,7 @@ def _run_shim(words: Sequence[str]) -> NoReturn:
 
 
 def _run_engine(words: Sequence[str]) -> NoReturn:
-    from tunesmith.engine.main import main
+    from tunesmith.serving.engine.main import main
 
     logging.getLogger("tunesmith").handlers.clear()  # those of the server
     sys.exit(main(list(words)))
