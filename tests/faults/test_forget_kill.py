@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.forgotten import PARTED, a_dataset_of, as_member, everything_on_disk, everything_stored
+from support.quick_processes import run_code
 from support.workspaces import PROFILE, a_workspace
 from tunesmith.client import Client
 from tunesmith.core.errors import Refused
@@ -44,8 +45,7 @@ STAGES = (
 
 
 def _forgotten_by_a_killed_process(client: Client, known: str, stage: str) -> None:
-    words = [sys.executable, "-c", FORGET, str(client.workspace.root), known, stage]
-    killed = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    killed = run_code(FORGET, client.workspace.root, known, stage)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
 
 

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from support.disks import MakeDisk, SmallDisk, make_disk, own_mounts
 from support.fleet import Fleet, MakeFleet
-from support.workspaces import PROFILE, cli_environ, wait_for
+from support.workspaces import PROFILE, cli, wait_for
 from tunesmith.core.errors import StoreError
 from tunesmith.runs.queries import queue
 
 __all__ = ["make_disk", "own_mounts"]
 
 SLOW = {"steps": 40, "step_s": 0.02}
-
-
-def cli(fleet: Fleet, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tunesmith.cli.main", *words],
-        cwd=fleet.root, env=cli_environ(), capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
 
 
 def charged(fleet: Fleet, run_id: str) -> tuple[int, int]:
@@ -61,18 +51,18 @@ def survives(fleet: Fleet, disk: SmallDisk, *, inodes: bool, control: bool) -> N
 
 def told(fleet: Fleet, first: str, third: str, word: str) -> None:
     """While it is full: what people read, and that what they wish is done."""
-    shown = cli(fleet, "run", "show", first)
-    assert shown.returncode == 0
-    assert word in " ".join(shown.stdout.split())
-    listed = cli(fleet, "run", "list")
-    assert listed.returncode == 0
-    assert word[:15] in listed.stdout
-    inbox = cli(fleet, "inbox")
-    assert inbox.returncode == 0
-    assert word in " ".join(inbox.stdout.split())
+    shown = cli("run", "show", first, cwd=fleet.root)
+    assert shown.code == 0
+    assert word in " ".join(shown.out.split())
+    listed = cli("run", "list", cwd=fleet.root)
+    assert listed.code == 0
+    assert word[:15] in listed.out
+    inbox = cli("inbox", cwd=fleet.root)
+    assert inbox.code == 0
+    assert word in " ".join(inbox.out.split())
     for words in (("estop", "on"), ("estop", "off"), ("run", "cancel", third)):
-        done = cli(fleet, *words)
-        assert done.returncode == 0, (words, done.stderr)
+        done = cli(*words, cwd=fleet.root)
+        assert done.code == 0, (words, done.err)
 
 
 def test_full_disk_waits_at_no_cost_and_goes_on(make_disk: MakeDisk, make_fleet: MakeFleet) -> None:

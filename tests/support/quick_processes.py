@@ -21,6 +21,7 @@ import array
 import atexit
 import contextlib
 import ctypes
+import functools
 import gc
 import json
 import logging
@@ -30,6 +31,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -365,13 +367,33 @@ def start_quickly(
     """`tunesmith WORDS` without standard input; the two streams are file descriptors that the caller closes."""
     argv = [os.fspath(word) for word in words]
     request = {"argv": argv, "cwd": os.fspath(cwd), "env": dict(env), "fork": _forks_programs()}
-    connection = (_warm_for_servers if argv[:1] == ["serve"] else _warm).connect()
+    return _start(_warm_for_servers if argv[:1] == ["serve"] else _warm, request, stdout, stderr)
+
+
+def run_code(code: str, *argv: str | os.PathLike[str], timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    """`python -c CODE ARGV…` in a fork that has tunesmith's modules: a drill that kills itself in the middle of it."""
+    words = ["-c", *map(os.fspath, argv)]
+    request = {"argv": words, "cwd": os.getcwd(), "env": dict(os.environ), "fork": False, "code": code}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = _start(_warm, request, out.fileno(), err.fileno())
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        for file in (out, err):
+            file.seek(0)
+        return subprocess.CompletedProcess(words, process.wait(), out.read(), err.read())
+
+
+def _start(warm: _Warm, request: Mapping[str, Any], stdout: int, stderr: int) -> QuickProcess:
+    connection = warm.connect()
     with open(os.devnull) as nothing:
         handles = array.array("i", [nothing.fileno(), stdout, stderr])
         data = json.dumps(request).encode("utf-8", "surrogateescape") + b"\n"
         connection.sendmsg([data[:1]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, handles)])
         connection.sendall(data[1:])
-        return QuickProcess(connection, ["tunesmith", *argv])
+        return QuickProcess(connection, request["argv"])
 
 
 def can_start_quickly(env: Mapping[str, str]) -> bool:
@@ -450,8 +472,10 @@ def _start_one(connection: socket.socket) -> int:
             fork_programs()
         if request["argv"][:1] == ["serve"]:
             _fork_engines()
-        words = ["tunesmith", *request["argv"]]
-        _become(cli.main, words, streams=handles, cwd=request["cwd"], env=request["env"])
+        main, words = cli.main, ["tunesmith", *request["argv"]]
+        if (code := request.get("code")) is not None:
+            main, words = functools.partial(exec, code, {"__name__": "__main__"}), request["argv"]
+        _become(main, words, streams=handles, cwd=request["cwd"], env=request["env"])
     for handle in handles:
         os.close(handle)
     connection.sendall(b"%d\n" % pid)
