@@ -27,6 +27,7 @@ from tunesmith.deployment import queries as deployments
 from tunesmith.models import queries as adapters
 from tunesmith.models.rules import AdapterState
 from tunesmith.profiles.base_model import base_digest
+from tunesmith.runs.queries import profile_locks
 from tunesmith.runs.rules.run import RunState
 from tunesmith.store.database import Database
 
@@ -62,6 +63,10 @@ def a_version(client: Client, number: int, base: Path, profile: str = PROFILE) -
     made = an_adapter(base, data / path, seed=number, name=f"{profile}@v{number}")
     with client.serving.session.database.write() as tx:
         run = a_run(tx, RunState.COMPLETED, profile=profile)
+        locked = profile_locks.lock_of(tx, profile)
+        assert locked is not None
+        facts = locked.model_copy(update={"base_digest": base_digest(base)})  # as the check of a real run does
+        profile_locks.lock(tx, profile, facts, actor="user:test")
         return adapters.register(
             tx,
             profile,
