@@ -260,7 +260,7 @@ async def measure_engine_alone(site: Site, num: int, max_tokens: int) -> float:
     from tunesmith.deployment.targets.base import ServedAdapter
     from tunesmith.serving.engine_spec import EngineSpec
     from tunesmith.serving.gateway.embedded import EmbeddedEngine
-    from tunesmith.serving.generation import Generation
+    from tunesmith.serving.generation import GenerationRequest
 
     root = site.client.workspace.root
     spec = EngineSpec(
@@ -274,7 +274,7 @@ async def measure_engine_alone(site: Site, num: int, max_tokens: int) -> float:
         seconds = []
         for number in range(-4, num):
             messages = [{"role": "user", "content": a_prompt(number)}]
-            generation = Generation(
+            generation = GenerationRequest(
                 f"g{number}", version.name, messages=messages, max_tokens=max_tokens, temperature=0.0
             )
             start = time.perf_counter()

@@ -21,7 +21,7 @@ from tunesmith.core.files import publish_folder
 from tunesmith.deployment.targets.base import ServedAdapter
 from tunesmith.serving.engine_spec import EngineSpec
 from tunesmith.serving.gateway.embedded import EmbeddedEngine
-from tunesmith.serving.generation import Generation, Piece
+from tunesmith.serving.generation import GenerationRequest, TextDelta
 
 _CONTEXT = 1024
 _NUM_ADAPTERS = 4
@@ -162,7 +162,7 @@ async def _engine(base: Path, adapters: Sequence[ServedAdapter], work: _Work) ->
         await engine.stop()
 
 
-async def _answered(engine: EmbeddedEngine, asked: list[Generation], at_once: int) -> float:
+async def _answered(engine: EmbeddedEngine, asked: list[GenerationRequest], at_once: int) -> float:
     """How long it takes until all are answered, so many under way at once."""
     left = iter(asked)
 
@@ -206,17 +206,17 @@ def _best(work: Callable[[], T]) -> tuple[float, T]:
     return min(seconds), made
 
 
-def _asked(job: Job, adapter: str | None) -> Generation:
-    return Generation(id="job", adapter=adapter, prompt=list(job.prompt), max_tokens=job.num, temperature=0.0)
+def _asked(job: Job, adapter: str | None) -> GenerationRequest:
+    return GenerationRequest(id="job", adapter=adapter, prompt=list(job.prompt), max_tokens=job.num, temperature=0.0)
 
 
-async def _ids(engine: EmbeddedEngine, asked: Generation) -> list[int]:
+async def _ids(engine: EmbeddedEngine, asked: GenerationRequest) -> list[int]:
     """The tokens of an answer."""
-    pieces = [said async for said in engine.generate(replace(asked, num_top=0)) if isinstance(said, Piece)]
+    pieces = [said async for said in engine.generate(replace(asked, top_logprobs=0)) if isinstance(said, TextDelta)]
     return [token.id for piece in pieces for token in piece.tokens]
 
 
-async def _times(engine: EmbeddedEngine, asked: Generation) -> list[float]:
+async def _times(engine: EmbeddedEngine, asked: GenerationRequest) -> list[float]:
     """When its pieces came."""
     return [time.perf_counter() async for _ in engine.generate(asked)]
 

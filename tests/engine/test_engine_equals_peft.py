@@ -16,10 +16,10 @@ from tunesmith.models.adapters import load_adapter
 from tunesmith.models.chat import ChatFormat
 from tunesmith.models.generation import stop_ids
 from tunesmith.models.loading import load_base, load_tokenizer
-from tunesmith.serving.engine.lora_layers import Sites
-from tunesmith.serving.engine.scheduler import Turns
-from tunesmith.serving.engine.sequence_state import EngineRefusal, Row
-from tunesmith.serving.engine.tokenization import Words
+from tunesmith.serving.engine.lora_layers import LoraLayers
+from tunesmith.serving.engine.scheduler import Scheduler
+from tunesmith.serving.engine.sequence_state import EngineRefusal, SequenceState
+from tunesmith.serving.engine.tokenization import PromptTokenizer
 
 CPU = torch.device("cpu")
 # what peft says about merging and shards, which nobody does here
@@ -36,13 +36,13 @@ class Collected:
         self.finished: dict[str, str] = {}
         self.refused: dict[str, EngineRefusal] = {}
 
-    def piece(self, row: Row, text: str, tokens: Any) -> None:
+    def delta(self, row: SequenceState, text: str, tokens: Any) -> None:
         pass
 
-    def ended(self, row: Row, finish: str) -> None:
+    def ended(self, row: SequenceState, finish: str) -> None:
         self.finished[row.id] = finish
 
-    def failed(self, row: Row, refusal: EngineRefusal) -> None:
+    def failed(self, row: SequenceState, refusal: EngineRefusal) -> None:
         self.refused[row.id] = refusal
 
 
@@ -75,28 +75,28 @@ def alone(base: Path, folder: Path | None, prompt: tuple[int, ...], num: int) ->
 
 def test_mixed_rows_joining_and_leaving_at_random_equal_peft_alone(base: Path, adapters: dict[str, Path]) -> None:
     model = load_base(base, CPU)
-    sites, reader = Sites(model), AdapterReader(model)
+    lora_layers, reader = LoraLayers(model), AdapterReader(model)
     for kind, folder in adapters.items():
-        sites.add(kind, reader.read(folder))
-    words = Words(base, model, 256)
-    turns, heard, luck = Turns(model, sites, words.pad_id, 7), Collected(), random.Random(5)
-    rows: list[Row] = []
+        lora_layers.add(kind, reader.read(folder))
+    tokenizer = PromptTokenizer(base, model, 256)
+    scheduler, heard, luck = Scheduler(model, lora_layers, tokenizer.pad_id, 7), Collected(), random.Random(5)
+    rows: list[SequenceState] = []
     with torch.inference_mode():
-        while len(rows) < 30 or not turns.is_idle:
+        while len(rows) < 30 or not scheduler.is_idle:
             if len(rows) < 30 and luck.random() < 0.4:
                 kind = luck.choice([None, *adapters])
                 asked = asking(
                     "".join(luck.choices("abcdefg ", k=luck.randint(1, 40))), kind, max_tokens=luck.randint(1, 24)
                 )
-                row = Row.of(asked, words.prompt_of(asked), 256, words, heard)
+                row = SequenceState.of(asked, tokenizer.prompt_of(asked), 256, tokenizer, heard)
                 row.id = str(len(rows))
                 rows.append(row)
-                turns.waiting.append(row)
+                scheduler.waiting.append(row)
             if rows and luck.random() < 0.03:
-                turns.remove(luck.choice(rows).id)
-            turns.turn()
+                scheduler.remove(luck.choice(rows).id)
+            scheduler.step()
     assert not heard.refused
-    assert sites.can_mix
+    assert lora_layers.supports_mixed_batch
     for row in rows:
         expected = alone(base, None if row.adapter is None else adapters[row.adapter], row.prompt, row.max_new)
         assert row.ids == (expected if row.id in heard.finished else expected[: len(row.ids)]), row.adapter

@@ -28,7 +28,7 @@ from tunesmith.serving.gateway.adapter_cache import Pager
 from tunesmith.serving.gateway.embedded import EmbeddedEngine
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.heartbeat import Heartbeat
-from tunesmith.serving.generation import Ended, Generation, Piece
+from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 
 KINDS = ("plain", "dora", "saved")
 
@@ -75,8 +75,8 @@ def test_forty_requests_over_three_adapters_joining_at_random_equal_their_lone_a
         for number in range(40)
     ]
 
-    async def joining() -> list[tuple[str, Ended]]:
-        async def late(one: Generation) -> tuple[str, Ended]:
+    async def joining() -> list[tuple[str, GenerationEnd]]:
+        async def late(one: GenerationRequest) -> tuple[str, GenerationEnd]:
             await asyncio.sleep(luck.random() * 0.3)
             return await whole_answer(engine, one)
 
@@ -116,14 +116,14 @@ def test_stop_text_ends_the_answer(loop: Loop, engine: EmbeddedEngine) -> None:
     stop = text[5:7]
     cut, ended = loop.run(whole_answer(engine, asking("a story", max_tokens=40, stop=(stop,))))
     assert cut == text[: text.index(stop)]
-    assert (ended.finish, ended.by, ended.is_by_itself) == ("stop", "text", False)
-    assert uncut.by == "model"
+    assert (ended.finish, ended.stopped_by, ended.is_by_itself) == ("stop", "text", False)
+    assert uncut.stopped_by == "model"
     assert ended.num_written < 40
 
 
 def test_log_probs_come_with_the_tokens(loop: Loop, engine: EmbeddedEngine) -> None:
     async def pieces() -> list[Any]:
-        return [said async for said in engine.generate(asking("hi", max_tokens=6, num_top=3))]
+        return [said async for said in engine.generate(asking("hi", max_tokens=6, top_logprobs=3))]
 
     *said, ended = loop.run(pieces())
     tokens = [token for piece in said for token in piece.tokens]
@@ -146,12 +146,12 @@ def test_log_probs_come_with_the_tokens(loop: Loop, engine: EmbeddedEngine) -> N
         (asking("x", temperature=float("nan")), "invalid_value", 400),
         (asking("half \ud800 a pair"), "invalid_prompt", 400),
         (asking("x", "nobody@v1"), "unknown_adapter", 404),
-        (Generation(id="x", adapter=None, messages=[{"role": "user"}]), "invalid_prompt", 400),
-        (Generation(id="x", adapter=None, messages=[]), "invalid_prompt", 400),
+        (GenerationRequest(id="x", adapter=None, messages=[{"role": "user"}]), "invalid_prompt", 400),
+        (GenerationRequest(id="x", adapter=None, messages=[]), "invalid_prompt", 400),
     ],
 )
 def test_request_that_cannot_be_answered_is_refused_alone(
-    loop: Loop, engine: EmbeddedEngine, asked: Generation, code: str, status: int
+    loop: Loop, engine: EmbeddedEngine, asked: GenerationRequest, code: str, status: int
 ) -> None:
     async def both() -> list[Any]:
         good = whole_answer(engine, asking("fine"))
@@ -224,7 +224,7 @@ def test_closing_the_iterator_frees_the_row_at_once(loop: Loop, engine: Embedded
         return state
 
     state = loop.run(some())
-    assert (state["rows"], state["waiting"]) == (0, 0)
+    assert (state["running"], state["waiting"]) == (0, 0)
     assert state["cache_bytes"] == 0
 
 
@@ -293,7 +293,7 @@ def test_killed_engine_fails_what_was_heard_of_and_answers_the_rest_anew(
         *pieces, ended = [await first, *[one async for one in unheard]]
         assert engine.num_starts == starts + 1
         assert [one["name"] for one in pager.state()] == [adapters[0].name]
-        return died.value, ("".join(one.text for one in pieces if isinstance(one, Piece)), ended)
+        return died.value, ("".join(one.text for one in pieces if isinstance(one, TextDelta)), ended)
 
     died, after = loop.run(story())
     assert (died.code, died.http_status) == ("engine_died", 503)

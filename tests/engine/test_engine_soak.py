@@ -14,12 +14,12 @@ from tunesmith.serving.engine_spec import EngineSpec
 from tunesmith.serving.gateway.adapter_cache import Pager
 from tunesmith.serving.gateway.embedded import EmbeddedEngine
 from tunesmith.serving.gateway.engine_contract import EngineError
-from tunesmith.serving.generation import Ended, Piece
+from tunesmith.serving.generation import GenerationEnd, TextDelta
 
 KINDS = ("plain", "rslora", "dora", "saved", "patterns")
 
 
-async def crowd(pager: Pager, adapters: list[Any], num: int) -> dict[tuple[str, str | None], tuple[str, Ended]]:
+async def crowd(pager: Pager, adapters: list[Any], num: int) -> dict[tuple[str, str | None], tuple[str, GenerationEnd]]:
     """Ask, cancel some, come back where there was no room; the answers by prompt and adapter."""
     luck, said = random.Random(11), {}
 
@@ -33,7 +33,7 @@ async def crowd(pager: Pager, adapters: list[Any], num: int) -> dict[tuple[str, 
             texts: list[str] = []
             try:
                 async for part in answer:
-                    if isinstance(part, Piece):
+                    if isinstance(part, TextDelta):
                         texts.append(part.text)
                         if number % 5 == 0 and luck.random() < 0.3:
                             return
@@ -63,7 +63,7 @@ def test_hundreds_of_requests_over_more_adapters_than_fit_leave_nothing_behind(n
         assert len(said) > num * 0.7
         state = loop.run(engine.state())
         assert state is not None
-        assert (state["rows"], state["waiting"], state["cache_bytes"]) == (0, 0, 0)
+        assert (state["running"], state["waiting"], state["cache_bytes"]) == (0, 0, 0)
         assert len(state["adapters"]) <= 2
         assert engine.num_starts == 1
         for adapter in adapters:

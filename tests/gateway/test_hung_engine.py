@@ -105,7 +105,7 @@ def test_an_engine_with_one_hung_thread_is_replaced_within_seconds_and_asked_aga
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_ten_hangs_of_every_kind_lose_no_request(server: ServerProcess) -> None:
-    hows = ["SIGSTOP"] * 4 + ["compute"] * 3 + ["listener", "outbox", "intake"]
+    hows = ["SIGSTOP"] * 4 + ["compute"] * 3 + ["listener", "writer", "messages"]
     took = {f"{number} {how}": round(check_replaced(server, how), 1) for number, how in enumerate(hows)}
     print(took)
     assert max(took.values()) < HANG_S + 4.0

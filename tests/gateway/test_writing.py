@@ -12,7 +12,7 @@ from tunesmith.serving.gateway.api_errors import ApiError, headers_of, status_of
 from tunesmith.serving.gateway.choice_streams import Writing, limit_of, rows_of
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.parameters import read_chat, read_completion
-from tunesmith.serving.generation import Ended, Generation, Piece
+from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 
 CHAT = {"model": "support", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -20,13 +20,13 @@ CHAT = {"model": "support", "messages": [{"role": "user", "content": "hi"}]}
 def writes(*pieces: str, then_hangs: bool = False, left: list[str] | None = None):  # type: ignore[no-untyped-def]
     """An engine that writes these pieces, and then ends or never says a word again."""
 
-    async def generate(asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
+    async def generate(asked: GenerationRequest) -> AsyncGenerator[TextDelta | GenerationEnd, None]:
         try:
             for piece in pieces:
-                yield Piece(piece)
+                yield TextDelta(piece)
             if then_hangs:
                 await asyncio.sleep(3600)
-            yield Ended("stop", 1, len(pieces), None, None)
+            yield GenerationEnd("stop", 1, len(pieces), None, None)
         finally:
             if left is not None:
                 left.append(asked.id)
@@ -34,7 +34,7 @@ def writes(*pieces: str, then_hangs: bool = False, left: list[str] | None = None
     return generate
 
 
-def rows(num: int = 1) -> list[Generation]:
+def rows(num: int = 1) -> list[GenerationRequest]:
     return rows_of(read_chat({**CHAT, "n": num}), "chatcmpl-1", "support@v1", 64)
 
 
@@ -42,7 +42,7 @@ async def all_of(writing: Writing) -> list[str]:
     texts = []
     try:
         while (item := await writing.next()) is not None:
-            texts.append(item[1].text if isinstance(item[1], Piece) else "")
+            texts.append(item[1].text if isinstance(item[1], TextDelta) else "")
     finally:
         await writing.close()
     return texts
@@ -75,7 +75,7 @@ def test_one_row_that_fails_fails_all_of_them() -> None:
     left: list[str] = []
     hangs = writes("some", then_hangs=True, left=left)
 
-    async def generate(asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
+    async def generate(asked: GenerationRequest) -> AsyncGenerator[TextDelta | GenerationEnd, None]:
         if asked.id.endswith("/1"):
             raise ApiError(503, "broken", code="engine_died")
         async for part in hangs(asked):
@@ -117,14 +117,14 @@ def dies_after(*pieces: str, times: int):  # type: ignore[no-untyped-def]
     """An engine that is lost in the middle of its first answers, and then writes a whole one."""
     num_asked = 0
 
-    async def generate(asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
+    async def generate(asked: GenerationRequest) -> AsyncGenerator[TextDelta | GenerationEnd, None]:
         nonlocal num_asked
         num_asked += 1
         for piece in pieces:
-            yield Piece(piece)
+            yield TextDelta(piece)
             if num_asked <= times:
                 raise EngineError("lost", code="engine_hung", http_status=503, retry_after_s=1.0)
-        yield Ended("stop", 1, len(pieces), None, None)
+        yield GenerationEnd("stop", 1, len(pieces), None, None)
 
     return generate
 
@@ -162,7 +162,7 @@ def test_whoever_reads_too_slowly_does_not_hold_a_place_beyond_the_deadline() ->
         writing = Writing(writes(*"abcdef"), rows(), 0.2)
         try:
             while (item := await writing.next()) is not None:
-                texts.append(item[1].text if isinstance(item[1], Piece) else "")
+                texts.append(item[1].text if isinstance(item[1], TextDelta) else "")
                 await asyncio.sleep(0.08)
         finally:
             await writing.close()

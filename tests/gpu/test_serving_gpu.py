@@ -39,8 +39,8 @@ def used_mib() -> int:
     """What all processes of this machine hold on the first GPU, asked by a process that leaves nothing there."""
     if shutil.which("nvidia-smi") is None:
         pytest.skip("nvidia-smi is not installed, so nobody can tell who holds the device")
-    words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
-    return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip())
+    tokenizer = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    return int(subprocess.run(tokenizer, capture_output=True, text=True, check=True).stdout.strip())
 
 
 @pytest.mark.parametrize("kind", ["plain", "dora", "saved"])

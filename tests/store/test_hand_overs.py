@@ -40,7 +40,7 @@ from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.rules.task import AttemptState, ErrorClass, TaskKind, TaskState
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.hand_over import DeviceHandOver, Following
-from tunesmith.serving.generation import Generation
+from tunesmith.serving.generation import GenerationRequest
 from tunesmith.store import events
 from tunesmith.store.database import Database, Tx
 
@@ -305,7 +305,7 @@ class Engines:
             raise EngineError("not now")
         self.mode = None
 
-    async def answer(self, name: str, asked: Generation) -> str:
+    async def answer(self, name: str, asked: GenerationRequest) -> str:
         raise NotImplementedError
 
 

@@ -54,7 +54,7 @@ from tunesmith.runs.rules.task import TaskKind, TaskState
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.interfaces import Exchange
 from tunesmith.serving.gateway.shadow import Mirror
-from tunesmith.serving.generation import Generation
+from tunesmith.serving.generation import GenerationRequest
 from tunesmith.store import events
 from tunesmith.store.database import Database, Tx
 
@@ -255,7 +255,7 @@ class Engines:
 
     def __init__(self) -> None:
         self.num_active = 0
-        self.asked: list[tuple[str, Generation, int]] = []
+        self.asked: list[tuple[str, GenerationRequest, int]] = []
         self.says: str | Exception = "a shadow answer"
         self.takes_s = 0.0
         self.num_cancelled = 0
@@ -266,7 +266,7 @@ class Engines:
     async def come_back(self) -> None:
         raise NotImplementedError
 
-    async def answer(self, name: str, asked: Generation) -> str:
+    async def answer(self, name: str, asked: GenerationRequest) -> str:
         self.asked.append((name, asked, self.num_active))
         try:
             await asyncio.sleep(self.takes_s)
@@ -288,7 +288,9 @@ class Ours:
 
 def an_exchange(number: int, *, is_live: bool = True, answer: str = "a live answer") -> Exchange:
     messages = [{"role": "user", "content": f"question {number}"}]
-    asked = Generation(f"row-{number}", f"{PROFILE}@v1", messages=messages, temperature=0.3, seed=number, max_tokens=9)
+    asked = GenerationRequest(
+        f"row-{number}", f"{PROFILE}@v1", messages=messages, temperature=0.3, seed=number, max_tokens=9
+    )
     return Exchange(
         f"chatcmpl-{number}", PROFILE, f"{PROFILE}@v1", "d", is_live, asked, messages, answer, "stop", seconds=0.1
     )  # fmt: skip

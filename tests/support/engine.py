@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from support.native import a_micro_base
 from tunesmith.core.files import publish_folder
 from tunesmith.deployment.targets.base import ServedAdapter
-from tunesmith.serving.generation import Ended, Generation, Piece
+from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 
 T = TypeVar("T")
 
@@ -103,18 +103,18 @@ class Loop:
         self._loop.close()
 
 
-def asking(text: str, adapter: str | None = None, **changes: Any) -> Generation:
+def asking(text: str, adapter: str | None = None, **changes: Any) -> GenerationRequest:
     """A greedy request for twenty tokens."""
     fields: dict[str, Any] = {"max_tokens": 20, "temperature": 0.0}
     messages = None if "prompt" in changes else [{"role": "user", "content": text}]
-    return Generation(id="asked", adapter=adapter, messages=messages, **(fields | changes))
+    return GenerationRequest(id="asked", adapter=adapter, messages=messages, **(fields | changes))
 
 
-async def whole_answer(engine: Any, asked: Generation) -> tuple[str, Ended]:
+async def whole_answer(engine: Any, asked: GenerationRequest) -> tuple[str, GenerationEnd]:
     """The text and how it ended."""
     texts: list[str] = []
     async for said in engine.generate(asked):
-        if isinstance(said, Piece):
+        if isinstance(said, TextDelta):
             texts.append(said.text)
         else:
             return "".join(texts), said

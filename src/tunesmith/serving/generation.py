@@ -1,4 +1,4 @@
-"""One answer that is asked for, and the pieces in which it comes: what gateway and engines say to each other."""
+"""A generation request, and the text deltas and the end that answer it: what gateway and engines exchange."""
 
 from __future__ import annotations
 
@@ -6,76 +6,76 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Finish = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True)
-class Generation:
-    """What one row of a batch has to write. The version is exact: an alias was resolved before."""
+class GenerationRequest:
+    """One sequence to generate. `adapter` is an exact version: the gateway has resolved the alias."""
 
     id: str
     adapter: str | None
-    """Name of a loaded adapter version; None asks the bare base."""
+    """Name of a loaded adapter version; None: the base model without an adapter."""
     messages: Sequence[Mapping[str, Any]] | None = None
-    """A conversation, written down by the base's own chat template."""
+    """A conversation, formatted with the base model's chat template."""
     prompt: str | Sequence[int] | None = None
-    """Instead of messages: text, or tokens, as they are."""
+    """Instead of messages: raw text or token ids."""
     max_tokens: int | None = None
-    """Most tokens to write; None: what the context leaves."""
+    """Maximum number of new tokens; None: what the context length leaves."""
     temperature: float = 1.0
     top_p: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     stop: tuple[str, ...] = ()
-    """Texts that end the answer and are not part of it."""
+    """Stop sequences; they are not part of the answer."""
     seed: int | None = None
-    """The same seed gives the same answer, whoever else is in the batch."""
-    num_top: int | None = None
-    """How many likely tokens to tell beside each written one; None: no log-probabilities at all."""
+    """The same seed gives the same answer, whatever else is in the batch."""
+    top_logprobs: int | None = None
+    """Number of most likely tokens to return with each generated one; None: no log-probabilities."""
 
 
 @dataclass(frozen=True)
-class TokenReading:
-    """One written token and how likely it was, before temperature and top_p."""
+class TokenLogprob:
+    """A generated token and its log-probability before temperature and top_p."""
 
     id: int
     text: str
     log_prob: float
     top: tuple[tuple[int, str, float], ...] = ()
-    """The likeliest tokens: id, text, log-probability."""
+    """The most likely tokens: id, text, log-probability."""
 
 
 @dataclass(frozen=True)
-class Piece:
-    """More text of an answer; whole characters only."""
+class TextDelta:
+    """More text of an answer; complete characters only."""
 
     text: str
-    tokens: tuple[TokenReading, ...] = ()
+    tokens: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
-class Ended:
-    """The answer is complete; `adapter` and `digest` are of what wrote all of it."""
+class GenerationEnd:
+    """The end of an answer; `adapter` and `digest` name the version that generated all of it."""
 
-    finish: Finish
+    finish: FinishReason
     num_prompt: int
     num_written: int
     adapter: str | None
     digest: str | None
-    by: Literal["model", "text"] = "model"
-    """Of `stop`: whether the model ended its answer, or a stop text of the caller cut it."""
+    stopped_by: Literal["model", "text"] = "model"
+    """If `finish` is `stop`: the model ended its answer, or one of the caller's stop sequences did."""
 
     @property
     def is_by_itself(self) -> bool:
-        """Nothing cut it: neither a limit nor a stop text."""
-        return self.finish == "stop" and self.by == "model"
+        """The model ended the answer: neither a limit nor a stop sequence cut it."""
+        return self.finish == "stop" and self.stopped_by == "model"
 
 
 def was_cut(choice: Mapping[str, Any], *, has_stops: bool) -> bool:
-    """Whether a stop text of the caller ended an answer of another server, whose `finish_reason` is `stop`.
+    """Whether a stop sequence of the caller ended an answer whose `finish_reason` is `stop`, from another server.
 
-    vLLM tells the text in `stop_reason` (a number is a token of the model's own). Who tells nothing may have cut any
-    answer to a request with stop texts.
+    vLLM returns the sequence in `stop_reason` (a number is one of the model's own tokens). A server that returns no
+    reason may have cut any answer to a request with stop sequences.
     """
     if "stop_reason" in choice:
         return isinstance(choice["stop_reason"], str)

@@ -1,50 +1,58 @@
-"""Rows that are computed together: they join with a first pass over their prompts, and leave when they are done."""
+"""A batch of sequences: they enter with a prefill and are removed when their answer is complete."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tunesmith.serving.engine.runner import Memory
-from tunesmith.serving.engine.sampling import pick
-from tunesmith.serving.engine.sequence_state import Row
+from tunesmith.serving.engine.runner import ModelRunner
+from tunesmith.serving.engine.sampling import sample
+from tunesmith.serving.engine.sequence_state import SequenceState
 
 
 class Batch:
-    """Each pass writes one token per row; whatever fails leaves the batch as it was before."""
+    """Each pass generates one token per sequence; a pass that fails leaves the batch unchanged."""
 
-    def __init__(self, memory: Memory, pad_id: int) -> None:
-        self._memory, self._pad_id = memory, pad_id
-        self.rows: list[Row] = []
+    def __init__(self, runner: ModelRunner, pad_id: int) -> None:
+        self._runner, self._pad_id = runner, pad_id
+        self.sequences: list[SequenceState] = []
 
     @property
     def num_bytes(self) -> int:
-        return self._memory.num_bytes
+        return self._runner.num_bytes
 
-    def join(self, rows: Sequence[Row]) -> Iterator[None]:
-        """Read the prompts, a pass at a time, and at last write each row's first token."""
-        logits = yield from self._memory.join([row.seen for row in rows], [row.adapter for row in rows], self._pad_id)
-        self.rows += rows
-        self._write(range(len(self.rows) - len(rows), len(self.rows)), logits)
+    def prefill(self, sequences: Sequence[SequenceState]) -> Iterator[None]:
+        """Prefill the prompts, one pass at a time, then sample the first token of each sequence."""
+        logits = yield from self._runner.prefill(
+            [sequence.input_ids for sequence in sequences], [sequence.adapter for sequence in sequences], self._pad_id
+        )
+        self.sequences += sequences
+        self._append(range(len(self.sequences) - len(sequences), len(self.sequences)), logits)
 
-    def step(self) -> None:
-        """One more token for every row."""
-        logits = self._memory.step([row.last for row in self.rows], [row.adapter for row in self.rows])
-        self._write(range(len(self.rows)), logits)
+    def decode(self) -> None:
+        """One more token for every sequence."""
+        logits = self._runner.decode(
+            [sequence.last for sequence in self.sequences], [sequence.adapter for sequence in self.sequences]
+        )
+        self._append(range(len(self.sequences)), logits)
 
-    def remove(self, row: Row) -> None:
-        """A row that is no longer wanted."""
-        number = next((number for number, one in enumerate(self.rows) if one is row), None)
+    def remove(self, sequence: SequenceState) -> None:
+        """Drop a cancelled or failed sequence."""
+        number = next((number for number, one in enumerate(self.sequences) if one is sequence), None)
         if number is not None:
-            self._leave(number)
+            self._free_slot(number)
 
-    def _write(self, numbers: range, logits: Any) -> None:
-        picked = pick(logits, [self.rows[number].taste for number in numbers])
-        over = [number for number, one in zip(numbers, picked, strict=True) if not self.rows[number].take(one)]
-        for number in reversed(over):
-            self._leave(number)
+    def _append(self, numbers: range, logits: Any) -> None:
+        sampled = sample(logits, [self.sequences[number].sampling for number in numbers])
+        done = [
+            number
+            for number, token in zip(numbers, sampled, strict=True)
+            if not self.sequences[number].append_token(token)
+        ]
+        for number in reversed(done):
+            self._free_slot(number)
 
-    def _leave(self, number: int) -> None:
-        self._memory.leave(number)
-        self.rows[number] = self.rows[-1]
-        self.rows.pop()
+    def _free_slot(self, number: int) -> None:
+        self._runner.free_slot(number)
+        self.sequences[number] = self.sequences[-1]
+        self.sequences.pop()

@@ -1,4 +1,4 @@
-"""From tokens to text while they are written: whole characters only, and nothing of a stop text."""
+"""Incremental detokenization: complete characters only, and nothing of a stop sequence."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Callable, Sequence
 _BROKEN = "\ufffd"
 _WINDOW = 16
 _MAX_HELD = 16
-"""Tokens that spell no character after so many never will."""
+"""Maximum tokens held back for an incomplete character."""
 
 Decode = Callable[[list[int]], str]
 
 
-class Writer:
+class IncrementalDetokenizer:
     """The text of one answer, token by token."""
 
     def __init__(self, decode: Decode, stops: Sequence[str]) -> None:
         self._decode, self._stops = decode, tuple(stop for stop in stops if stop)
         self._ids: list[int] = []
-        self._start = self._last = self._done = 0  # where we decode from; where the last two pieces ended
-        self._before = ""  # what the tokens in between say
+        self._start = self._last = self._done = 0  # start of decoding; ends of the last two deltas
+        self._before = ""  # text of the tokens from start to done
         self._held = ""
         self.is_stopped = False
-        """A stop text was written; nothing follows."""
+        """A stop sequence was found; no text follows."""
 
     def add(self, token: int) -> str:
-        """What can be said now."""
+        """Add a token; returns the text that is complete now."""
         self._ids.append(token)
         text = self._decode(self._ids[self._start :])
         if text.endswith(_BROKEN) and len(self._ids) - self._done < _MAX_HELD:
@@ -35,28 +35,28 @@ class Writer:
         if self._done - self._start > _WINDOW:  # a token may depend on those just before it, not on all
             self._start = self._last
             self._before = self._decode(self._ids[self._start : self._done])
-        return self._say(new)
+        return self._emit(new)
 
     def finish(self) -> str:
-        """What was held back and is now part of the answer after all."""
+        """The text that was held back as a possible beginning of a stop sequence."""
         if self.is_stopped:
             return ""
-        said = self._say(self._decode(self._ids[self._start :])[len(self._before) :])
+        text = self._emit(self._decode(self._ids[self._start :])[len(self._before) :])
         if not self.is_stopped:
-            said, self._held = said + self._held, ""
-        return said
+            text, self._held = text + self._held, ""
+        return text
 
-    def _say(self, text: str) -> str:
+    def _emit(self, text: str) -> str:
         text = self._held + text
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        if places:
+        starts = [start for stop in self._stops if (start := text.find(stop)) >= 0]
+        if starts:
             self.is_stopped, self._held = True, ""
-            return text[: min(places)]
+            return text[: min(starts)]
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many last characters of the text may be the beginning of the stop text."""
+    """Number of trailing characters of the text that may begin the stop sequence."""
     return next((num for num in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:num])), 0)

@@ -1,7 +1,7 @@
-"""The engine's heartbeat: which of its threads get on, told each time the gateway asks.
+"""The engine's heartbeat: reports to each ping which of its threads make progress.
 
-A thread gets on when it takes the next thing to do. While it is busy with one thing, it gets on as long as it uses the
-CPU or reads pages from disk: a long prefill is no hang, a thread that waits for a lock is one.
+A thread makes progress when it takes the next item. While it works on one item, it makes progress as long as it uses
+the CPU or reads pages from disk: a long prefill is not a hang, a thread that waits for a lock is one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from tunesmith.serving.rules.engine_health import StageHealth
 
-_MOST_S = 2.0
-"""Longest time that counts between two looks: a process that was suspended has not been idle meanwhile."""
+_MAX_INTERVAL_S = 2.0
+"""Maximum time counted between two checks: a suspended process was not idle meanwhile."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class _Stage:
     busy_s: float = 0.0
 
 
-class Pulse:
+class HeartbeatReporter:
     """Counts the beats of the engine's threads; `send` gets the report that answers a ping."""
 
     def __init__(self, send: Callable[[Mapping[str, Any]], None]) -> None:
@@ -39,42 +39,42 @@ class Pulse:
         self._nudges: list[Callable[[], None]] = []
         self._asked = threading.Event()
         self._ping = 0
-        self._looked_s = time.monotonic()
+        self._checked_s = time.monotonic()
 
-    def join(self, name: str, nudge: Callable[[], None]) -> None:
-        """From the thread that does this work. `nudge` gives it something to do that takes no time."""
+    def register(self, name: str, nudge: Callable[[], None]) -> None:
+        """Register the calling thread. `nudge` queues a no-op for it."""
         self._stages[name] = _Stage(name_thread(name))
         self._nudges.append(nudge)
 
     def beat(self, name: str) -> None:
-        """From the same thread, each time that it takes the next thing to do."""
+        """Call from the same thread each time it takes the next item."""
         self._stages[name].num_beats += 1
 
     def ping(self, number: int) -> None:
-        """The gateway asks; answered from a thread of its own."""
+        """A ping of the gateway; the heartbeat thread answers it."""
         self._ping = number
         self._asked.set()
 
     def start(self) -> None:
-        threading.Thread(target=self._work, name="pulse", daemon=True).start()
+        threading.Thread(target=self._work, name="heartbeat", daemon=True).start()
 
     def _work(self) -> None:
-        name_thread("pulse")
+        name_thread("heartbeat")
         while True:
             self._asked.wait()
             self._asked.clear()
             number = self._ping
-            self._send({"ping": number, "stages": {name: health.as_json() for name, health in self._look().items()}})
+            self._send({"ping": number, "stages": {name: health.as_json() for name, health in self._check().items()}})
             for nudge in self._nudges:
                 nudge()
 
-    def _look(self) -> dict[str, StageHealth]:
+    def _check(self) -> dict[str, StageHealth]:
         now = time.monotonic()
-        passed_s, self._looked_s = min(now - self._looked_s, _MOST_S), now
-        return {name: _look_at(stage, passed_s) for name, stage in list(self._stages.items())}
+        passed_s, self._checked_s = min(now - self._checked_s, _MAX_INTERVAL_S), now
+        return {name: _check_stage(stage, passed_s) for name, stage in list(self._stages.items())}
 
 
-def _look_at(stage: _Stage, passed_s: float) -> StageHealth:
+def _check_stage(stage: _Stage, passed_s: float) -> StageHealth:
     num_beats = stage.num_beats
     work = _work_of(stage.thread_id)
     is_next = num_beats > stage.seen_beats

@@ -1,9 +1,8 @@
-"""Where adapters come in: one forward pass for rows of several adapters, each row changed by its own only.
+"""LoRA layers: one forward pass for sequences of several adapters, each changed by its own adapter only.
 
-Every module that some adapter changes becomes a site. The base's matrices are read once for all rows; the adapters
-add their little on top. Low-rank changes of all adapters are one: their matrices are laid side by side, and each row
-keeps only the part that is its own. What cannot be laid side by side is computed for its rows alone. Nothing is ever
-switched: what is asked for is said before each pass.
+Every module that an adapter changes becomes a LoRA layer. The base weights are applied once for the whole batch. The
+low-rank matrices of all adapters are stacked, and a mask keeps for each row only the part of its own adapter. Parts
+that cannot be stacked are computed for their rows alone. The adapter mapping is set before each pass.
 """
 
 from __future__ import annotations
@@ -16,137 +15,139 @@ import torch
 
 from tunesmith.models.adapter_parts import AdapterParts, LowRank, Part
 
-_LEFT = 4
-"""Adapters that nobody asks any more stay laid out while they are no more than those asked, and so many."""
+_MAX_IDLE = 4
+"""Idle adapters kept in the stacked matrices, beyond one per active adapter."""
 
 
 @dataclass(frozen=True)
-class Share:
-    """The rows of one adapter in a pass; None: all of them."""
+class AdapterRows:
+    """The rows of one adapter in a batch; `rows` is None if all rows use it."""
 
     adapter: str
     rows: Any
 
 
-class RowsLost(Exception):
-    """A module was given something else than one row per sequence: adapters cannot share a pass in this model."""
+class MixedBatchUnsupported(Exception):
+    """A module got another first dimension than the batch, so adapters cannot share a pass in this model."""
 
 
-class Sites:
-    """The model's modules at which adapters do something, and the adapters that are loaded."""
+class LoraLayers:
+    """The modules of the model that adapters change, and the loaded adapters."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         weight = next(model.parameters())
         self._device, self._dtype = weight.device, weight.dtype
-        self._sites: dict[str, _Site] = {}
-        self._said: Sequence[str | None] = ()
+        self._layers: dict[str, _LoraLayer] = {}
+        self._mapping: Sequence[str | None] = ()
         self._owned: Any = None
         self._masks: dict[tuple[int, ...], Any] = {}
-        self.shares: Sequence[Share] = ()
-        self.laid_out: tuple[str, ...] = ()
-        """The adapters that are side by side, in this order."""
+        self.adapter_rows: Sequence[AdapterRows] = ()
+        self.stacked: tuple[str, ...] = ()
+        """The adapters in the stacked matrices, in this order."""
         self.num_rows = 0
-        self.can_mix = True
+        self.supports_mixed_batch = True
 
     def add(self, name: str, adapter: AdapterParts) -> None:
-        self.can_mix = self.can_mix and adapter.knows_rows
+        self.supports_mixed_batch = self.supports_mixed_batch and adapter.knows_rows
         for module_name, part in adapter.parts.items():
-            site = self._sites.get(module_name)
-            if site is None:
-                site = self._sites[module_name] = _Site(self, self._model.get_submodule(module_name))
-            site.parts[name] = part
+            layer = self._layers.get(module_name)
+            if layer is None:
+                layer = self._layers[module_name] = _LoraLayer(self, self._model.get_submodule(module_name))
+            layer.parts[name] = part
 
     def remove(self, name: str) -> None:
-        for site in self._sites.values():
-            site.parts.pop(name, None)
-        self.laid_out = tuple(one for one in self.laid_out if one != name)
-        self._said = ()
+        for layer in self._layers.values():
+            layer.parts.pop(name, None)
+        self.stacked = tuple(other for other in self.stacked if other != name)
+        self._mapping = ()
 
-    def say(self, adapters: Sequence[str | None]) -> None:
-        """Which adapter each row of the next passes belongs to."""
-        if adapters == self._said:
+    def set_adapter_mapping(self, adapters: Sequence[str | None]) -> None:
+        """Set which adapter each row of the next passes uses."""
+        if adapters == self._mapping:
             return
-        self._said = list(adapters)
+        self._mapping = list(adapters)
         rows: dict[str, list[int]] = {}
         for number, adapter in enumerate(adapters):
             if adapter is not None:
                 rows.setdefault(adapter, []).append(number)
         self.num_rows = len(adapters)
-        self.shares = [
-            Share(name, None if len(places) == len(adapters) else torch.tensor(places, device=self._device))
-            for name, places in rows.items()
+        self.adapter_rows = [
+            AdapterRows(name, None if len(numbers) == len(adapters) else torch.tensor(numbers, device=self._device))
+            for name, numbers in rows.items()
         ]
         self._masks = {}
-        self._lay_out(rows)
+        self._stack(rows)
 
     def mask(self, ranks: tuple[int, ...]) -> Any:
-        """By row, which columns of matrices side by side, of these ranks, are its own: ones and zeros."""
-        made = self._masks.get(ranks)
-        if made is None:
-            order = {name: number for number, name in enumerate(self.laid_out)}
-            owners = torch.tensor([-1 if name is None else order[name] for name in self._said])
+        """By row, ones in the columns of its own adapter in stacked matrices of these ranks, zeros elsewhere."""
+        mask = self._masks.get(ranks)
+        if mask is None:
+            order = {name: number for number, name in enumerate(self.stacked)}
+            owners = torch.tensor([-1 if name is None else order[name] for name in self._mapping])
             columns = torch.repeat_interleave(torch.arange(len(ranks)), torch.tensor(ranks))
-            made = self._masks[ranks] = (owners[:, None] == columns[None]).to(self._device, self._dtype)
-        return made
+            mask = self._masks[ranks] = (owners[:, None] == columns[None]).to(self._device, self._dtype)
+        return mask
 
-    def _lay_out(self, wanted: dict[str, list[int]]) -> None:
-        if set(wanted) <= set(self.laid_out) and len(self.laid_out) <= 2 * len(wanted) + _LEFT:
+    def _stack(self, wanted: dict[str, list[int]]) -> None:
+        if set(wanted) <= set(self.stacked) and len(self.stacked) <= 2 * len(wanted) + _MAX_IDLE:
             return
-        kept = [name for name in self.laid_out if name not in wanted][: len(wanted) + _LEFT]
-        self.laid_out = (*wanted, *kept)
+        kept = [name for name in self.stacked if name not in wanted][: len(wanted) + _MAX_IDLE]
+        self.stacked = (*wanted, *kept)
 
 
-class _Site:
-    """One module of the base. It keeps its own forward, and what adapters do here comes after it."""
+class _LoraLayer:
+    """One module of the base model. Its own forward runs first; the changes of the adapters are added to it."""
 
-    def __init__(self, sites: Sites, module: Any) -> None:
-        self._sites = sites
+    def __init__(self, lora_layers: LoraLayers, module: Any) -> None:
+        self._lora_layers = lora_layers
         self._base = module.forward
         self.parts: dict[str, Part] = {}
-        self._laid_out: tuple[str, ...] = ()
+        self._stacked: tuple[str, ...] = ()
         self._ranks: tuple[int, ...] = ()
         self._down: Any = None
         self._up: Any = None
         module.forward = self._forward
 
     def _forward(self, given: Any, *args: Any, **kwargs: Any) -> Any:
-        shares = [
-            (self.parts[share.adapter], share.rows) for share in self._sites.shares if share.adapter in self.parts
+        changes = [
+            (self.parts[group.adapter], group.rows)
+            for group in self._lora_layers.adapter_rows
+            if group.adapter in self.parts
         ]
-        if not shares:
+        if not changes:
             return self._base(given, *args, **kwargs)
-        if shares[0][1] is None:  # all rows are of one adapter
-            part = shares[0][0]
+        if changes[0][1] is None:  # all rows use one adapter
+            part = changes[0][0]
             return part(given, None if part.replaces else self._base(given, *args, **kwargs))
-        if given.shape[0] != self._sites.num_rows:
-            raise RowsLost
+        if given.shape[0] != self._lora_layers.num_rows:
+            raise MixedBatchUnsupported
         output = self._base(given, *args, **kwargs)
-        if any(_is_pair(part) for part, _ in shares):
-            output = self._together(given, output)
-        for part, rows in shares:
+        if any(_is_pair(part) for part, _ in changes):
+            output = self._add_stacked(given, output)
+        for part, rows in changes:
             if not _is_pair(part):
                 output = output.index_copy(0, rows, part(given[rows], output[rows]).to(output.dtype))
         return output
 
-    def _together(self, given: Any, output: Any) -> Any:
-        """The low-rank changes of all adapters at once: other rows' parts are multiplied by zero."""
-        if self._laid_out is not self._sites.laid_out:
-            self._lay_out(self._sites.laid_out)
-        mask = self._sites.mask(self._ranks)
+    def _add_stacked(self, given: Any, output: Any) -> Any:
+        """Add the low-rank changes of all adapters at once; a mask zeroes those of other rows."""
+        if self._stacked is not self._lora_layers.stacked:
+            self._stack(self._lora_layers.stacked)
+        mask = self._lora_layers.mask(self._ranks)
         inner = torch.nn.functional.linear(given.to(self._down.dtype), self._down)
         inner = inner * mask.view(mask.shape[0], *[1] * (inner.ndim - 2), mask.shape[1])
         return output + torch.nn.functional.linear(inner, self._up)
 
-    def _lay_out(self, names: tuple[str, ...]) -> None:
+    def _stack(self, names: tuple[str, ...]) -> None:
         pairs = [self.parts.get(name) for name in names]
-        held = [part for part in pairs if isinstance(part, LowRank) and _is_pair(part)]
-        self._down = torch.cat([part.down for part in held])
-        self._up = torch.cat([part.up for part in held], dim=1)
+        stackable = [part for part in pairs if isinstance(part, LowRank) and _is_pair(part)]
+        self._down = torch.cat([part.down for part in stackable])
+        self._up = torch.cat([part.up for part in stackable], dim=1)
         self._ranks = tuple(part.down.shape[0] if isinstance(part, LowRank) and _is_pair(part) else 0 for part in pairs)
-        self._laid_out = names
+        self._stacked = names
 
 
 def _is_pair(part: Part) -> bool:
-    """Whether it is two matrices and nothing else."""
+    """Whether the part is a pair of low-rank matrices and nothing else, so that it can be stacked."""
     return isinstance(part, LowRank) and part.bias is None and part.size is None

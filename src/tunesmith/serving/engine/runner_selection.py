@@ -1,4 +1,4 @@
-"""Which way of remembering is right for a model: it is asked, not believed."""
+"""Choose the fastest cache strategy whose logits match an uncached forward pass."""
 
 from __future__ import annotations
 
@@ -7,48 +7,47 @@ from typing import Any
 
 import torch
 
-from tunesmith.serving.engine.attention import attentions
-from tunesmith.serving.engine.lora_layers import Sites
-from tunesmith.serving.engine.masks import Masks
-from tunesmith.serving.engine.runner import LoneMemory, Memory, Reading, SlotMemory
+from tunesmith.serving.engine.attention import Masks, attentions
+from tunesmith.serving.engine.lora_layers import LoraLayers
+from tunesmith.serving.engine.runner import BatchedRunner, ModelRunner, PrefillSteps, SequentialRunner
 
-Way = tuple[str, Callable[[int], Memory]]
-"""Its name, and how a new memory is made that reads at most so many tokens in one pass."""
+RunnerChoice = tuple[str, Callable[[int], ModelRunner]]
+"""Name of the strategy, and a factory that takes the maximum number of tokens of a prefill pass."""
 _LENGTHS = (11, 4, 7)
 _NUM_STEPS = 3
 
 
-def fastest_way(model: Any, sites: Sites) -> Way:
-    """The first that computes, row by row, what the model computes for whole texts without any memory."""
+def fastest_runner(model: Any, lora_layers: LoraLayers) -> RunnerChoice:
+    """The first strategy whose logits match those of complete sequences without a cache."""
     texts = _texts(model)
     with torch.inference_mode():
         expected = [_plain(model, text) for text in texts]
-        for way in _ways(model, sites):
-            if all(_is_right(way[1](tokens), texts, expected) for tokens in (64, 6)):
-                return way
-    return "recomputed", lambda tokens: LoneMemory(model, sites, has_cache=False)
+        for choice in _runners(model, lora_layers):
+            if all(_matches_uncached(choice[1](tokens), texts, expected) for tokens in (64, 6)):
+                return choice
+    return "no_cache", lambda tokens: SequentialRunner(model, lora_layers, has_cache=False)
 
 
-def _ways(model: Any, sites: Sites) -> Iterator[Way]:
-    """One after the other; whoever takes one asks for no more, so that the model goes on attending as it does then."""
+def _runners(model: Any, lora_layers: LoraLayers) -> Iterator[RunnerChoice]:
+    """Yield runners, fastest first. Stop at the one you use: the model keeps the attention that was set for it."""
     for _ in attentions(model):
         for masks in Masks.candidates(model):
-            yield "slots", lambda tokens, masks=masks: SlotMemory(model, sites, masks, tokens)  # type: ignore[misc]
-    yield "alone", lambda tokens: LoneMemory(model, sites, has_cache=True)
+            yield "slots", lambda tokens, masks=masks: BatchedRunner(model, lora_layers, masks, tokens)  # type: ignore[misc]
+    yield "sequential", lambda tokens: SequentialRunner(model, lora_layers, has_cache=True)
 
 
-def _is_right(memory: Memory, texts: list[list[int]], expected: list[Any]) -> bool:
-    """Rows of different lengths, one of which joins later and one of which leaves."""
+def _matches_uncached(runner: ModelRunner, texts: list[list[int]], expected: list[Any]) -> bool:
+    """Try sequences of different lengths, one of which is added later and one of which is removed."""
     starts = [text[:-_NUM_STEPS] for text in texts]
     try:
-        found = [_last(memory.join(starts[:2], [None, None], 0))]
+        found = [_last(runner.prefill(starts[:2], [None, None], 0))]
         pairs = [[(0, 0), (1, 0)]]
-        found.append(memory.step([texts[0][-3], texts[1][-3]], [None, None]))
+        found.append(runner.decode([texts[0][-3], texts[1][-3]], [None, None]))
         pairs.append([(0, 1), (1, 1)])
-        found.append(_last(memory.join(starts[2:], [None], 0)))
+        found.append(_last(runner.prefill(starts[2:], [None], 0)))
         pairs.append([(2, 0)])
-        memory.leave(0)  # rows are now: the third, the second
-        found.append(memory.step([texts[2][-3], texts[1][-2]], [None, None]))
+        runner.free_slot(0)  # the slots now hold the third and the second
+        found.append(runner.decode([texts[2][-3], texts[1][-2]], [None, None]))
         pairs.append([(2, 1), (1, 2)])
     except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError):
         return False
@@ -62,7 +61,7 @@ def _is_right(memory: Memory, texts: list[list[int]], expected: list[Any]) -> bo
     return True
 
 
-def _last(reading: Reading) -> Any:
+def _last(reading: PrefillSteps) -> Any:
     while True:
         try:
             next(reading)
@@ -76,7 +75,7 @@ def _plain(model: Any, text: list[int]) -> Any:
 
 
 def _texts(model: Any) -> list[list[int]]:
-    """A little of everything, except the first tokens, which are often special."""
+    """Varied tokens, except the first ones of the vocabulary, which are often special."""
     num = int(model.get_input_embeddings().weight.shape[0])
     first = min(16, num // 2)
     return [

@@ -1,4 +1,4 @@
-"""Who is computed next: rows join running batches, every batch gets its turn, what fails fails alone."""
+"""The scheduler: continuous batching. Waiting sequences are prefilled into running batches; failures are isolated."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import torch
 
 from tunesmith.core.logs import logger
 from tunesmith.serving.engine.batch import Batch
-from tunesmith.serving.engine.lora_layers import RowsLost, Sites
-from tunesmith.serving.engine.runner_selection import fastest_way
-from tunesmith.serving.engine.sequence_state import EngineRefusal, Row
+from tunesmith.serving.engine.lora_layers import LoraLayers, MixedBatchUnsupported
+from tunesmith.serving.engine.runner_selection import fastest_runner
+from tunesmith.serving.engine.sequence_state import EngineRefusal, SequenceState
 
 _PROMPT_TOKENS = 4096
-"""Most tokens of prompts that are read together."""
+"""Maximum prompt tokens of one prefill group."""
 _PASS_TOKENS, _PASS_TOKENS_CUDA = 512, 4096
-"""Most of them in one pass, for which all rows that are being answered wait."""
-_ALIKE, _LITTLE = 1.5, 32
-"""Prompts are read together while the longest is at most so many times the shortest, and a little more."""
-_COMPANY, _PATIENCE_S = 8, 0.02
-"""Whoever waits joins once there is one for so many rows under way, or after this time."""
+"""Maximum prompt tokens of one prefill pass; all decoding sequences wait for it."""
+_MAX_LENGTH_RATIO, _LENGTH_SLACK = 1.5, 32
+"""Prompts are prefilled together if the longest is at most ratio times the shortest plus slack tokens."""
+_DECODES_PER_PREFILL, _MAX_PREFILL_DELAY_S = 8, 0.02
+"""Prefill once one sequence waits per this many decoding ones, or one has waited for this long."""
 _RETRY_AFTER_S = 5.0
 OUT_OF_MEMORY = "out_of_memory"
 
@@ -32,29 +32,29 @@ log = logger("engine")
 
 
 @dataclass(eq=False)
-class _Joining:
-    """Rows whose prompts are being read together."""
+class _PrefillGroup:
+    """Sequences whose prompts are prefilled together."""
 
-    rows: list[Row]
+    sequences: list[SequenceState]
     batch: Batch | None = None
     passes: Iterator[None] | None = None
 
 
-class Turns:
-    """All rows of the engine, waiting or under way. Rows of all adapters share one batch where the model allows it."""
+class Scheduler:
+    """All sequences of the engine. Sequences of all adapters share one batch if the model supports mixed batches."""
 
-    def __init__(self, model: Any, sites: Sites, pad_id: int, max_batch: int) -> None:
-        self._sites, self._pad_id, self._max_batch = sites, pad_id, max_batch
-        self.way, self._new_memory = fastest_way(model, sites)
+    def __init__(self, model: Any, lora_layers: LoraLayers, pad_id: int, max_batch: int) -> None:
+        self._lora_layers, self._pad_id, self._max_batch = lora_layers, pad_id, max_batch
+        self.runner_kind, self._new_runner = fastest_runner(model, lora_layers)
         self._pass_tokens = _PASS_TOKENS_CUDA if next(model.parameters()).is_cuda else _PASS_TOKENS
         self._batches: dict[str | None, Batch] = {}
-        self._joining: deque[_Joining] = deque()
-        self.waiting: deque[Row] = deque()
+        self._prefilling: deque[_PrefillGroup] = deque()
+        self.waiting: deque[SequenceState] = deque()
 
     @property
-    def num_rows(self) -> int:
-        joining = sum(len(group.rows) for group in self._joining)
-        return joining + sum(len(batch.rows) for batch in self._batches.values())
+    def num_sequences(self) -> int:
+        num_prefilling = sum(len(group.sequences) for group in self._prefilling)
+        return num_prefilling + sum(len(batch.sequences) for batch in self._batches.values())
 
     @property
     def num_bytes(self) -> int:
@@ -62,127 +62,129 @@ class Turns:
 
     @property
     def is_idle(self) -> bool:
-        return not self.waiting and not self._joining and not self._batches
+        return not self.waiting and not self._prefilling and not self._batches
 
-    def rows(self) -> Iterator[Row]:
+    def sequences(self) -> Iterator[SequenceState]:
         yield from self.waiting
-        for group in self._joining:
-            yield from group.rows
+        for group in self._prefilling:
+            yield from group.sequences
         for batch in self._batches.values():
-            yield from batch.rows
+            yield from batch.sequences
 
-    def remove(self, row_id: str) -> Row | None:
-        """Take a row out wherever it is."""
-        row = next((row for row in self.rows() if row.id == row_id), None)
-        if row is None:
+    def remove(self, sequence_id: str) -> SequenceState | None:
+        """Remove a sequence, whatever its state; None if there is no such sequence."""
+        sequence = next((sequence for sequence in self.sequences() if sequence.id == sequence_id), None)
+        if sequence is None:
             return None
-        if row in self.waiting:
-            self.waiting.remove(row)
-        for group in list(self._joining):
-            if row in group.rows:
-                # those that were read with it begin again: as much is lost as they have read
-                self._joining.remove(group)
-                rest = [one for one in group.rows if one is not row]
-                self._joining.extendleft([_Joining(rest)] if rest else [])
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        for group in list(self._prefilling):
+            if sequence in group.sequences:
+                # the others of the group start their prefill again
+                self._prefilling.remove(group)
+                rest = [other for other in group.sequences if other is not sequence]
+                self._prefilling.extendleft([_PrefillGroup(rest)] if rest else [])
         for batch in self._batches.values():
-            batch.remove(row)
+            batch.remove(sequence)
         self._drop_empty()
-        return row
+        return sequence
 
-    def turn(self) -> None:
-        """One token for every row, then a pass over prompts, the last of which writes a row's first token."""
+    def step(self) -> None:
+        """Decode one token for every sequence, then run one prefill pass; the last pass of a prompt samples a token."""
         for batch in list(self._batches.values()):
-            self._step(batch)
-        if not self._joining and self._is_time_to_join():
-            self._joining.append(_Joining(self._alike()))
-        if self._joining:
-            self._read_on(self._joining[0])
+            self._decode(batch)
+        if not self._prefilling and self._should_prefill():
+            self._prefilling.append(_PrefillGroup(self._next_prefill_group()))
+        if self._prefilling:
+            self._prefill_chunk(self._prefilling[0])
         self._drop_empty()
 
-    def _is_time_to_join(self) -> bool:
-        """Reading a prompt is a pass of its own: while others are answered, a moment is given for more to come."""
-        if not self.waiting or self.num_rows >= self._max_batch:
+    def _should_prefill(self) -> bool:
+        """A prefill delays all decoding sequences: wait a moment so that more prompts can share it."""
+        if not self.waiting or self.num_sequences >= self._max_batch:
             return False
-        enough = max(1, self.num_rows // _COMPANY)
-        return len(self.waiting) >= enough or time.monotonic() - self.waiting[0].since_s >= _PATIENCE_S
+        enough = max(1, self.num_sequences // _DECODES_PER_PREFILL)
+        return len(self.waiting) >= enough or time.monotonic() - self.waiting[0].arrived_s >= _MAX_PREFILL_DELAY_S
 
-    def _key(self, row: Row) -> str | None:
-        return None if self._sites.can_mix else row.adapter
+    def _key(self, sequence: SequenceState) -> str | None:
+        return None if self._lora_layers.supports_mixed_batch else sequence.adapter
 
-    def _alike(self) -> list[Row]:
-        """Whoever waits longest, and others whose prompts are about as long; they wait no more."""
+    def _next_prefill_group(self) -> list[SequenceState]:
+        """Take the sequence that has waited longest, and others with prompts of similar length, from the queue."""
         first = self.waiting[0]
-        low = high = len(first.seen)
-        found: list[Row] = []
-        for row in self.waiting:
-            new_low, new_high = min(low, len(row.seen)), max(high, len(row.seen))
-            is_alike = new_high <= new_low * _ALIKE + _LITTLE and self._key(row) == self._key(first)
-            if row is not first and (not is_alike or new_high * (len(found) + 1) > _PROMPT_TOKENS):
+        low = high = len(first.input_ids)
+        group: list[SequenceState] = []
+        for sequence in self.waiting:
+            new_low, new_high = min(low, len(sequence.input_ids)), max(high, len(sequence.input_ids))
+            is_similar = new_high <= new_low * _MAX_LENGTH_RATIO + _LENGTH_SLACK and self._key(sequence) == self._key(
+                first
+            )
+            if sequence is not first and (not is_similar or new_high * (len(group) + 1) > _PROMPT_TOKENS):
                 continue
             low, high = new_low, new_high
-            found.append(row)
-            if self.num_rows + len(found) == self._max_batch:
+            group.append(sequence)
+            if self.num_sequences + len(group) == self._max_batch:
                 break
-        for row in found:
-            self.waiting.remove(row)
-        return found
+        for sequence in group:
+            self.waiting.remove(sequence)
+        return group
 
-    def _read_on(self, group: _Joining) -> None:
-        """One pass over the prompts of a group."""
+    def _prefill_chunk(self, group: _PrefillGroup) -> None:
+        """One prefill pass over the prompts of a group."""
         if group.passes is None:
-            key = self._key(group.rows[0])
+            key = self._key(group.sequences[0])
             if key not in self._batches:
-                self._batches[key] = Batch(self._new_memory(self._pass_tokens), self._pad_id)
+                self._batches[key] = Batch(self._new_runner(self._pass_tokens), self._pad_id)
             group.batch = self._batches[key]
-            group.passes = group.batch.join(group.rows)
+            group.passes = group.batch.prefill(group.sequences)
         try:
             next(group.passes)
         except StopIteration:
-            self._joining.popleft()
-        except RowsLost:
-            self._keep_apart()
+            self._prefilling.popleft()
+        except MixedBatchUnsupported:
+            self._disable_mixed_adapters()
         except (MemoryError, RuntimeError, ValueError, IndexError, TypeError) as error:
-            self._joining.popleft()
+            self._prefilling.popleft()
             refusal = _refusal(error)
-            if len(group.rows) > 1:  # it may be one of them, or all of them together
-                self._joining.extendleft(_Joining([row]) for row in reversed(group.rows))
+            if len(group.sequences) > 1:  # one of them may be the cause, or all together
+                self._prefilling.extendleft(_PrefillGroup([sequence]) for sequence in reversed(group.sequences))
             else:
-                group.rows[0].listener.failed(group.rows[0], refusal)
+                group.sequences[0].listener.failed(group.sequences[0], refusal)
 
-    def _step(self, batch: Batch) -> None:
-        while batch.rows:
+    def _decode(self, batch: Batch) -> None:
+        while batch.sequences:
             try:
-                batch.step()
-            except RowsLost:
-                self._keep_apart()
+                batch.decode()
+            except MixedBatchUnsupported:
+                self._disable_mixed_adapters()
             except (MemoryError, RuntimeError, ValueError, IndexError, TypeError) as error:
                 refusal = _refusal(error)
-                half = len(batch.rows) // 2 if refusal.code == OUT_OF_MEMORY else 0
-                for row in batch.rows[half:]:  # those that came last
-                    batch.remove(row)
-                    row.listener.failed(row, refusal)
+                half = len(batch.sequences) // 2 if refusal.code == OUT_OF_MEMORY else 0
+                for sequence in batch.sequences[half:]:  # the newest
+                    batch.remove(sequence)
+                    sequence.listener.failed(sequence, refusal)
             else:
                 return
 
-    def _keep_apart(self) -> None:
-        """This model cannot compute adapters side by side: from now on each has batches of its own."""
-        self._sites.can_mix = False
-        under_way = [row for row in self.rows() if row not in self.waiting]
+    def _disable_mixed_adapters(self) -> None:
+        """The model does not support mixed batches: from now on each adapter gets its own batch."""
+        self._lora_layers.supports_mixed_batch = False
+        running = [sequence for sequence in self.sequences() if sequence not in self.waiting]
         for batch in self._batches.values():
-            batch.rows.clear()
+            batch.sequences.clear()
         self._batches.clear()
-        self._joining.clear()
-        self.waiting.extendleft(reversed(under_way))
+        self._prefilling.clear()
+        self.waiting.extendleft(reversed(running))
 
     def _drop_empty(self) -> None:
-        """Batches without rows give their memory back, unless rows are about to join them."""
+        """Free the cache of empty batches, unless a prefill is about to fill them."""
         for key, batch in list(self._batches.items()):
-            if not batch.rows and all(group.batch is not batch for group in self._joining):
+            if not batch.sequences and all(group.batch is not batch for group in self._prefilling):
                 del self._batches[key]
 
 
 def _refusal(error: Exception) -> EngineRefusal:
-    """What to tell whose rows they were; the loss of the device is raised again: nothing can be computed on it."""
+    """Map an exception to a request error. Re-raises device failures, which end the engine."""
     if isinstance(error, torch.AcceleratorError) and not isinstance(error, torch.OutOfMemoryError):
         raise error
     if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "memory" not in str(error).lower():
@@ -193,7 +195,7 @@ def _refusal(error: Exception) -> EngineRefusal:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return EngineRefusal(
-        "the engine has not enough memory for this request now; ask again, or for less at once (serve.max_batch)",
+        "the engine is out of memory for this request; retry later, shorten it, or lower serve.max_batch",
         OUT_OF_MEMORY,
         503,
         _RETRY_AFTER_S,

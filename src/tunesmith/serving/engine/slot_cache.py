@@ -1,7 +1,7 @@
-"""The memory of a batch: keys and values of every row in its own slot, so that rows come and go without moving others.
+"""The KV cache of a batch: one slot per sequence, so that sequences are added and removed without moving others.
 
-A row's tokens lie at the front of its slot, one after the other; what lies behind them is left over and never seen.
-Room is made in steps, and only then is anything copied.
+The tokens of a sequence are at the front of its slot; the rest of the slot is masked. Slots grow in steps, and only
+then is anything copied.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import Cache
 
-_ROOM = 64
+_SLOT_STEP = 64
 """Slots grow to a multiple of this many tokens."""
 
 
@@ -22,25 +22,25 @@ class _Layer:
         self.values: Any = None
 
 
-class Prompts(Cache):  # type: ignore[misc]
-    """Takes in what the first passes over whole prompts compute, layer by layer, so many tokens at a time."""
+class PrefillCache(Cache):  # type: ignore[misc]
+    """Keys and values of prompts during their prefill, filled chunk by chunk."""
 
     def __init__(self, width: int) -> None:
         super().__init__(layers=[])
         self._width, self._num_read = width, 0
-        self.taken: dict[int, tuple[Any, Any]] = {}
+        self.states: dict[int, tuple[Any, Any]] = {}
 
     def advance(self, num: int) -> None:
-        """After a pass over so many tokens."""
+        """Call after a pass over `num` tokens."""
         self._num_read += num
 
     def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        if key_states.shape[2] == self._width:  # all at once
-            self.taken[layer_idx] = (key_states, value_states)
+        if key_states.shape[2] == self._width:  # the complete prompt in one pass
+            self.states[layer_idx] = (key_states, value_states)
             return key_states, value_states
-        if layer_idx not in self.taken:
-            self.taken[layer_idx] = (_wide(key_states, self._width), _wide(value_states, self._width))
-        keys, values = self.taken[layer_idx]
+        if layer_idx not in self.states:
+            self.states[layer_idx] = (_wide(key_states, self._width), _wide(value_states, self._width))
+        keys, values = self.states[layer_idx]
         end = self._num_read + key_states.shape[2]
         keys[:, :, self._num_read : end] = key_states
         values[:, :, self._num_read : end] = value_states
@@ -60,56 +60,56 @@ def _wide(part: Any, width: int) -> Any:
     return part.new_empty((part.shape[0], part.shape[1], width, part.shape[3]))
 
 
-class Slots(Cache):  # type: ignore[misc]
-    """Rows 0 … n - 1 are in use. A pass adds one token to each, at the place behind the row's last."""
+class SlotCache(Cache):  # type: ignore[misc]
+    """Slots 0 … n - 1 are in use. A pass appends one token to each."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
         self._layers: dict[int, _Layer] = {}
         self.lengths: list[int] = []
         self._rows: Any = None
-        self._places: Any = None
+        self._positions: Any = None
         self._width = 0
 
-    def join(self, prompts: Prompts, lengths: Sequence[int]) -> None:
-        """Take rows over from a first pass; all of them or, where memory is out, none."""
+    def append(self, prompts: PrefillCache, lengths: Sequence[int]) -> None:
+        """Add the prefilled prompts as new slots; all of them or, if memory runs out, none."""
         start, num = len(self.lengths), len(lengths)
-        self._make_room(prompts, start + num, max(lengths) + 1)
-        for index, (keys, values) in prompts.taken.items():
+        self._grow(prompts, start + num, max(lengths) + 1)
+        for index, (keys, values) in prompts.states.items():
             layer, width = self._layers[index], keys.shape[2]
             layer.keys[start : start + num, :, :width] = keys
             layer.values[start : start + num, :, :width] = values
         self.lengths += lengths
 
-    def leave(self, row: int) -> None:
-        """Give a row's slot to the last row."""
+    def free_slot(self, slot: int) -> None:
+        """Move the last sequence into a slot."""
         last = len(self.lengths) - 1
-        if row != last:
+        if slot != last:
             length = self.lengths[last]
             for layer in self._layers.values():
-                layer.keys[row, :, :length] = layer.keys[last, :, :length]
-                layer.values[row, :, :length] = layer.values[last, :, :length]
-            self.lengths[row] = length
+                layer.keys[slot, :, :length] = layer.keys[last, :, :length]
+                layer.values[slot, :, :length] = layer.values[last, :, :length]
+            self.lengths[slot] = length
         self.lengths.pop()
         if not self.lengths:
-            self._layers.clear()  # nobody is here: give the memory back
+            self._layers.clear()  # empty: free the memory
 
-    def aim(self, device: Any) -> tuple[Any, int]:
-        """Before a pass: room for one more token of each row; returns their places, and how far the longest goes."""
+    def prepare(self, device: Any) -> tuple[Any, int]:
+        """Call before a pass: allocates one more token per slot; returns their positions and the maximum length."""
         self._width = max(self.lengths) + 1
-        self._make_room(None, len(self.lengths), self._width)
+        self._grow(None, len(self.lengths), self._width)
         self._rows = torch.arange(len(self.lengths), device=device)
-        self._places = torch.tensor(self.lengths, device=device)
-        return self._places, self._width
+        self._positions = torch.tensor(self.lengths, device=device)
+        return self._positions, self._width
 
     def advance(self) -> None:
-        """After a pass: the new tokens are there."""
+        """Call after a pass: counts the new tokens."""
         self.lengths = [length + 1 for length in self.lengths]
 
     def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         layer, num = self._layers[layer_idx], len(self.lengths)
-        layer.keys[self._rows, :, self._places] = key_states[:, :, 0]
-        layer.values[self._rows, :, self._places] = value_states[:, :, 0]
+        layer.keys[self._rows, :, self._positions] = key_states[:, :, 0]
+        layer.values[self._rows, :, self._positions] = value_states[:, :, 0]
         return layer.keys[:num, :, : self._width], layer.values[:num, :, : self._width]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -123,29 +123,29 @@ class Slots(Cache):  # type: ignore[misc]
 
     @property
     def num_bytes(self) -> int:
-        held = [tensor for layer in self._layers.values() for tensor in (layer.keys, layer.values)]
-        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+        tensors = [tensor for layer in self._layers.values() for tensor in (layer.keys, layer.values)]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    def _make_room(self, prompts: Prompts | None, num: int, longest: int) -> None:
-        for index, (keys, values) in (prompts.taken if prompts is not None else {}).items():
+    def _grow(self, prompts: PrefillCache | None, num: int, longest: int) -> None:
+        for index, (keys, values) in (prompts.states if prompts is not None else {}).items():
             if index not in self._layers:
                 layer = _Layer()
                 layer.keys = keys.new_zeros((0, keys.shape[1], 0, keys.shape[3]))
                 layer.values = values.new_zeros((0, values.shape[1], 0, values.shape[3]))
                 self._layers[index] = layer
         for layer in self._layers.values():
-            layer.keys = _roomier(layer.keys, num, longest, len(self.lengths))
-            layer.values = _roomier(layer.values, num, longest, len(self.lengths))
+            layer.keys = _grown(layer.keys, num, longest, len(self.lengths))
+            layer.values = _grown(layer.values, num, longest, len(self.lengths))
 
 
-def _roomier(held: Any, num: int, longest: int, in_use: int) -> Any:
-    """The same content with room for so many rows of so many tokens; grows by half at least."""
-    rows, heads, room, size = held.shape
-    if rows >= num and room >= longest:
-        return held
-    rows = rows if rows >= num else max(num, rows + rows // 2)
-    wanted = room if room >= longest else max(longest, room + room // 2)
-    wanted = -(-wanted // _ROOM) * _ROOM
-    made = held.new_zeros((rows, heads, wanted, size))
-    made[:in_use, :, :room] = held[:in_use]
-    return made
+def _grown(tensor: Any, num: int, longest: int, in_use: int) -> Any:
+    """The tensor with space for `num` slots of `longest` tokens; grows by at least half."""
+    slots, heads, length, size = tensor.shape
+    if slots >= num and length >= longest:
+        return tensor
+    slots = slots if slots >= num else max(num, slots + slots // 2)
+    new_length = length if length >= longest else max(longest, length + length // 2)
+    new_length = -(-new_length // _SLOT_STEP) * _SLOT_STEP
+    grown = tensor.new_zeros((slots, heads, new_length, size))
+    grown[:in_use, :, :length] = tensor[:in_use]
+    return grown

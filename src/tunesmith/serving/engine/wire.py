@@ -1,9 +1,9 @@
-"""What gateway and engine say to each other: one JSON object per line over a socket that only the two of them hold.
+"""The protocol between gateway and engine: one JSON object per line over a private socket pair.
 
-To the engine: ``{"do": "generate" | "cancel" | "load" | "unload" | "read" | "state", "id": …, …}``,
-and ``{"do": "ping", "number": …}`` every second.
-From it: ``{"ready": {…}}`` once, then for an id any number of ``piece``, and at last ``ended``, ``done`` or ``error``;
-``{"alive": {"ping": …, "stages": {NAME: [STILL_S, BUSY_S]}}}`` for a ping.
+To the engine: ``{"op": "generate" | "cancel" | "load" | "unload" | "probe" | "state", "id": …, …}``,
+and ``{"op": "ping", "number": …}`` every second.
+From it: ``{"ready": {…}}`` once, then for an id any number of ``delta``, and at last ``ended``, ``done`` or ``error``;
+``{"heartbeat": {"ping": …, "stages": {NAME: [STILL_S, BUSY_S]}}}`` for a ping.
 """
 
 from __future__ import annotations
@@ -14,43 +14,47 @@ from typing import Any
 
 import orjson
 
-from tunesmith.serving.generation import Ended, Generation, Piece, TokenReading
+from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta, TokenLogprob
 
 MAX_LINE = 64 << 20
-"""The longest line either side takes."""
+"""Maximum length of a line, in bytes."""
 
 
 def line(message: Mapping[str, Any]) -> bytes:
     return orjson.dumps(message) + b"\n"
 
 
-def asked_line(asked: Generation) -> bytes:
-    """Raises TypeError for text that is no Unicode."""
-    seed = None if asked.seed is None else asked.seed % (1 << 64)
-    said = {one.name: getattr(asked, one.name) for one in fields(asked)}  # copying a million tokens takes seconds
-    return line({"do": "generate", **said, "seed": seed})
+def encode_request(request: GenerationRequest) -> bytes:
+    """The line of a `generate` message; raises TypeError for text that is not valid Unicode."""
+    seed = None if request.seed is None else request.seed % (1 << 64)
+    values = {
+        field.name: getattr(request, field.name) for field in fields(request)
+    }  # copying a million tokens takes seconds
+    return line({"op": "generate", **values, "seed": seed})
 
 
-def asked_from(message: Mapping[str, Any]) -> Generation:
-    said = {key: value for key, value in message.items() if key != "do"}
-    said["stop"] = tuple(said.get("stop") or ())
-    return Generation(**said)
+def decode_request(message: Mapping[str, Any]) -> GenerationRequest:
+    values = {key: value for key, value in message.items() if key != "op"}
+    values["stop"] = tuple(values.get("stop") or ())
+    return GenerationRequest(**values)
 
 
-def piece_of(text: str, tokens: tuple[TokenReading, ...]) -> list[Any]:
+def encode_delta(text: str, tokens: tuple[TokenLogprob, ...]) -> list[Any]:
     return [text, [[token.id, token.text, token.log_prob, token.top] for token in tokens]]
 
 
-def piece_from(raw: list[Any]) -> Piece:
+def decode_delta(raw: list[Any]) -> TextDelta:
     text, tokens = raw
-    return Piece(
+    return TextDelta(
         text,
         tuple(
-            TokenReading(number, said, log_prob, tuple((one, its, value) for one, its, value in top))
-            for number, said, log_prob, top in tokens
+            TokenLogprob(
+                number, token_text, log_prob, tuple((top_id, top_text, value) for top_id, top_text, value in top)
+            )
+            for number, token_text, log_prob, top in tokens
         ),
     )
 
 
-def ended_from(raw: Mapping[str, Any]) -> Ended:
-    return Ended(**raw)
+def decode_end(raw: Mapping[str, Any]) -> GenerationEnd:
+    return GenerationEnd(**raw)

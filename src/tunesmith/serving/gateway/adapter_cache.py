@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from tunesmith.core.logs import logger
 from tunesmith.deployment.targets.base import ServedAdapter
 from tunesmith.serving.gateway.engine_contract import Engine, EngineError
-from tunesmith.serving.generation import Ended, Generation, Piece
+from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 from tunesmith.serving.rules.eviction import Budget, Held, NoRoom, make_room
 
 log = logger("gateway")
@@ -81,7 +81,9 @@ class Pager:
             async with self._left:
                 self._left.notify_all()
 
-    async def answer(self, asked: Generation, adapter: ServedAdapter | None) -> AsyncGenerator[Piece | Ended, None]:
+    async def answer(
+        self, asked: GenerationRequest, adapter: ServedAdapter | None
+    ) -> AsyncGenerator[TextDelta | GenerationEnd, None]:
         """The answer of that version; asked again once if the engine was lost before anything was said."""
         may_repeat = True
         while True:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tunesmith.core.ids import secret_id
 from tunesmith.serving.gateway.parameters import Kind
-from tunesmith.serving.generation import Ended, TokenReading
+from tunesmith.serving.generation import GenerationEnd, TokenLogprob
 
 _PREFIX: dict[Kind, str] = {"chat": "chatcmpl", "text": "cmpl"}
 _OBJECT: dict[Kind, str] = {"chat": "chat.completion", "text": "text_completion"}
@@ -51,9 +51,9 @@ class Choice:
 
     index: int
     texts: list[str] = field(default_factory=list)
-    tokens: list[TokenReading] = field(default_factory=list)
+    tokens: list[TokenLogprob] = field(default_factory=list)
     num_chars: int = 0
-    end: Ended | None = None
+    end: GenerationEnd | None = None
 
     @property
     def text(self) -> str:
@@ -89,7 +89,7 @@ def first_chunk(header: Header, index: int) -> dict[str, Any]:
     return header.chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
 
 
-def piece_chunk(header: Header, choice: Choice, text: str, tokens: Sequence[TokenReading]) -> dict[str, Any]:
+def piece_chunk(header: Header, choice: Choice, text: str, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     piece: dict[str, Any] = {"index": choice.index, "finish_reason": None}
     if header.kind == "chat":
         piece |= {"delta": {"content": text}, "logprobs": _chat_log_probs(header, tokens)}
@@ -116,7 +116,7 @@ def usage_of(choices: Sequence[Choice], num_choices: int) -> dict[str, Any]:
     }
 
 
-def _chat_log_probs(header: Header, tokens: Sequence[TokenReading]) -> dict[str, Any] | None:
+def _chat_log_probs(header: Header, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
     if not header.with_log_probs:
         return None
     content = [
@@ -133,7 +133,7 @@ def _token(text: str, log_prob: float) -> dict[str, Any]:
     return {"token": text, "logprob": log_prob, "bytes": list(text.encode(errors="replace"))}
 
 
-def _text_log_probs(header: Header, tokens: Sequence[TokenReading], offset: int) -> dict[str, Any] | None:
+def _text_log_probs(header: Header, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any] | None:
     if not header.with_log_probs:
         return None
     offsets = []

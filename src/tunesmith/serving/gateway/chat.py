@@ -34,7 +34,7 @@ from tunesmith.serving.gateway.model_router import Route
 from tunesmith.serving.gateway.parameters import Asked, read_chat, read_completion, refuse_extra
 from tunesmith.serving.gateway.proxy import answer_from_upstream
 from tunesmith.serving.gateway.responses import JsonAnswer, SseAnswer, while_there
-from tunesmith.serving.generation import Ended, Generation, Piece
+from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 
 log = logger("gateway")
 
@@ -73,7 +73,7 @@ async def _answer_to(gateway: Gateway, request: Request, body: dict[str, Any], a
 
 @dataclass(frozen=True)
 class _Row:
-    asked: Generation
+    asked: GenerationRequest
     choice: Choice
 
 
@@ -92,7 +92,7 @@ class _Job:
             created=int(time.time()),
             model=route.version.name,
             fingerprint=fingerprint_of(route.version.digest),
-            with_log_probs=asked.num_top is not None,
+            with_log_probs=asked.top_logprobs is not None,
             counts_usage=asked.include_usage,
         )
         beside = route.beside
@@ -129,16 +129,16 @@ class _Job:
         self._gateway.captures.begin(self._header.id, self._about)
         return SseAnswer(self._events(first), end=self.end, after=self._keep)
 
-    async def _events(self, first: tuple[int, Piece | Ended]) -> AsyncGenerator[Mapping[str, Any], None]:
+    async def _events(self, first: tuple[int, TextDelta | GenerationEnd]) -> AsyncGenerator[Mapping[str, Any], None]:
         header, started = self._header, set[int]()
-        item: tuple[int, Piece | Ended] | None = first
+        item: tuple[int, TextDelta | GenerationEnd] | None = first
         while item is not None:
             number, part = item
             choice = self._rows[number].choice
             if header.kind == "chat" and number not in started:
                 yield first_chunk(header, number)
             started.add(number)
-            if isinstance(part, Piece):
+            if isinstance(part, TextDelta):
                 if part.text or part.tokens:
                     yield piece_chunk(header, choice, part.text, part.tokens)
                 self._take(number, part)
@@ -150,9 +150,9 @@ class _Job:
             choices = [row.choice for row in self._rows]
             yield header.chunk([], usage_of(choices, self._asked.num_choices))
 
-    def _take(self, number: int, part: Piece | Ended) -> None:
+    def _take(self, number: int, part: TextDelta | GenerationEnd) -> None:
         choice = self._rows[number].choice
-        if isinstance(part, Ended):
+        if isinstance(part, GenerationEnd):
             choice.end = part
             return
         choice.texts.append(part.text)
@@ -222,7 +222,7 @@ class _Job:
         self._gateway.shadow.answered(exchange)
 
 
-def _conversation(row: Generation) -> list[dict[str, Any]] | None:
+def _conversation(row: GenerationRequest) -> list[dict[str, Any]] | None:
     """What was said before the answer; None for tokens, whose text nobody told us."""
     if row.messages is not None:
         return [dict(message) for message in row.messages]

@@ -12,10 +12,10 @@ from tunesmith.serving.gateway.adapter_cache import LOST
 from tunesmith.serving.gateway.api_errors import ApiError
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.parameters import Asked
-from tunesmith.serving.generation import Ended, Generation, Piece
+from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 
-Generate = Callable[[Generation], AsyncGenerator[Piece | Ended, None]]
-_Item = tuple[int, Piece | Ended | Exception]
+Generate = Callable[[GenerationRequest], AsyncGenerator[TextDelta | GenerationEnd, None]]
+_Item = tuple[int, TextDelta | GenerationEnd | Exception]
 
 
 def limit_of(asked: Asked, otherwise: int, most: int) -> int:
@@ -23,9 +23,9 @@ def limit_of(asked: Asked, otherwise: int, most: int) -> int:
     return min(otherwise if asked.max_tokens is None else asked.max_tokens, most)
 
 
-def rows_of(asked: Asked, response_id: str, adapter: str | None, max_tokens: int) -> list[Generation]:
+def rows_of(asked: Asked, response_id: str, adapter: str | None, max_tokens: int) -> list[GenerationRequest]:
     """What the engine is told: each prompt as often as there are choices, each choice with a seed of its own."""
-    row = Generation(
+    row = GenerationRequest(
         id=response_id,
         adapter=adapter,
         max_tokens=max_tokens,
@@ -34,9 +34,9 @@ def rows_of(asked: Asked, response_id: str, adapter: str | None, max_tokens: int
         presence_penalty=asked.presence_penalty,
         frequency_penalty=asked.frequency_penalty,
         stop=asked.stop,
-        num_top=asked.num_top,
+        top_logprobs=asked.top_logprobs,
     )
-    rows: list[Generation] = []
+    rows: list[GenerationRequest] = []
     for prompt in asked.prompts or (None,):
         for choice in range(asked.num_choices):
             rows.append(
@@ -59,7 +59,7 @@ class Writing:
     """
 
     def __init__(
-        self, generate: Generate, rows: Sequence[Generation], timeout_s: float, *, is_whole: bool = False
+        self, generate: Generate, rows: Sequence[GenerationRequest], timeout_s: float, *, is_whole: bool = False
     ) -> None:
         self._is_whole = is_whole
         self._deadline = time.monotonic() + timeout_s
@@ -69,7 +69,7 @@ class Writing:
         self._has_begun = False
         self._tasks = [asyncio.create_task(self._write(generate, row, number)) for number, row in enumerate(rows)]
 
-    async def _write(self, generate: Generate, row: Generation, number: int) -> None:
+    async def _write(self, generate: Generate, row: GenerationRequest, number: int) -> None:
         try:
             if not self._is_whole:
                 await self._ask(generate, row, lambda part: self._items.put_nowait((number, part)))
@@ -79,17 +79,19 @@ class Writing:
         except Exception as error:
             self._items.put_nowait((number, error))
 
-    async def _ask(self, generate: Generate, row: Generation, take: Callable[[Piece | Ended], None]) -> None:
+    async def _ask(
+        self, generate: Generate, row: GenerationRequest, take: Callable[[TextDelta | GenerationEnd], None]
+    ) -> None:
         async with aclosing(generate(row)) as parts:
             async for part in parts:
                 self._has_begun = True
                 take(part)
-                if isinstance(part, Ended):
+                if isinstance(part, GenerationEnd):
                     return
         raise EngineError("the engine ended an answer without saying so")
 
-    async def _ask_for_all(self, generate: Generate, row: Generation) -> list[Piece | Ended]:
-        found: list[Piece | Ended] = []
+    async def _ask_for_all(self, generate: Generate, row: GenerationRequest) -> list[TextDelta | GenerationEnd]:
+        found: list[TextDelta | GenerationEnd] = []
         try:
             await self._ask(generate, row, found.append)
         except EngineError as error:
@@ -99,7 +101,7 @@ class Writing:
             await self._ask(generate, row, found.append)
         return found
 
-    async def next(self) -> tuple[int, Piece | Ended] | None:
+    async def next(self) -> tuple[int, TextDelta | GenerationEnd] | None:
         """What is written next, and of which row; None: all rows have ended. Raises what went wrong."""
         if not self._num_open:
             return None
@@ -112,7 +114,7 @@ class Writing:
             raise self._too_late() from None
         if isinstance(part, Exception):
             raise part
-        if isinstance(part, Ended):
+        if isinstance(part, GenerationEnd):
             if part.finish == "cancelled":
                 raise EngineError("the engine gave the answer up; ask again", http_status=503, retry_after_s=1.0)
             self._num_open -= 1

@@ -12,11 +12,11 @@ from typing import Any
 from tunesmith.core.logs import logger
 from tunesmith.deployment.targets.base import ServedAdapter
 from tunesmith.programs.readings import Reading
-from tunesmith.serving.engine.wire import asked_line, ended_from, line, piece_from
+from tunesmith.serving.engine.wire import decode_delta, decode_end, encode_request, line
 from tunesmith.serving.engine_spec import EngineSpec
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.engine_process import EngineProcess, resident, stopped
-from tunesmith.serving.generation import Ended, Generation, Piece
+from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 
 log = logger("gateway")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
@@ -78,20 +78,20 @@ class EmbeddedEngine:
             if child is not None:
                 await child.stop(grace_s)
 
-    async def generate(self, asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
+    async def generate(self, asked: GenerationRequest) -> AsyncGenerator[TextDelta | GenerationEnd, None]:
         child = await self._running()
         with child.conversation() as talk:
             try:
-                talk.send(asked_line(replace(asked, id=talk.id)))
+                talk.send(encode_request(replace(asked, id=talk.id)))
             except TypeError:
                 text = "the request holds text that is no Unicode (half a surrogate pair); correct it"
                 raise EngineError(text, code="invalid_prompt", http_status=400) from None
             while True:
                 message = await talk.next()
-                if "piece" in message:
-                    yield piece_from(message["piece"])
+                if "delta" in message:
+                    yield decode_delta(message["delta"])
                 else:
-                    yield ended_from(message["ended"])
+                    yield decode_end(message["ended"])
                     return
 
     async def load(self, adapter: ServedAdapter) -> int:
@@ -107,7 +107,7 @@ class EmbeddedEngine:
     ) -> list[Reading]:
         if not prompts:
             return []
-        said = await self._ask("read", {"adapter": adapter, "prompts": prompts, "max_tokens": max_tokens})
+        said = await self._ask("probe", {"adapter": adapter, "prompts": prompts, "max_tokens": max_tokens})
         return [Reading.model_validate(reading) for reading in said["readings"]]
 
     async def state(self) -> dict[str, Any] | None:
@@ -116,10 +116,10 @@ class EmbeddedEngine:
             return None
         return {**await self._ask("state", {}), "pid": self.pid, "bytes": resident(self.pid or 0)}
 
-    async def _ask(self, what: str, message: Mapping[str, Any]) -> dict[str, Any]:
+    async def _ask(self, operation: str, message: Mapping[str, Any]) -> dict[str, Any]:
         child = await self._running()
         with child.conversation() as talk:
-            talk.send(line({"do": what, "id": talk.id, **message}))
+            talk.send(line({"op": operation, "id": talk.id, **message}))
             return dict((await talk.next())["done"])
 
     async def _running(self) -> EngineProcess:

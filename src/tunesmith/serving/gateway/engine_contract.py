@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from tunesmith.core.errors import TunesmithError
 from tunesmith.deployment.targets.base import ServedAdapter
 from tunesmith.programs.readings import Reading
-from tunesmith.serving.generation import Ended, Generation, Piece
+from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 
 
 class EngineError(TunesmithError):
@@ -42,8 +42,8 @@ class Engine(Protocol):
     async def stop(self, grace_s: float = 0.0) -> None:
         """End for good, and give all memory back; answers under way get `grace_s` to be written to their end."""
 
-    def generate(self, asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
-        """The answer in pieces, `Ended` last; closing the iterator cancels it. Raises EngineError."""
+    def generate(self, asked: GenerationRequest) -> AsyncGenerator[TextDelta | GenerationEnd, None]:
+        """The answer in pieces, `GenerationEnd` last; closing the iterator cancels it. Raises EngineError."""
 
     async def load(self, adapter: ServedAdapter) -> int:
         """Put an adapter beside the others, ready to be asked for; returns the bytes it takes. Twice is once."""

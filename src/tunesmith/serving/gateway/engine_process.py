@@ -54,7 +54,7 @@ class Talk:
 
     async def next(self) -> _Message:
         message = await self._messages.get()
-        self.is_over = isinstance(message, EngineError) or "piece" not in message
+        self.is_over = isinstance(message, EngineError) or "delta" not in message
         if isinstance(message, EngineError):
             raise message
         if "error" in message:
@@ -72,7 +72,7 @@ class EngineProcess:
         self.failure: EngineError | None = None
         """Why it is gone, or no longer asked; None while it lives."""
         self.heartbeat = Heartbeat(
-            process.pid, hang_s, lambda number: self.send(line({"do": "ping", "number": number}))
+            process.pid, hang_s, lambda number: self.send(line({"op": "ping", "number": number}))
         )
         self._process, self._max_bytes, self._on_hang = process, max_bytes, on_hang
         self._numbers = itertools.count(1)
@@ -131,7 +131,7 @@ class EngineProcess:
         finally:
             del self._talks[talk.id]
             if not talk.is_over:
-                self.send(line({"do": "cancel", "id": talk.id}))
+                self.send(line({"op": "cancel", "id": talk.id}))
 
     def send(self, data: bytes) -> None:
         if self._writer is not None and not self._writer.is_closing():
@@ -183,8 +183,8 @@ class EngineProcess:
         if "ready" in message and not self._ready.done():
             self.heartbeat.ready()
             self._ready.set_result(None)
-        if "alive" in message:
-            self.heartbeat.hear(message["alive"])
+        if "heartbeat" in message:
+            self.heartbeat.hear(message["heartbeat"])
         if "id" not in message:
             return
         talk = self._talks.get(message["id"])

@@ -20,7 +20,7 @@ from tunesmith.serving.gateway.admission import Room
 from tunesmith.serving.gateway.embedded import EmbeddedEngine
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.model_router import Route, Switchboard
-from tunesmith.serving.generation import Ended, Generation, Piece
+from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 
 log = logger("gateway")
 Device = Literal["auto", "cpu", "cuda"]
@@ -90,7 +90,7 @@ class EnginePool:
         self._settings = settings
         self._make_engine = make_engine
         self._board: Switchboard | None = None
-        self.pass_on: Callable[[Route, Generation], Awaitable[str]] | None = None
+        self.pass_on: Callable[[Route, GenerationRequest], Awaitable[str]] | None = None
         """Asks the server that answers for a profile in our place."""
         self._seats: dict[Path, Seat] = {}
         self._rooms: dict[Path, Room] = {}
@@ -113,7 +113,7 @@ class EnginePool:
         most = self._settings.max_batch + self._settings.max_waiting
         return self._rooms.setdefault(folder, Room(most))
 
-    async def generate(self, route: Route, asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
+    async def generate(self, route: Route, asked: GenerationRequest) -> AsyncGenerator[TextDelta | GenerationEnd, None]:
         """One answer of a version, loaded where it is not; closing the iterator cancels it."""
         seat = await self._seat(route)
         seat.num_active += 1
@@ -247,7 +247,7 @@ class EnginePool:
             self._seats.clear()
         await asyncio.gather(*(seat.engine.stop(0.0) for seat in seats))
 
-    async def answer(self, name: str, asked: Generation) -> str:
+    async def answer(self, name: str, asked: GenerationRequest) -> str:
         """The whole answer of an exact version, for mirrored traffic; takes a place only where nobody waits."""
         route = await self._find_route(name)
         if not route.place.is_embedded:
@@ -262,7 +262,7 @@ class EnginePool:
             row = replace(asked, adapter=route.beside.name if route.beside else None)
             async with aclosing(self.generate(route, row)) as parts:
                 async for part in parts:
-                    texts.append(part.text if isinstance(part, Piece) else "")
+                    texts.append(part.text if isinstance(part, TextDelta) else "")
         finally:
             room.leave(1)
         return "".join(texts)

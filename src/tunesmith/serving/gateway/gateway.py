@@ -23,7 +23,7 @@ from tunesmith.serving.gateway.interfaces import HandOver, Shadow, Upstream
 from tunesmith.serving.gateway.model_router import Route, Switchboard
 from tunesmith.serving.gateway.scopes import Caller, Scope
 from tunesmith.serving.gateway.served_profiles import Place
-from tunesmith.serving.generation import Ended, Generation, Piece
+from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 
 _BAD_REQUEST = 400
 _GIVEN_AWAY = frozenset({"aside", "engine_stopped"})
@@ -84,7 +84,7 @@ class Gateway:
             self.upstreams[key] = self.make_upstream(place)
         return self.upstreams[key]
 
-    async def generate(self, route: Route, asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
+    async def generate(self, route: Route, asked: GenerationRequest) -> AsyncGenerator[TextDelta | GenerationEnd, None]:
         """One answer of the embedded engine, once the device is ours; asked again if it was given away meanwhile."""
         while True:
             await self.hand_over.admit()

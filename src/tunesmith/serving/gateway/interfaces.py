@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from tunesmith.deployment.targets.base import ServedAdapter
 from tunesmith.programs.device.rules import ServerState
-from tunesmith.serving.generation import Generation
+from tunesmith.serving.generation import GenerationRequest
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Exchange:
     digest: str | None
     is_live: bool
     """Whether the profile's own name was asked for, not an exact version."""
-    asked: Generation
+    asked: GenerationRequest
     """As the engine was told; `adapter` is what answered."""
     messages: Sequence[Mapping[str, Any]]
     """The conversation, without the answer."""
@@ -52,7 +52,7 @@ class Engines(Protocol):
     async def come_back(self) -> None:
         """Engines may be started on their device again; those that serve on the CPU are stopped when they are idle."""
 
-    async def answer(self, name: str, asked: Generation) -> str:
+    async def answer(self, name: str, asked: GenerationRequest) -> str:
         """The whole answer of one exact version (support@v8) of the embedded engine; raises EngineError.
 
         For mirrored traffic: takes a place only where nobody waits, else it raises at once.

@@ -62,7 +62,7 @@ class Asked:
     frequency_penalty: float = 0.0
     stop: tuple[str, ...] = ()
     seed: int | None = None
-    num_top: int | None = None
+    top_logprobs: int | None = None
     user: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     store: bool | None = None
@@ -76,8 +76,8 @@ class Asked:
 def read_chat(body: dict[str, Any]) -> Asked:
     said = _known(body, "chat")
     with_log_probs = _flag(said, "logprobs")
-    num_top = _whole(said, "top_logprobs", 0, _MOST_TOP)
-    if num_top is not None and not with_log_probs:
+    top_logprobs = _whole(said, "top_logprobs", 0, _MOST_TOP)
+    if top_logprobs is not None and not with_log_probs:
         raise wrong("top_logprobs", "needs logprobs: true")
     if said.get("max_tokens") is not None and said.get("max_completion_tokens") is not None:
         raise wrong("max_tokens", "and max_completion_tokens say the same thing; give one of them")
@@ -85,7 +85,7 @@ def read_chat(body: dict[str, Any]) -> Asked:
     return Asked(
         kind="chat",
         messages=check_messages(said.get("messages")),
-        num_top=(num_top or 0) if with_log_probs else None,
+        top_logprobs=(top_logprobs or 0) if with_log_probs else None,
         store=_flag(said, "store") if "store" in said else None,
         **_shared(said, limit),
     )
@@ -97,7 +97,7 @@ def read_completion(body: dict[str, Any]) -> Asked:
     if shared["max_tokens"] is None:
         shared["max_tokens"] = 16  # as this old route has always had it
     return Asked(
-        kind="text", prompts=_prompts(said.get("prompt")), num_top=_whole(said, "logprobs", 0, _MOST_TOP), **shared
+        kind="text", prompts=_prompts(said.get("prompt")), top_logprobs=_whole(said, "logprobs", 0, _MOST_TOP), **shared
     )
 
 

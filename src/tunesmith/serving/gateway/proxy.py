@@ -22,7 +22,7 @@ from tunesmith.serving.gateway.interfaces import Exchange
 from tunesmith.serving.gateway.model_router import Route
 from tunesmith.serving.gateway.parameters import Asked, Kind
 from tunesmith.serving.gateway.responses import JsonAnswer, SseAnswer, while_there
-from tunesmith.serving.generation import Generation, was_cut
+from tunesmith.serving.generation import GenerationRequest, was_cut
 
 _PATHS: dict[Kind, str] = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
 _OURS = ("metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key")
@@ -173,7 +173,7 @@ class _Passing:
         gateway.captures.end(self._id)
 
 
-async def whole_from_upstream(gateway: Gateway, route: Route, asked: Generation) -> str:
+async def whole_from_upstream(gateway: Gateway, route: Route, asked: GenerationRequest) -> str:
     """The whole answer to a mirrored request; nobody sees it."""
     body: dict[str, Any] = {
         "max_tokens": asked.max_tokens,

@@ -25,7 +25,7 @@ from tunesmith.programs.device.rules import ServerState
 from tunesmith.runs.session import Session
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.interfaces import Engines, Exchange, HandOver
-from tunesmith.serving.generation import Generation
+from tunesmith.serving.generation import GenerationRequest
 from tunesmith.verifiers.verifiers import Interaction, verify
 
 _MAX_WAITING = 64
@@ -171,7 +171,7 @@ class Mirror:
                 return
             await asyncio.sleep(_LOOK_S)
 
-    async def _answer(self, asked: Generation, candidate: Candidate) -> str:
+    async def _answer(self, asked: GenerationRequest, candidate: Candidate) -> str:
         """The candidate's answer; cancelled as soon as a live request is beside it, or the device is asked for."""
         asking = asyncio.create_task(self._engines.answer(candidate.name, asked))
         try:

@@ -13,7 +13,7 @@ from tunesmith.deployment.targets.base import ServedAdapter
 from tunesmith.programs.readings import Reading
 from tunesmith.serving.gateway.adapter_cache import Pager
 from tunesmith.serving.gateway.engine_contract import EngineError
-from tunesmith.serving.generation import Ended, Generation, Piece
+from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 
 
 class Ledger:
@@ -34,14 +34,14 @@ class Ledger:
     async def stop(self, grace_s: float = 0.0) -> None:
         self.is_running = False
 
-    async def generate(self, asked: Generation) -> AsyncGenerator[Piece | Ended, None]:
+    async def generate(self, asked: GenerationRequest) -> AsyncGenerator[TextDelta | GenerationEnd, None]:
         await self.start()
         if asked.adapter is not None and asked.adapter not in self.loaded:
             raise EngineError(f"{asked.adapter} is not loaded", code="unknown_adapter", http_status=404)
         for text in "abc":
             await asyncio.sleep(0)
-            yield Piece(text)
-        yield Ended("stop", 1, 3, asked.adapter, "d")
+            yield TextDelta(text)
+        yield GenerationEnd("stop", 1, 3, asked.adapter, "d")
 
     async def load(self, adapter: ServedAdapter) -> int:
         await asyncio.sleep(0.01)
@@ -131,7 +131,7 @@ def test_drain_waits_for_the_last_user() -> None:
     async def story() -> list[str]:
         engine, done = Ledger(), []
         pager = Pager(engine)
-        answer = pager.answer(Generation(id="x", adapter=None), an_adapter("a@v1"))
+        answer = pager.answer(GenerationRequest(id="x", adapter=None), an_adapter("a@v1"))
         await anext(answer)
         assert not await pager.drain("a@v1", 0.01)
 
@@ -157,11 +157,15 @@ def test_new_process_of_the_engine_is_given_the_adapter_again() -> None:
         pager = Pager(engine)
         await use(pager, "a@v1")
         await engine.stop()
-        assert isinstance([one async for one in pager.answer(Generation("x", None), an_adapter("a@v1"))][-1], Ended)
+        assert isinstance(
+            [one async for one in pager.answer(GenerationRequest("x", None), an_adapter("a@v1"))][-1], GenerationEnd
+        )
         engine.is_running = False  # it dies after the pager looked: the engine refuses, and is asked again
         engine.loaded.clear()
         assert [one["name"] for one in pager.state()] == ["a@v1"]
-        assert isinstance([one async for one in pager.answer(Generation("x", None), an_adapter("a@v1"))][-1], Ended)
+        assert isinstance(
+            [one async for one in pager.answer(GenerationRequest("x", None), an_adapter("a@v1"))][-1], GenerationEnd
+        )
         return engine.log
 
     assert asyncio.run(story()) == ["+a@v1"] * 3

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, models
 from support.engine import asking
 from tunesmith.demo.base_model import byte_tokenizer
 from tunesmith.models.chat import ChatFormat
-from tunesmith.serving.engine.detokenizer import Writer
-from tunesmith.serving.engine.sampling import Taste, pick
+from tunesmith.serving.engine.detokenizer import IncrementalDetokenizer
+from tunesmith.serving.engine.sampling import SamplingParams, sample
 
 CHAT = ChatFormat(byte_tokenizer())
 
@@ -30,8 +30,8 @@ def tokens_of(text: bytes) -> list[int]:
     return [by_byte[byte] for byte in text]
 
 
-def written(text: bytes, *stops: str) -> tuple[list[str], Writer]:
-    writer = Writer(CHAT.text_of, stops)
+def written(text: bytes, *stops: str) -> tuple[list[str], IncrementalDetokenizer]:
+    writer = IncrementalDetokenizer(CHAT.text_of, stops)
     pieces = []
     for token in tokens_of(text):
         pieces.append(writer.add(token))
@@ -69,7 +69,7 @@ def test_stop_text_over_several_tokens_ends_the_answer_before_it(stop: str) -> N
 
 
 def test_beginning_of_a_stop_text_is_held_back_until_it_is_none() -> None:
-    writer = Writer(CHAT.text_of, ("STOP",))
+    writer = IncrementalDetokenizer(CHAT.text_of, ("STOP",))
     said = [writer.add(token) for token in tokens_of(b"a STO")]
     assert said == ["a", " ", "", "", ""]
     assert writer.add(tokens_of(b"x")[0]) == "STOx"
@@ -84,32 +84,32 @@ def test_first_of_two_stop_texts_decides() -> None:
 def test_same_seed_draws_the_same_whoever_is_beside_it() -> None:
     logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(1))
 
-    def tastes(*seeds: int) -> list[Taste]:
-        return [Taste.of(asking("x", temperature=1.3, top_p=0.9, seed=seed)) for seed in seeds]
+    def params(*seeds: int) -> list[SamplingParams]:
+        return [SamplingParams.of(asking("x", temperature=1.3, top_p=0.9, seed=seed)) for seed in seeds]
 
-    alone = [pick(logits[2:3], tastes(7))[0].token]
-    beside = [picked.token for picked in pick(logits, [*tastes(1, 2), *tastes(7), *tastes(3, 4)])]
+    alone = [sample(logits[2:3], params(7))[0].token]
+    beside = [picked.token for picked in sample(logits, [*params(1, 2), *params(7), *params(3, 4)])]
     assert beside[2] == alone[0]
-    mine = tastes(7)
-    series = [pick(logits[2:3], mine)[0].token for _ in range(20)]
-    other = tastes(8)
+    mine = params(7)
+    series = [sample(logits[2:3], mine)[0].token for _ in range(20)]
+    other = params(8)
     assert len(set(series)) > 1
-    assert series != [pick(logits[2:3], other)[0].token for _ in range(20)]
+    assert series != [sample(logits[2:3], other)[0].token for _ in range(20)]
 
 
 def test_top_p_leaves_only_the_likeliest() -> None:
     logits = torch.log(torch.tensor([[0.05, 0.5, 0.3, 0.15]]))
-    taste = [Taste.of(asking("x", temperature=1.0, top_p=0.7, seed=1))]
-    drawn = {pick(logits, taste)[0].token for _ in range(200)}
+    sampling = [SamplingParams.of(asking("x", temperature=1.0, top_p=0.7, seed=1))]
+    drawn = {sample(logits, sampling)[0].token for _ in range(200)}
     assert drawn == {1, 2}
-    taste = [Taste.of(asking("x", temperature=1.0, top_p=0.0, seed=1))]
-    assert {pick(logits, taste)[0].token for _ in range(20)} == {1}
+    sampling = [SamplingParams.of(asking("x", temperature=1.0, top_p=0.0, seed=1))]
+    assert {sample(logits, sampling)[0].token for _ in range(20)} == {1}
 
 
 def test_penalties_push_away_what_was_written_and_leave_log_probs_alone() -> None:
     logits = torch.tensor([[2.0, 1.5, 0.0]])
-    taste = [Taste.of(asking("x", presence_penalty=1.0, num_top=2))]
-    first, second = pick(logits, taste)[0], pick(logits, taste)[0]
+    sampling = [SamplingParams.of(asking("x", presence_penalty=1.0, top_logprobs=2))]
+    first, second = sample(logits, sampling)[0], sample(logits, sampling)[0]
     assert (first.token, second.token) == (0, 1)
     log_probs = torch.log_softmax(logits.double(), dim=-1)[0].tolist()
     assert second.log_prob == pytest.approx(log_probs[1])
@@ -119,14 +119,14 @@ def test_penalties_push_away_what_was_written_and_leave_log_probs_alone() -> Non
 
 def test_frequency_penalty_grows_with_every_use() -> None:
     logits = torch.tensor([[3.0, 0.0]])
-    taste = [Taste.of(asking("x", frequency_penalty=2.0))]
-    assert [pick(logits, taste)[0].token for _ in range(3)] == [0, 0, 1]
+    sampling = [SamplingParams.of(asking("x", frequency_penalty=2.0))]
+    assert [sample(logits, sampling)[0].token for _ in range(3)] == [0, 0, 1]
 
 
 def test_pieces_add_up_to_the_whole_with_a_tokenizer_that_spells_in_words_and_bytes() -> None:
     """As older families spell: a blank is part of the word behind it, and the first one is not shown."""
-    words = ["▁the", "▁sun", "▁", "s", "ets", ",", "▁naïve", "!"]
-    vocabulary = {word: number for number, word in enumerate([*words, *(f"<0x{byte:02X}>" for byte in range(256))])}
+    tokenizer = ["▁the", "▁sun", "▁", "s", "ets", ",", "▁naïve", "!"]
+    vocabulary = {word: number for number, word in enumerate([*tokenizer, *(f"<0x{byte:02X}>" for byte in range(256))])}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="!"))
     core.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -139,8 +139,8 @@ def test_pieces_add_up_to_the_whole_with_a_tokenizer_that_spells_in_words_and_by
                 char = luck.choice("€é😀ß漢\n")
                 ids += [vocabulary[f"<0x{byte:02X}>"] for byte in char.encode()]
             else:
-                ids.append(luck.randrange(len(words)))
-        writer = Writer(core.decode, ())
+                ids.append(luck.randrange(len(tokenizer)))
+        writer = IncrementalDetokenizer(core.decode, ())
         pieces = [writer.add(token) for token in ids]
         assert "".join([*pieces, writer.finish()]) == core.decode(ids)
         assert not any("\ufffd" in piece for piece in pieces)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith.serving.engine.heartbeat import Pulse
+from tunesmith.serving.engine.heartbeat import HeartbeatReporter
 from tunesmith.serving.rules.engine_health import LONGEST_STEP_S, StageHealth, hang_of, worry_of
 
 
@@ -20,25 +20,25 @@ class Pulsed:
     def __init__(self) -> None:
         self.todo: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.reports: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
-        self.pulse = Pulse(self.reports.put)
+        self.heartbeat = HeartbeatReporter(self.reports.put)
         self._has_joined = threading.Event()
         threading.Thread(target=self._work, daemon=True).start()
         assert self._has_joined.wait(5.0)
-        self.pulse.start()
+        self.heartbeat.start()
 
     def _work(self) -> None:
-        self.pulse.join("worker", lambda: self.todo.put(lambda: None))
+        self.heartbeat.register("worker", lambda: self.todo.put(lambda: None))
         self._has_joined.set()
         while True:
             do = self.todo.get()
-            self.pulse.beat("worker")
+            self.heartbeat.beat("worker")
             do()
 
     def health_after(self, num: int, pause_s: float = 0.1) -> StageHealth:
         """After so many pings."""
         for number in range(1, num + 1):
             time.sleep(pause_s)
-            self.pulse.ping(number)
+            self.heartbeat.ping(number)
             report = self.reports.get(timeout=5.0)
             assert report["ping"] == number
         return StageHealth(*report["stages"]["worker"])
@@ -84,7 +84,7 @@ def test_a_thread_that_computes_one_long_thing_is_busy_and_not_still() -> None:
     ],
 )
 def test_what_counts_as_a_hang(silent_s: float, still_s: float, busy_s: float, expected: str | None) -> None:
-    found = hang_of(silent_s, {"intake": StageHealth(0.0, 0.0), "compute": StageHealth(still_s, busy_s)}, 10.0)
+    found = hang_of(silent_s, {"messages": StageHealth(0.0, 0.0), "compute": StageHealth(still_s, busy_s)}, 10.0)
     assert (found is None) == (expected is None)
     assert expected is None or expected in str(found)
 
