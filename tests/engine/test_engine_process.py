@@ -241,7 +241,7 @@ def test_adapter_that_is_not_what_it_should_be_is_refused(
         loop.run(engine.load(ServedAdapter("changed@v1", changed, adapters[0].digest)))
     with pytest.raises(EngineError, match="expected"):
         loop.run(engine.load(ServedAdapter("mistaken@v1", adapters[0].path, other.digest)))
-    with pytest.raises(EngineError, match="never used again"):
+    with pytest.raises(EngineError, match="must not be reused"):
         loop.run(engine.load(ServedAdapter(adapters[0].name, other.path, other.digest)))
     pickled = tmp_path / "pickled"
     shutil.copytree(adapters[0].path, pickled)

@@ -107,7 +107,7 @@ class Pager:
         if place is not None:
             if place.adapter.digest != adapter.digest:
                 raise EngineError(
-                    f"{adapter.name} is loaded with another content; a version's name is never used again",
+                    f"{adapter.name} is loaded with other content; a version name must not be reused",
                     code="name_taken",
                     http_status=409,
                 )
