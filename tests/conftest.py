@@ -6,9 +6,11 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from support import order
 from support.places import MEMORY, has_roomy_memory
 from support.quick_processes import fork_programs
 
@@ -24,6 +26,29 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # that interrupt a program would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    order.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    order.choose_seed(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["shuffle"] = node.config.option.shuffle
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.option.shuffle:
+        terminalreporter.write_line(f"the order was that of --shuffle {config.option.shuffle}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    order.arrange(config, items)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,68 @@
+"""Which tests run, where and in what order: `--shuffle`, `--fast`, and one process for tests that share a fixture."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+
+def add_options(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tunesmith")
+    group.addoption(
+        "--shuffle",
+        metavar="SEED",
+        help="run modules, and the tests within each, in an order drawn with this seed ('new' draws a seed)",
+    )
+    group.addoption(
+        "--fast",
+        action="store_true",
+        help="leave out what needs PostgreSQL and what is marked slow (make test-fast)",
+    )
+
+
+def choose_seed(config: pytest.Config) -> None:
+    """Worker processes are told the seed of the process that started them, so that all have the same order."""
+    if hasattr(config, "workerinput"):
+        config.option.shuffle = config.workerinput["shuffle"]
+    elif config.option.shuffle == "new":
+        config.option.shuffle = str(random.SystemRandom().randrange(10_000))
+
+
+def arrange(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.fast:
+        kept = [item for item in items if not _is_left_out(item)]
+        config.hook.pytest_deselected(items=[item for item in items if _is_left_out(item)])
+        items[:] = kept
+    if config.option.shuffle:
+        items[:] = shuffled(items, config.option.shuffle)
+    for item in items:
+        if _shares_a_fixture(item) and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def shuffled(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
+    """Modules stay together, so that a fixture of a module is still made once."""
+    drawn = random.Random(seed)
+    modules: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        modules.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    names = sorted(modules)
+    drawn.shuffle(names)
+    for name in names:
+        drawn.shuffle(modules[name])
+    return [item for name in names for item in modules[name]]
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    needed = getattr(item, "fixturenames", ())
+    return "postgres" in needed or "postgres" in parameters.values() or item.get_closest_marker("slow") is not None
+
+
+def _shares_a_fixture(item: pytest.Item) -> bool:
+    """Whether it uses a fixture that is made once for its module: two processes would make it twice."""
+    known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    return any(definitions and definitions[-1].scope == "module" for definitions in known.values())
