@@ -36,6 +36,7 @@ from support.workspaces import (
     work_until_idle,
 )
 from tunesmith.cli.main import call
+from tunesmith.cli.run_page import show_metrics
 from tunesmith.client import Client
 
 RUN_ID = re.compile(r"run-[0-9a-z]{12}\Z")
@@ -359,6 +360,13 @@ def test_hostile_text_cannot_steer_the_terminal(client: Client, tell: Tell) -> N
     _, drawn = on_a_terminal(["profile", "list"], client.workspace.root, 120)
     assert "\x1b]0" not in drawn
     assert "[red]bold[/red]" in ANSI.sub("", drawn), "text is text, never markup"
+
+
+def test_name_of_a_metric_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    show_metrics([{"attempt": "att-1", "type": "metrics", "step": 1, "\x1b[2J\0": 1.0}], 20)
+    told = capsys.readouterr().out
+    assert "\\x1b[2J\\x00" in told
+    assert not {"\x1b", "\0"} & set(told)
 
 
 def test_python_dash_m_tunesmith_is_the_command_line(tmp_path: Path) -> None:

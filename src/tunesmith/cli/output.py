@@ -161,7 +161,7 @@ def show_table(columns: Sequence[Column], rows: Sequence[Sequence[Any]], *, empt
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", collapse_padding=True)
     for column in columns:
         table.add_column(
-            Text(column.name),
+            Text(clean(column.name)),
             no_wrap=column.fit == "whole",
             overflow="fold" if column.fit == "fold" else "ellipsis",
             justify=column.align,
