@@ -14,26 +14,19 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "tunesmith"
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if "migrations/versions" not in path.as_posix())
 
-# Lower never imports higher, and packages on one level do not import each other.
-LEVELS: list[set[str]] = [
-    {"core"},
-    {"store", "verifiers"},
-    {"profiles"},
-    {"runs"},
-    {"programs", "datasets"},
-    {"models"},
-    {"experience"},
-    {"training"},
-    {"curriculum", "evaluation"},
-    {"deployment"},
-    {"serving", "orchestration"},
-    {"client"},
-    {"openai"},
-    {"demo"},
-    {"cli"},
-    {"__main__"},
-]
-LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
+PAGE = (ROOT / "ARCHITECTURE.md").read_text()
+
+
+def drawn_levels() -> list[set[str]]:
+    """The packages of the drawing in ARCHITECTURE.md, a set for each of its lines, the lowest first."""
+    drawing = PAGE.split("## Packages, and the direction of imports")[1].split("```")[1]
+    # what stands to the right of column 36 is said about a line, and names no package
+    return [set(re.findall(r"[a-z_]+", line[:36])) for line in reversed(drawing.strip("\n").splitlines())]
+
+
+# Lower never imports higher, and packages on one line do not import each other.
+LEVELS = [*drawn_levels(), {"__main__"}]
+LEVEL = {package: number for number, packages in enumerate(LEVELS) for package in packages}
 TORCH = {"torch", "transformers", "peft", "safetensors", "accelerate", "numpy", "matplotlib"}
 TORCH |= {"trl", "datasets", "unsloth"}
 MAY_IMPORT_TORCH_AT_TOP = (
@@ -47,7 +40,7 @@ MAY_IMPORT_TORCH_AT_TOP = (
 )
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
@@ -64,20 +57,32 @@ def imports_of(path: Path, *, only_top: bool = False) -> set[str]:
     return found
 
 
-def rooms_imported(path: Path) -> set[str]:
+def packages_imported(path: Path) -> set[str]:
     names = (name.split(".") for name in imports_of(path) if name.startswith("tunesmith."))
     return {parts[1] for parts in names if parts[1] in LEVEL}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(SOURCE).as_posix())
 def test_imports_point_downwards(path: Path) -> None:
-    room = room_of(path)
-    if room == "__init__":
+    package = package_of(path)
+    if package == "__init__":
         return
-    assert room in LEVEL, f"{room} has no place in the layers: add it to LEVELS and to ARCHITECTURE.md"
-    for other in rooms_imported(path) - {room}:
-        downwards = LEVEL[other] < LEVEL[room]
-        assert downwards, f"{room} must not import {other}"
+    assert package in LEVEL, f"{package} is not in the drawing of ARCHITECTURE.md"
+    for other in packages_imported(path) - {package}:
+        assert LEVEL[other] < LEVEL[package], f"{package} must not import {other}"
+
+
+def test_the_drawing_names_every_package_and_nothing_else() -> None:
+    there = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()}
+    there |= {path.stem for path in SOURCE.glob("*.py")} - {"__init__"}
+    assert set(LEVEL) == there
+    assert len(LEVELS) > 10
+
+
+def test_checks_of_imports_see_them_inside_functions_too() -> None:
+    inside = [path for path in MODULES if imports_of(path) - imports_of(path, only_top=True)]
+    assert len(inside) > 20
+    assert sum(len(packages_imported(path)) for path in MODULES) > 1000
 
 
 def is_about_the_store(path: Path) -> bool:
@@ -136,14 +141,69 @@ def test_no_room_is_called_utils() -> None:
     assert [path for path in MODULES if path.stem in words] == []
 
 
-def test_architecture_fits_one_page_and_names_files_that_exist() -> None:
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    assert text.count("\n") <= 90
-    section = text.split("## Read these six files in order")[1].split("\n## ")[0]
-    files = re.findall(r"^\d\. `([^`]+)`", section, flags=re.M)
-    assert len(files) == 6
-    for name in files:
-        assert (ROOT / name).is_file(), name
+WALK = re.compile(r"^(\d+)\. `([\w/]+\.py)`(?: \(hop: (queue|socket|store|program)\))?: \S", flags=re.M)
+
+
+def walks() -> dict[str, list[tuple[Path, str]]]:
+    """The three walks of ARCHITECTURE.md: each file, with the hop that leads to it or an empty text."""
+    section = PAGE.split("## Three walks")[1].split("\n## ")[0]
+    found = {}
+    for part in section.split("\n### ")[1:]:
+        steps = WALK.findall(part)
+        assert [int(number) for number, _, _ in steps] == list(range(1, len(steps) + 1)), part.splitlines()[0]
+        found[part.splitlines()[0]] = [(SOURCE / name, hop) for _, name, hop in steps]
+    return found
+
+
+def test_three_walks_of_at_most_twelve_files() -> None:
+    found = walks()
+    assert len(found) == 3
+    for name, steps in found.items():
+        assert 6 <= len(steps) <= 12, name
+        assert len({path for path, _ in steps}) == len(steps), f"{name} goes back"
+
+
+@pytest.mark.parametrize("name", walks())
+def test_each_file_of_a_walk_is_imported_by_an_earlier_one_or_is_a_named_hop(name: str) -> None:
+    reached: set[str] = set()
+    for number, (path, hop) in enumerate(walks()[name]):
+        assert path.is_file(), path
+        module = ".".join(("tunesmith", *path.relative_to(SOURCE).with_suffix("").parts))
+        assert number == 0 or bool(hop) != (module in reached), f"{module}: imported, or a hop, and not both"
+        reached |= imports_of(path)
+
+
+def test_architecture_fits_two_pages() -> None:
+    assert PAGE.count("\n") <= 140
+
+
+def test_paths_of_modules_in_documents_lead_somewhere() -> None:
+    """Decisions keep the paths of their time; 0026 says where each module went."""
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.md")]
+    named = [
+        (document.name, name)
+        for document in documents
+        if document.name != "CHANGELOG.md"
+        for name in re.findall(r"`(?:src/tunesmith/)?((?:[a-z_0-9]+/)+[a-z_0-9]+\.py)`", document.read_text())
+    ]
+    assert len(named) > 40
+    of_users = {"trainers/mine.py"}
+    missing = [
+        f"{where}: {name}"
+        for where, name in named
+        if name not in of_users and not any((root / name).is_file() for root in (SOURCE, ROOT))
+    ]
+    assert missing == []
+
+
+def test_only_orchestration_moves_a_run() -> None:
+    callers = {
+        package_of(path)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "runs.move"
+    }
+    assert callers == {"orchestration"}
 
 
 def test_documents_of_the_root_exist_and_links_inside_them_lead_somewhere() -> None:
