@@ -29,7 +29,7 @@ from tunesmith.models.adapters import load_adapter, new_adapter, save_adapter
 from tunesmith.models.chat import ChatFormat, Tokenized
 from tunesmith.models.loading import load_base, load_tokenizer, pick_device
 from tunesmith.models.packs import Packer, single
-from tunesmith.models.scoring import PlainEngine, batches_by_count, mean_nlls
+from tunesmith.models.scoring import TransformersBackend, batches_by_count, mean_nlls
 from tunesmith.profiles.profile import Gate, Recipe
 from tunesmith.programs.messages import CaseScore
 from tunesmith.training.rules.memory_plan import UNPLANNED_PACK_TOKENS
@@ -83,7 +83,7 @@ class Loop:
             max_steps=RECIPE.max_steps,
         )
         packer = Packer(UNPLANNED_PACK_TOKENS, chat.pad_id, is_packing=True)
-        steps = StepMaker(PlainEngine(adapted), new_optimizer(adapted, RECIPE), RECIPE, packer, Sft(), Team())
+        steps = StepMaker(TransformersBackend(adapted), new_optimizer(adapted, RECIPE), RECIPE, packer, Sft(), Team())
         for step in range(order.num_steps):
             batch = [items[index] for index in order.batch(step).indices]
             made = steps.make(step, order.num_steps, batch)

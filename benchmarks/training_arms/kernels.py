@@ -16,7 +16,7 @@ FAMILIES = (
     (
         "pointwise, triton",
         re.compile(
-            r"triton|^_(turn|gated|surprise|add_copies)|elementwise|reduce|softmax|norm|foreach|multi_tensor|adam|fused",
+            r"triton|^_(apply_rotary|swiglu|token_log_probs|add_copies)|elementwise|reduce|softmax|norm|foreach|multi_tensor|adam|fused",
             re.I,
         ),
     ),

@@ -29,7 +29,7 @@ class Native:
 
     model_parameters: int
     recipe: Any
-    engine: Any
+    backend: Any
     path: str
     """What it says of the way it computes."""
     items: list[Any]
@@ -71,7 +71,7 @@ def run_native(job: Job) -> Measured:
     seen = [examples[index] for number in range(job.warm_up, last) for index in native.order.batch(number).indices]
     is_shared = native.packer.is_packing
     more: dict[str, Any] = {"num_parameters": native.model_parameters, "steps": len(made)}
-    if native.packer.is_packing and next(native.engine.model.parameters()).is_cuda:
+    if native.packer.is_packing and next(native.backend.model.parameters()).is_cuda:
         more["forecast_gb"] = round(forecast_bytes(job, native) / 2**30, 2)
     if job.is_profiled:
         again = [number % native.order.num_steps for number in (last, last + 1)]
@@ -97,7 +97,7 @@ def assemble(job: Job, examples: Sequence[Example]) -> Native:
     from tunesmith.models.scoring import answer_log_probs
     from tunesmith.profiles.profile import Method, Recipe
     from tunesmith.training.trainers.native.batch_sampler import Order
-    from tunesmith.training.trainers.native.compute import engine_for
+    from tunesmith.training.trainers.native.compute import backend_for
     from tunesmith.training.trainers.native.distributed import Team
     from tunesmith.training.trainers.native.objectives import objective_of
     from tunesmith.training.trainers.native.optimizer import new_optimizer
@@ -122,23 +122,23 @@ def assemble(job: Job, examples: Sequence[Example]) -> Native:
     order = Order([len(item) for item in items], seed=job.seed, epochs=1, batch_tokens=batch_tokens)
     began_at = time.perf_counter()
     told: list[str] = []
-    engine = engine_for(
+    backend = backend_for(
         adapted,
         checkpointed_layers=job.checkpointed_layers,
         is_fast=job.arm != "native, slow path",
         log=lambda message, _level: told.append(message),
     )
-    reference = answer_log_probs(engine, items, packer) if method is Method.DPO else {}
+    reference = answer_log_probs(backend, items, packer) if method is Method.DPO else {}
     ready_s = time.perf_counter() - began_at
     objective = objective_of(method, recipe, reference or {}, {})
-    maker = StepMaker(engine, optimizer, recipe, packer, objective, Team())
+    maker = StepMaker(backend, optimizer, recipe, packer, objective, Team())
     path = told[-1] if told else "slow path"
-    return Native(model_parameters, recipe, engine, path, items, order, packer, objective, maker, ready_s)
+    return Native(model_parameters, recipe, backend, path, items, order, packer, objective, maker, ready_s)
 
 
 def item_of(method: str, number: int, example: Example) -> Any:
     from tunesmith.models.chat import Tokenized
-    from tunesmith.models.packs import siblings, single
+    from tunesmith.models.packs import single, with_shared_prompt
 
     def tokenized(answer: list[int]) -> Tokenized:
         trained = (False,) * len(example.prompt) + (True,) * len(answer)
@@ -147,7 +147,7 @@ def item_of(method: str, number: int, example: Example) -> Any:
     if method == "sft":
         return single(tokenized(example.chosen))
     both = [tokenized(example.chosen), tokenized(example.rejected)]
-    return siblings(f"e{number}", both, [True, False], counts_context=method == "orpo")
+    return with_shared_prompt(f"e{number}", both, [True, False], counts_context=method == "orpo")
 
 
 def loss_of(native: Native, items: Sequence[Any]) -> float:
@@ -156,22 +156,22 @@ def loss_of(native: Native, items: Sequence[Any]) -> float:
     from tunesmith.training.trainers.native.objectives import weigh
 
     weights, total = weigh(items), 0.0
-    with evaluating(native.engine.model):
+    with evaluating(native.backend.model):
         for group in native.packer.groups(items):
             some = [items[index] for index in group]
-            spans = native.engine.span_log_probs(native.packer.layout(some))
+            spans = native.backend.span_log_probs(native.packer.micro_batch(some))
             total += float(native.objective.terms(some, spans, weights, 0.0).loss)
     return total
 
 
 def forecast_bytes(job: Job, native: Native, process_bytes: int = 0) -> int:
     """As a run of the product foretells its peak, with nothing learnt from earlier runs."""
-    from tunesmith.models.scoring import PlainEngine
+    from tunesmith.models.scoring import TransformersBackend
     from tunesmith.profiles.architecture import Shape
     from tunesmith.profiles.profile import Method
     from tunesmith.training.rules.memory_forecast import forecast, terms_for
 
-    config, method = native.engine.model.config, Method(job.method)
+    config, method = native.backend.model.config, Method(job.method)
     shape = Shape(
         family=config.model_type, hidden=config.hidden_size, intermediate=config.intermediate_size,
         num_layers=config.num_hidden_layers, num_heads=config.num_attention_heads,
@@ -180,13 +180,13 @@ def forecast_bytes(job: Job, native: Native, process_bytes: int = 0) -> int:
         vocab_size=config.vocab_size, is_tied=config.tie_word_embeddings, has_qk_norm=config.model_type == "qwen3",
         num_parameters=native.model_parameters,
     )  # fmt: skip
-    is_cuda = next(native.engine.model.parameters()).is_cuda
+    is_cuda = next(native.backend.model.parameters()).is_cuda
     terms = terms_for(shape, native.recipe, method, "cuda" if is_cuda else "cpu")
     items = native.items
     wanted = sum(item.num_trained + (item.num_context if item.counts_context else 0) for item in items)
     terms = replace(
         terms,
-        is_fast=not isinstance(native.engine, PlainEngine),
+        is_fast=not isinstance(native.backend, TransformersBackend),
         wanted_share=min(1.0, wanted / sum(len(item) for item in items)),
         process_bytes=process_bytes,
     )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from support.engine import KINDS, a_lively_base, an_adapter, asking
-from tunesmith.models.adapter_parts import AdapterReader
+from tunesmith.models.adapter_weights import AdapterReader
 from tunesmith.models.adapters import load_adapter
 from tunesmith.models.chat import ChatFormat
 from tunesmith.models.generation import stop_ids

@@ -14,7 +14,7 @@ import transformers
 from peft import LoraConfig, get_peft_model
 
 from support.engine import asking
-from tunesmith.models.adapter_parts import AdapterReader
+from tunesmith.models.adapter_weights import AdapterReader
 from tunesmith.models.adapters import save_adapter
 from tunesmith.serving.engine.lora_layers import LoraLayers
 from tunesmith.serving.engine.scheduler import Scheduler

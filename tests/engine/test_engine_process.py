@@ -19,7 +19,7 @@ import torch
 
 from support.engine import Loop, a_lively_base, an_adapter, asking, whole_answer
 from tunesmith.deployment.targets.base import ServedAdapter
-from tunesmith.evaluation.evaluators.probe import read_prompts
+from tunesmith.evaluation.evaluators.probe import probe_prompts
 from tunesmith.models.adapters import load_adapter
 from tunesmith.models.chat import ChatFormat
 from tunesmith.models.loading import load_base, load_tokenizer
@@ -104,7 +104,7 @@ def test_reading_is_what_the_trainers_stack_reads(
     for adapter in adapters:
         model = load_adapter(load_base(base, torch.device("cpu")), adapter.path)
         ours = loop.run(engine.read(adapter.name, prompts, 12))
-        theirs = read_prompts(model, ChatFormat(load_tokenizer(base)), prompts, 12)
+        theirs = probe_prompts(model, ChatFormat(load_tokenizer(base)), prompts, 12)
         for mine, reference in zip(ours, theirs, strict=True):
             same = {"prompt_text", "prompt_ids", "num_prompt", "answer_ids", "answer_text", "finish"}
             assert mine.model_dump(include=same) == reference.model_dump(include=same)

@@ -253,7 +253,7 @@ def test_trl_is_given_exactly_the_tokens_of_the_chat_template(
                 labels = batch[f"{name}_labels"] != -100
                 found += _rows(batch[f"{name}_input_ids"], batch[f"{name}_attention_mask"], labels)
             expected = [*better, *worse]
-    assert found == [(row.ids, row.trained) for row in expected]
+    assert found == [(row.ids, row.loss_mask) for row in expected]
 
 
 def _rows(ids: Any, mask: Any, trained: Any) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:

@@ -55,7 +55,7 @@ def on_cuda(base: BaseModelRef, quantize: Any) -> Any:
 
 def test_quantized_base_on_cuda_is_near_the_dense_one_and_smaller(base: BaseModelRef) -> None:
     from tunesmith.models.quantized import dense_weight, is_quantized
-    from tunesmith.models.scoring import keeps_apart
+    from tunesmith.models.scoring import supports_packing
 
     dense, quantized = on_cuda(base, "none"), on_cuda(base, "nf4")
     names = [name for name, module in quantized.named_modules() if is_quantized(module)]
@@ -71,7 +71,7 @@ def test_quantized_base_on_cuda_is_near_the_dense_one_and_smaller(base: BaseMode
     with torch.no_grad():
         ours, theirs = quantized(ids).logits.float(), dense(ids).logits.float()
     assert (ours - theirs).norm() / theirs.norm() < FORWARD_ERROR
-    assert keeps_apart(quantized)
+    assert supports_packing(quantized)
 
 
 def test_product_on_cuda_is_the_unpacked_weights_forwards_and_backwards(base: BaseModelRef) -> None:

@@ -34,7 +34,7 @@ def a_model(num_layers: int = 3) -> Any:
 
 
 def a_row(seed: int, *, is_shared: bool) -> Any:
-    from tunesmith.models.packs import Branch, Item, packed
+    from tunesmith.models.packs import Completion, Item, packed
 
     draw = torch.Generator().manual_seed(seed)
 
@@ -42,9 +42,9 @@ def a_row(seed: int, *, is_shared: bool) -> Any:
         num = int(torch.randint(least, most, (1,), generator=draw))
         return tuple(torch.randint(20, 500, (num,), generator=draw).tolist())
 
-    def answer() -> Branch:
+    def answer() -> Completion:
         ids = tokens(5, 40)
-        return Branch(ids, (True,) * len(ids))
+        return Completion(ids, (True,) * len(ids))
 
     items = [
         Item(f"e{number}", tokens(5, 90), (answer(), answer()) if is_shared else (answer(),))
@@ -53,9 +53,9 @@ def a_row(seed: int, *, is_shared: bool) -> Any:
     return packed(items)
 
 
-def asked(model: Any, layout: Any) -> tuple[Any, Any]:
+def asked(model: Any, batch: Any) -> tuple[Any, Any]:
     model.start_step()
-    spans = model.span_log_probs(layout)
+    spans = model.span_log_probs(batch)
     torch.tanh(spans / 50).sum().backward()
     return spans.detach().clone(), model._gradients.clone()
 
@@ -65,10 +65,10 @@ def test_replayed_passes_equal_computed_ones_for_other_rows_and_moved_parameters
     from tunesmith.models.adapters import trained_parameters
 
     recording, computing = a_model(), a_model()
-    computing.recordings = None
+    computing.cuda_graphs = None
     for seed in range(30):
-        layout = a_row(seed, is_shared=is_shared)
-        found, expected = asked(recording, layout), asked(computing, layout)
+        batch = a_row(seed, is_shared=is_shared)
+        found, expected = asked(recording, batch), asked(computing, batch)
         torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-3)
         cosine = torch.nn.functional.cosine_similarity(found[1], expected[1], dim=0)
         assert float(cosine) > 0.9999
@@ -78,36 +78,36 @@ def test_replayed_passes_equal_computed_ones_for_other_rows_and_moved_parameters
                 parameter.data += 0.003 * torch.cos(torch.arange(parameter.numel(), device="cuda") + number).view_as(
                     parameter
                 )
-    assert recording.recordings.problem is None
-    assert len(recording.recordings._made) >= 1
+    assert recording.cuda_graphs.problem is None
+    assert len(recording.cuda_graphs._graphs) >= 1
 
 
 def test_gradients_of_several_passes_of_a_step_add_up() -> None:
-    model, layouts = a_model(), [a_row(seed, is_shared=False) for seed in (1, 1, 1, 2)]
-    alone = [asked(model, layout)[1] for layout in layouts]
+    model, batches = a_model(), [a_row(seed, is_shared=False) for seed in (1, 1, 1, 2)]
+    alone = [asked(model, batch)[1] for batch in batches]
     model.start_step()
-    for layout in layouts:
-        torch.tanh(model.span_log_probs(layout) / 50).sum().backward()
+    for batch in batches:
+        torch.tanh(model.span_log_probs(batch) / 50).sum().backward()
     torch.testing.assert_close(model._gradients, sum(alone), rtol=1e-2, atol=1e-4)
 
 
 def test_a_pass_that_another_has_overtaken_says_so_instead_of_giving_its_numbers() -> None:
-    model, layout = a_model(), a_row(1, is_shared=False)
+    model, batch = a_model(), a_row(1, is_shared=False)
     for _ in range(2):
-        asked(model, layout)
-    first = model.span_log_probs(layout)
-    model.span_log_probs(layout)
-    with pytest.raises(RuntimeError, match="another pass was begun"):
+        asked(model, batch)
+    first = model.span_log_probs(batch)
+    model.span_log_probs(batch)
+    with pytest.raises(RuntimeError, match="another forward pass began"):
         first.sum().backward()
 
 
 def test_scoring_between_two_passes_computes_and_disturbs_nothing() -> None:
     from tunesmith.models.scoring import evaluating
 
-    model, layout, other = a_model(), a_row(1, is_shared=False), a_row(2, is_shared=False)
-    expected = [asked(model, layout)[1] for _ in range(3)][-1]
+    model, batch, other = a_model(), a_row(1, is_shared=False), a_row(2, is_shared=False)
+    expected = [asked(model, batch)[1] for _ in range(3)][-1]
     model.start_step()
-    spans = model.span_log_probs(layout)
+    spans = model.span_log_probs(batch)
     with evaluating(model.model):
         assert torch.isfinite(model.span_log_probs(other)).all()
     torch.tanh(spans / 50).sum().backward()

@@ -33,7 +33,7 @@ from tunesmith.demo import dates
 from tunesmith.models.adapters import adapter_norms, detach, new_adapter, settings_text, trained_parameters
 from tunesmith.models.loading import load_base
 from tunesmith.models.quantized import dense_weight, is_quantized
-from tunesmith.models.scoring import keeps_apart
+from tunesmith.models.scoring import supports_packing
 from tunesmith.profiles.profile import Checkpoints, Method, Validation
 from tunesmith.programs.messages import Log, Result, ResultStatus, Scores
 from tunesmith.runs.spec import BaseModelRef, DatasetRef, TrainSpec
@@ -116,7 +116,7 @@ def test_quantized_base_computes_the_same_with_and_without_gradients(base: BaseM
 
 def test_quantized_base_keeps_packed_examples_apart_and_its_embeddings(base: BaseModelRef) -> None:
     dense, quantized = both(base)
-    assert keeps_apart(quantized)
+    assert supports_packing(quantized)
     assert torch.equal(quantized.model.embed_tokens.weight, dense.model.embed_tokens.weight)
     assert quantized.lm_head.weight is quantized.model.embed_tokens.weight
     assert not any(tensor.requires_grad for tensor in quantized.parameters())

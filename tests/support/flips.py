@@ -96,11 +96,11 @@ def references_of(base: Path, folder: Path) -> References:
     import torch
 
     from support.candidates import ASKED
-    from tunesmith.evaluation.evaluators.probe import read_prompts
+    from tunesmith.evaluation.evaluators.probe import probe_prompts
     from tunesmith.models.adapters import load_adapter
     from tunesmith.models.chat import ChatFormat
     from tunesmith.models.loading import load_base, load_tokenizer
 
     model = load_adapter(load_base(base, torch.device("cpu")), folder).eval()
-    readings = tuple(read_prompts(model, ChatFormat(load_tokenizer(base)), ASKED, MAX_TOKENS))
+    readings = tuple(probe_prompts(model, ChatFormat(load_tokenizer(base)), ASKED, MAX_TOKENS))
     return References(adapter="", base=base_digest(base), dtype="float32", max_tokens=MAX_TOKENS, readings=readings)

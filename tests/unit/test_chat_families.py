@@ -35,8 +35,8 @@ def chat_of(name: str, merges: bool = False) -> tuple[Any, ChatFormat]:
 def trained_texts(tokenizer: Any, example: Tokenized) -> list[str]:
     """The trained stretches as text, special tokens shown."""
     stretches: list[list[int]] = []
-    for place, (token, trained) in enumerate(zip(example.ids, example.trained, strict=True)):
-        if trained and (place == 0 or not example.trained[place - 1]):
+    for place, (token, trained) in enumerate(zip(example.ids, example.loss_mask, strict=True)):
+        if trained and (place == 0 or not example.loss_mask[place - 1]):
             stretches.append([])
         if trained:
             stretches[-1].append(token)
@@ -70,7 +70,7 @@ def agrees_with_serving(chat: ChatFormat, messages: Turns) -> bool:
     """Whether the tokens that a server makes of the prompt are those in front of the last trained answer."""
     example, prompt = chat.tokenize("e", messages, final_only=True), chat.prompt(messages[:-1])
     num = len(prompt)
-    return example.ids[:num] == prompt and not any(example.trained[:num]) and example.trained[num]
+    return example.ids[:num] == prompt and not any(example.loss_mask[:num]) and example.loss_mask[num]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

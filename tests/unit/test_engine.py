@@ -6,21 +6,21 @@ import torch
 from test_fast_model import an_adapted, gradients_of, some_items
 
 from tunesmith.models.packs import packed, padded
-from tunesmith.models.scoring import PlainEngine, probe_items
-from tunesmith.training.trainers.native.compute import _disagreement, engine_for
+from tunesmith.models.scoring import TransformersBackend, probe_items
+from tunesmith.training.trainers.native.compute import _disagreement, backend_for
 
 
 def test_without_a_gpu_the_slow_path_computes() -> None:
-    assert isinstance(engine_for(an_adapted()), PlainEngine)
+    assert isinstance(backend_for(an_adapted()), TransformersBackend)
 
 
 def test_layers_computed_again_on_the_slow_path_give_the_same_gradients_packed_and_padded() -> None:
-    for layout in (packed(some_items()), padded(some_items(), 0)):
+    for batch in (packed(some_items()), padded(some_items(), 0)):
         adapted = an_adapted().train()
-        expected = gradients_of(adapted, PlainEngine(adapted).span_log_probs(layout))
-        engine = engine_for(adapted, checkpointed_layers=1)
-        engine.start_step()
-        torch.testing.assert_close(gradients_of(adapted, engine.span_log_probs(layout)), expected, rtol=1e-5, atol=1e-7)
+        expected = gradients_of(adapted, TransformersBackend(adapted).span_log_probs(batch))
+        backend = backend_for(adapted, checkpointed_layers=1)
+        backend.start_step()
+        torch.testing.assert_close(gradients_of(adapted, backend.span_log_probs(batch)), expected, rtol=1e-5, atol=1e-7)
         assert adapted.config._attn_implementation != "tunesmith_segments"
 
 
@@ -29,9 +29,9 @@ def test_a_fast_path_that_computes_something_else_is_found_out() -> None:
 
     adapted = an_adapted()
     fast = FastModel(adapted)
-    assert _disagreement(fast, PlainEngine(adapted)) is None
+    assert _disagreement(fast, TransformersBackend(adapted)) is None
     fast._layers = fast._layers[:-1]
-    found = _disagreement(fast, PlainEngine(adapted))
+    found = _disagreement(fast, TransformersBackend(adapted))
     assert found is not None
     assert "differs" in found
 
@@ -39,7 +39,7 @@ def test_a_fast_path_that_computes_something_else_is_found_out() -> None:
 def test_the_probe_leaves_the_first_tokens_alone_which_may_have_embeddings_of_zeros() -> None:
     adapted = an_adapted()
     adapted.get_input_embeddings().weight.data[:3] = 0.0
-    used = {token for item in probe_items(adapted) for token in (*item.prompt, *item.branches[0].ids)}
+    used = {token for item in probe_items(adapted) for token in (*item.prompt, *item.completions[0].ids)}
     assert min(used) >= 16
     assert max(used) < 90
     assert len(used) > 20

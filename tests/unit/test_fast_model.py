@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunesmith.models.adapters import new_adapter, trained_parameters
-from tunesmith.models.attention import gathered
+from tunesmith.models.attention import gather
 from tunesmith.models.fast import head
 from tunesmith.models.fast import lora_linear as site
 from tunesmith.models.fast.kernels import add_copies
-from tunesmith.models.fast.model import FastModel, why_not
-from tunesmith.models.packs import Branch, Item, packed, padded
+from tunesmith.models.fast.model import FastModel, unsupported_reason
+from tunesmith.models.packs import Completion, Item, packed, padded
 from tunesmith.models.scoring import evaluating, span_log_probs
-from tunesmith.models.segments import Form, Segment, filled_up, form_of, spread_in, spread_of
+from tunesmith.models.segments import GraphBucket, Segment, graph_bucket, pad_to_bucket, varlen_layout, varlen_layout_in
 from tunesmith.profiles.profile import Recipe
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -61,12 +61,12 @@ def some_items() -> list[Item]:
     def tokens(num: int) -> tuple[int, ...]:
         return tuple(torch.randint(3, 90, (num,), generator=draw).tolist())
 
-    def answer(num: int, *, is_good: bool = True) -> Branch:
-        return Branch(tokens(num), (True,) * num, is_good)
+    def answer(num: int, *, is_chosen: bool = True) -> Completion:
+        return Completion(tokens(num), (True,) * num, is_chosen)
 
     return [
-        Item("pair", tokens(9), (answer(5), answer(7, is_good=False)), counts_context=True),
-        Item("single", (), (Branch(tokens(11), (False,) * 4 + (True,) * 7),)),
+        Item("pair", tokens(9), (answer(5), answer(7, is_chosen=False)), counts_context=True),
+        Item("single", (), (Completion(tokens(11), (False,) * 4 + (True,) * 7),)),
         Item("three", tokens(6), (answer(1), answer(3), answer(2))),
         Item("one", tokens(4), (answer(6),)),
     ]
@@ -78,13 +78,13 @@ def gradients_of(adapted: Any, spans: Any) -> dict[str, Any]:
     return {name: parameter.grad.clone() for name, parameter in trained_parameters(adapted)}
 
 
-def slow_and_fast(adapted: Any, layout: Any, **options: Any) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
-    slow = span_log_probs(adapted, layout)
+def slow_and_fast(adapted: Any, batch: Any, **options: Any) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
+    slow = span_log_probs(adapted, batch)
     expected = gradients_of(adapted, slow)
     adapted.zero_grad()
     model = FastModel(adapted, **options)
     model.start_step()
-    fast = model.span_log_probs(layout)
+    fast = model.span_log_probs(batch)
     return slow.detach(), fast.detach(), expected, gradients_of(adapted, fast)
 
 
@@ -92,9 +92,9 @@ def slow_and_fast(adapted: Any, layout: Any, **options: Any) -> tuple[Any, Any, 
 @pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "padded"])
 def test_fast_path_gives_the_log_probabilities_and_gradients_of_the_slow_one(name: str, is_packed: bool) -> None:
     adapted = an_adapted(name)
-    assert why_not(adapted) is None
-    layout = packed(some_items()) if is_packed else padded(some_items(), 0)
-    slow, fast, expected, found = slow_and_fast(adapted, layout)
+    assert unsupported_reason(adapted) is None
+    batch = packed(some_items()) if is_packed else padded(some_items(), 0)
+    slow, fast, expected, found = slow_and_fast(adapted, batch)
     torch.testing.assert_close(fast, slow, rtol=1e-5, atol=1e-5)
     assert all(float(gradient.abs().max()) > 0 for gradient in expected.values())
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
@@ -135,15 +135,15 @@ def test_gradients_add_up_over_passes_and_start_anew_with_a_step() -> None:
 
 
 def test_changed_parameters_are_seen_at_the_next_pass_and_the_slow_path_still_works() -> None:
-    adapted, layout = an_adapted("llama"), packed(some_items())
-    before = span_log_probs(adapted, layout)
+    adapted, batch = an_adapted("llama"), packed(some_items())
+    before = span_log_probs(adapted, batch)
     model = FastModel(adapted)
-    torch.testing.assert_close(span_log_probs(adapted, layout), before)  # its weights are views now
+    torch.testing.assert_close(span_log_probs(adapted, batch), before)  # its weights are views now
     for _, parameter in trained_parameters(adapted):
         parameter.data *= 1.5
     with evaluating(adapted):
-        torch.testing.assert_close(model.span_log_probs(layout), span_log_probs(adapted, layout), rtol=1e-5, atol=1e-5)
-        assert not model.span_log_probs(layout).requires_grad
+        torch.testing.assert_close(model.span_log_probs(batch), span_log_probs(adapted, batch), rtol=1e-5, atol=1e-5)
+        assert not model.span_log_probs(batch).requires_grad
 
 
 def test_logits_are_made_in_parts_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,14 +162,14 @@ def test_logits_are_made_in_parts_of_any_size(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_keys_of_a_shared_prompt_get_the_gradients_of_all_their_copies() -> None:
-    spread = spread_of([Segment(3), Segment(2, prompt=0), Segment(1, prompt=0), Segment(4)])
+    varlen = varlen_layout([Segment(3), Segment(2, prompt=0), Segment(1, prompt=0), Segment(4)])
     values = torch.randn(10, 2, 3, requires_grad=True)
-    grad = torch.randn(len(spread.key_places), 2, 3)
-    values[spread.key_places].backward(grad)
+    grad = torch.randn(len(varlen.key_indices), 2, 3)
+    values[varlen.key_indices].backward(grad)
     expected, values.grad = values.grad, None
-    gathered(values, spread.key_places, spread.copies).backward(grad)
+    gather(values, varlen.key_indices, varlen.copies).backward(grad)
     torch.testing.assert_close(values.grad, expected)
-    torch.testing.assert_close(add_copies(grad, spread.copies), expected)
+    torch.testing.assert_close(add_copies(grad, varlen.copies), expected)
 
 
 def test_what_the_fast_path_does_not_compute_is_refused_by_name() -> None:
@@ -181,7 +181,9 @@ def test_what_the_fast_path_does_not_compute_is_refused_by_name() -> None:
         return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(family, **shape))
 
     def reason(family: str = "llama", **recipe: Any) -> str:
-        found = why_not(new_adapter(a_base(family).requires_grad_(False), Recipe(**{"lora_dropout": 0.0, **recipe})))
+        found = unsupported_reason(
+            new_adapter(a_base(family).requires_grad_(False), Recipe(**{"lora_dropout": 0.0, **recipe}))
+        )
         assert found is not None
         return found
 
@@ -189,7 +191,7 @@ def test_what_the_fast_path_does_not_compute_is_refused_by_name() -> None:
     assert "dropout" in reason(lora_dropout=0.1)
     assert "DoRA" in reason(dora=True)
     assert "more is trained" in reason(train_embeddings=True)
-    assert why_not(a_base("llama")) == "every weight is trained"
+    assert unsupported_reason(a_base("llama")) == "every weight is trained"
 
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["lone", "shared prompts"])
@@ -198,8 +200,8 @@ def test_rows_filled_up_to_a_common_form_keep_every_segment_with_its_keys(is_sha
     for extra in range(0, 120, 40):
         plain = [Segment(300 + extra), Segment(41), Segment(7)]
         segments = [*plain, Segment(20, prompt=0), Segment(30, prompt=0)] if is_shared else plain
-        forms.add(form_of(segments))
-        check_filled_up(segments, form_of(segments))
+        forms.add(graph_bucket(segments))
+        check_filled_up(segments, graph_bucket(segments))
     assert len(forms) <= 2
 
 
@@ -208,9 +210,9 @@ def test_whatever_a_form_covers_can_be_filled_up_to_it(
     one: list[tuple[int, list[int]]], other: list[tuple[int, list[int]]]
 ) -> None:
     first, second = segments_of(one), segments_of(other)
-    check_filled_up(first, form_of(first))
-    if form_of(second).covers(form_of(first), 1.5):
-        check_filled_up(first, form_of(second))
+    check_filled_up(first, graph_bucket(first))
+    if graph_bucket(first).fits_in(graph_bucket(second), 1.5):
+        check_filled_up(first, graph_bucket(second))
 
 
 def segments_of(prompts: list[tuple[int, list[int]]]) -> list[Segment]:
@@ -222,24 +224,24 @@ def segments_of(prompts: list[tuple[int, list[int]]]) -> list[Segment]:
     return made
 
 
-def check_filled_up(segments: list[Segment], form: Form) -> None:
-    filled = filled_up(segments, form)
+def check_filled_up(segments: list[Segment], bucket: GraphBucket) -> None:
+    filled = pad_to_bucket(segments, bucket)
     assert list(filled[: len(segments)]) == segments
-    found, expected = spread_in(filled, form), spread_of(filled)
-    num, num_keys = len(expected.query_starts), len(expected.key_places)
-    assert sum(segment.length for segment in filled) == form.num_tokens == int(found.query_starts[-1])
-    assert (len(found.query_starts), len(found.key_places)) == (
-        form.num_segments + 1,
-        form.num_tokens + form.num_shared,
+    found, expected = varlen_layout_in(filled, bucket), varlen_layout(filled)
+    num, num_keys = len(expected.cu_seqlens_q), len(expected.key_indices)
+    assert sum(segment.length for segment in filled) == bucket.num_tokens == int(found.cu_seqlens_q[-1])
+    assert (len(found.cu_seqlens_q), len(found.key_indices)) == (
+        bucket.num_segments + 1,
+        bucket.num_tokens + bucket.num_shared,
     )
-    assert found.query_starts[:num].equal(expected.query_starts)
-    assert found.key_starts[:num].equal(expected.key_starts)
-    assert (found.query_starts[num - 1 :] == form.num_tokens).all()
-    assert (found.key_starts[num - 1 :] == num_keys).all()
-    assert found.key_places[:num_keys].equal(expected.key_places)
+    assert found.cu_seqlens_q[:num].equal(expected.cu_seqlens_q)
+    assert found.cu_seqlens_k[:num].equal(expected.cu_seqlens_k)
+    assert (found.cu_seqlens_q[num - 1 :] == bucket.num_tokens).all()
+    assert (found.cu_seqlens_k[num - 1 :] == num_keys).all()
+    assert found.key_indices[:num_keys].equal(expected.key_indices)
     copies = found.copies
     assert copies[: len(expected.copies)].equal(expected.copies)
     assert (copies[len(expected.copies) :] == -1).all()
-    assert len(copies) == form.num_copies
-    assert found.is_plain == (form.num_copies == 1)
-    assert form.longest >= max(expected.longest_key, *(segment.length for segment in filled))
+    assert len(copies) == bucket.num_copies
+    assert found.is_plain == (bucket.num_copies == 1)
+    assert bucket.longest >= max(expected.max_seqlen_k, *(segment.length for segment in filled))

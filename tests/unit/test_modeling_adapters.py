@@ -378,7 +378,7 @@ def test_disk_that_is_full_is_told_as_such(tmp_path: Path) -> None:
     """A limit on file size stands for the full disk: the same path through the library, another number."""
     code = (
         "import resource, signal, sys, torch; from pathlib import Path; "
-        "from tunesmith.models.tensor_files import write_tensors\n"
+        "from tunesmith.models.adapters import write_tensors\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (9999, 9999))\n"
         "try:\n    write_tensors(Path(sys.argv[1]), {'a': torch.zeros(100_000)})\n"
         "except OSError as error:\n    print(error.errno)\n"

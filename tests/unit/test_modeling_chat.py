@@ -83,8 +83,8 @@ def a_tokenizer(template: str, special: list[str], eos: str | None) -> Any:
 def trained_texts(tokenizer: Any, example: Tokenized) -> list[str]:
     """The trained stretches as text, special tokens shown."""
     stretches: list[list[int]] = []
-    for place, (token, trained) in enumerate(zip(example.ids, example.trained, strict=True)):
-        if trained and (place == 0 or not example.trained[place - 1]):
+    for place, (token, trained) in enumerate(zip(example.ids, example.loss_mask, strict=True)):
+        if trained and (place == 0 or not example.loss_mask[place - 1]):
             stretches.append([])
         if trained:
             stretches[-1].append(token)
@@ -130,8 +130,8 @@ def test_prompt_is_what_stands_in_front_of_the_trained_tokens(style: str) -> Non
     prompt = chat.prompt(turns[:-1])
     example = chat.tokenize("e1", turns, final_only=True)
     assert example.ids[: len(prompt)] == prompt
-    assert not any(example.trained[: len(prompt)])
-    assert example.trained[len(prompt)]
+    assert not any(example.loss_mask[: len(prompt)])
+    assert example.loss_mask[len(prompt)]
 
 
 @pytest.mark.parametrize("style", STYLES)

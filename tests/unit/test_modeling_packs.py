@@ -12,10 +12,10 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.models.attention import Apart
+from tunesmith.models.attention import SegmentAttention
 from tunesmith.models.chat import Tokenized
-from tunesmith.models.packs import Branch, Item, Packer, best_fit, packed, padded, siblings, single
-from tunesmith.models.scoring import evaluating, keeps_apart, span_log_probs
+from tunesmith.models.packs import Completion, Item, Packer, best_fit, packed, padded, single, with_shared_prompt
+from tunesmith.models.scoring import evaluating, span_log_probs, supports_packing
 from tunesmith.models.segments import Segment
 from tunesmith.profiles.profile import FAMILIES
 
@@ -37,8 +37,8 @@ def a_model(family: str) -> Any:
     return transformers.AutoModelForCausalLM.from_config(config_type(**shape)).eval()
 
 
-def trained(ids: list[int], *, skip: int = 0) -> Branch:
-    return Branch(tuple(ids), tuple(place >= skip for place in range(len(ids))))
+def trained(ids: list[int], *, skip: int = 0) -> Completion:
+    return Completion(tuple(ids), tuple(place >= skip for place in range(len(ids))))
 
 
 def some_items() -> list[Item]:
@@ -61,7 +61,7 @@ def test_every_family_keeps_packed_examples_apart(family: str) -> None:
         mixed = span_log_probs(model, replace(row, segments=(Segment(sum(s.length for s in row.segments or ())),)))
     torch.testing.assert_close(together, apart, rtol=1e-4, atol=1e-4)
     assert float((mixed - apart).abs().max()) > 0.1, "the test could not have failed"
-    assert keeps_apart(model)
+    assert supports_packing(model)
     assert model.config._attn_implementation == before
 
 
@@ -70,12 +70,13 @@ def test_a_model_that_ignores_the_segments_is_found_out() -> None:
     for layer in model.model.layers:
         plain = layer.self_attn.forward
 
-        def deaf(*args: Any, plain: Any = plain, apart: Any = None, **options: Any) -> Any:
+        def deaf(*args: Any, plain: Any = plain, segment_attention: Any = None, **options: Any) -> Any:
             length = options["hidden_states"].shape[1] if "hidden_states" in options else args[0].shape[1]
-            return plain(*args, apart=Apart((Segment(length),), torch.device("cpu")), **options)
+            own = SegmentAttention((Segment(length),), torch.device("cpu"))
+            return plain(*args, segment_attention=own, **options)
 
         layer.self_attn.forward = deaf
-    assert not keeps_apart(model)
+    assert not supports_packing(model)
 
 
 @given(st.lists(st.integers(1, 90), max_size=60), st.integers(1, 100))
@@ -104,24 +105,28 @@ def tokenized(name: str, prompt: list[int], answer: list[int]) -> Tokenized:
 
 
 def test_siblings_share_the_prompt_and_never_a_trained_token() -> None:
-    item = siblings("x", [tokenized("a", [1, 2, 3], [4, 5]), tokenized("b", [1, 2, 3], [4, 6, 7])], (True, False))
+    item = with_shared_prompt(
+        "x", [tokenized("a", [1, 2, 3], [4, 5]), tokenized("b", [1, 2, 3], [4, 6, 7])], (True, False)
+    )
     assert item.prompt == (1, 2, 3)
-    assert [branch.ids for branch in item.branches] == [(4, 5), (4, 6, 7)]
-    assert [branch.is_good for branch in item.branches] == [True, False]
+    assert [completion.ids for completion in item.completions] == [(4, 5), (4, 6, 7)]
+    assert [completion.is_chosen for completion in item.completions] == [True, False]
     assert (len(item), item.longest, item.num_trained) == (8, 6, 5)
 
 
 def test_siblings_with_other_prompts_share_what_is_common() -> None:
-    item = siblings("x", [tokenized("a", [1, 2, 3], [9]), tokenized("b", [1, 5], [9])], (True, False))
+    item = with_shared_prompt("x", [tokenized("a", [1, 2, 3], [9]), tokenized("b", [1, 5], [9])], (True, False))
     assert item.prompt == (1,)
-    assert [branch.ids for branch in item.branches] == [(2, 3, 9), (5, 9)]
-    assert [branch.trained for branch in item.branches] == [(False, False, True), (False, True)]
+    assert [completion.ids for completion in item.completions] == [(2, 3, 9), (5, 9)]
+    assert [completion.loss_mask for completion in item.completions] == [(False, False, True), (False, True)]
 
 
 def test_packed_row_holds_each_token_once_and_positions_start_again() -> None:
-    layout = packed([single(tokenized("a", [1, 2], [3])), siblings("b", [tokenized("b", [4], [5, 6])], (True,))])
-    assert layout.ids.tolist() == [[1, 2, 3, 4, 5, 6]]
-    assert layout.positions.tolist() == [[0, 1, 2, 0, 1, 2]]
-    assert layout.wanted.tolist() == [3, 5, 6]
-    assert layout.columns.tolist() == [1, 3, 4]
-    assert layout.spans.tolist() == [1, 3, 3]
+    batch = packed(
+        [single(tokenized("a", [1, 2], [3])), with_shared_prompt("b", [tokenized("b", [4], [5, 6])], (True,))]
+    )
+    assert batch.ids.tolist() == [[1, 2, 3, 4, 5, 6]]
+    assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 2]]
+    assert batch.wanted.tolist() == [3, 5, 6]
+    assert batch.columns.tolist() == [1, 3, 4]
+    assert batch.spans.tolist() == [1, 3, 3]

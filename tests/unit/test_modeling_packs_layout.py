@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.models.packs import Branch, Item, Layout, best_fit, packed, padded
+from tunesmith.models.packs import Completion, Item, MicroBatch, best_fit, packed, padded
 from tunesmith.models.segments import Segment
 
 
@@ -32,17 +32,17 @@ class Written:
             row, _, origin = starts[0]
             for number, token in enumerate(item.prompt[1:]):
                 self.wanted.append((row, origin + number, token, span))
-        for number, (branch, (row, start, origin)) in enumerate(zip(item.branches, starts, strict=True)):
+        for number, (completion, (row, start, origin)) in enumerate(zip(item.completions, starts, strict=True)):
             before = origin + len(item.prompt) - 1
-            for place, (token, is_trained) in enumerate(zip(branch.ids, branch.trained, strict=True)):
+            for place, (token, is_trained) in enumerate(zip(completion.ids, completion.loss_mask, strict=True)):
                 is_context = number == 0 and item.counts_context and not is_trained
                 source = start + place - 1 if place else before
                 if source >= origin and (is_trained or is_context):
                     self.wanted.append((row, source, token, span if is_context else span + 1 + number))
 
-    def layout(self, num_spans: int, *, is_packed: bool) -> Layout:
+    def batch(self, num_spans: int, *, is_packed: bool) -> MicroBatch:
         columns, found = torch.unique(numbers(place for _, place, _, _ in self.wanted), return_inverse=True)
-        return Layout(
+        return MicroBatch(
             ids=torch.tensor(self.rows, dtype=torch.long),
             positions=torch.tensor(self.positions, dtype=torch.long),
             segments=tuple(self.segments) if is_packed else None,
@@ -59,47 +59,47 @@ def numbers(values: Any) -> Any:
 
 
 def first_spans(items: Sequence[Item]) -> list[int]:
-    return list(accumulate((1 + len(item.branches) for item in items), initial=0))
+    return list(accumulate((1 + len(item.completions) for item in items), initial=0))
 
 
-def packed_slowly(items: Sequence[Item]) -> Layout:
+def packed_slowly(items: Sequence[Item]) -> MicroBatch:
     ids: list[int] = []
     positions: list[int] = []
     written = Written([ids], [positions])
     spans = first_spans(items)
     for item, span in zip(items, spans, strict=False):
         origin, prompt, starts = len(ids), None, []
-        if len(item.branches) > 1 and item.prompt:
+        if len(item.completions) > 1 and item.prompt:
             prompt = len(written.segments)
             written.segments.append(Segment(len(item.prompt)))
         ids += item.prompt
         positions += range(len(item.prompt))
-        for branch in item.branches:
+        for completion in item.completions:
             starts.append((0, len(ids), origin))
             alone = len(item.prompt) if prompt is None else 0
-            written.segments.append(Segment(alone + len(branch.ids), prompt))
-            ids += branch.ids
-            positions += range(len(item.prompt), len(item.prompt) + len(branch.ids))
+            written.segments.append(Segment(alone + len(completion.ids), prompt))
+            ids += completion.ids
+            positions += range(len(item.prompt), len(item.prompt) + len(completion.ids))
         written.want(item, span, starts)
-    return written.layout(spans[-1], is_packed=True)
+    return written.batch(spans[-1], is_packed=True)
 
 
-def padded_slowly(items: Sequence[Item], pad_id: int) -> Layout:
+def padded_slowly(items: Sequence[Item], pad_id: int) -> MicroBatch:
     written = Written()
     spans = first_spans(items)
     for item, span in zip(items, spans, strict=False):
         starts = []
-        for branch in item.branches:
+        for completion in item.completions:
             starts.append((len(written.rows), len(item.prompt), 0))
-            written.rows.append([*item.prompt, *branch.ids])
+            written.rows.append([*item.prompt, *completion.ids])
         written.want(item, span, starts)
     width = max(len(row) for row in written.rows)
     written.rows = [row + [pad_id] * (width - len(row)) for row in written.rows]
     written.positions = [list(range(width))] * len(written.rows)
-    return written.layout(spans[-1], is_packed=False)
+    return written.batch(spans[-1], is_packed=False)
 
 
-def assert_same(ours: Layout, theirs: Layout) -> None:
+def assert_same(ours: MicroBatch, theirs: MicroBatch) -> None:
     for name in ("ids", "positions", "columns", "picks", "wanted", "spans"):
         one, other = getattr(ours, name), getattr(theirs, name)
         assert one.dtype == other.dtype == torch.long, name
@@ -111,10 +111,10 @@ TOKENS = st.integers(0, 200_000)
 
 
 @st.composite
-def branches(draw: st.DrawFn) -> Branch:
+def completions(draw: st.DrawFn) -> Completion:
     ids = draw(st.lists(TOKENS, min_size=1, max_size=7))
     trained = draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids)))
-    return Branch(tuple(ids), tuple(trained), draw(st.booleans()))
+    return Completion(tuple(ids), tuple(trained), draw(st.booleans()))
 
 
 ITEMS = st.lists(
@@ -122,7 +122,7 @@ ITEMS = st.lists(
         Item,
         st.just("x"),
         st.lists(TOKENS, max_size=6).map(tuple),
-        st.lists(branches(), min_size=1, max_size=4).map(tuple),
+        st.lists(completions(), min_size=1, max_size=4).map(tuple),
         st.booleans(),
     ),
     min_size=1,
@@ -148,15 +148,15 @@ def test_packed_layout_of_nothing_is_an_empty_row() -> None:
 def test_counts_of_an_item_are_those_of_its_tokens(items: list[Item]) -> None:
     for item in items:
         for _ in range(2):  # the second time from what was kept
-            assert len(item) == len(item.prompt) + sum(len(branch.ids) for branch in item.branches)
-            assert item.longest == max(len(item.prompt + branch.ids) for branch in item.branches)
-            assert item.num_trained == sum(sum(branch.trained) for branch in item.branches)
-            first = item.branches[0]
-            assert item.num_context == len(item.prompt) + len(first.ids) - 1 - sum(first.trained)
+            assert len(item) == len(item.prompt) + sum(len(completion.ids) for completion in item.completions)
+            assert item.longest == max(len(item.prompt + completion.ids) for completion in item.completions)
+            assert item.num_trained == sum(sum(completion.loss_mask) for completion in item.completions)
+            first = item.completions[0]
+            assert item.num_context == len(item.prompt) + len(first.ids) - 1 - sum(first.loss_mask)
 
 
 def test_an_item_that_was_used_is_still_the_same_value() -> None:
-    fresh, used = (Item("x", (1, 2), (Branch((3, 4), (True, False)),)) for _ in range(2))
+    fresh, used = (Item("x", (1, 2), (Completion((3, 4), (True, False)),)) for _ in range(2))
     packed([used])
     assert len(used) == 4
     assert used == fresh
@@ -190,24 +190,24 @@ def test_best_fit_groups_as_the_simple_search_does(sizes: list[int], capacity: i
 
 @given(ITEMS)
 def test_spread_of_a_pack_is_what_the_loop_over_segments_finds(items: list[Item]) -> None:
-    layout = packed(items)
-    assert layout.segments is not None
-    assert layout.spread is not None
-    starts = list(accumulate((segment.length for segment in layout.segments), initial=0))
+    batch = packed(items)
+    assert batch.segments is not None
+    assert batch.varlen is not None
+    starts = list(accumulate((segment.length for segment in batch.segments), initial=0))
     places: list[int] = []
     ends = [0]
-    for number, segment in enumerate(layout.segments):
+    for number, segment in enumerate(batch.segments):
         if segment.prompt is not None:
             places += range(starts[segment.prompt], starts[segment.prompt + 1])
         places += range(starts[number], starts[number + 1])
         ends.append(len(places))
-    spread = layout.spread
-    assert (spread.query_starts.tolist(), spread.query_starts.dtype) == (starts, torch.int32)
-    assert (spread.key_places.tolist(), spread.key_places.dtype) == (places, torch.int64)
-    assert (spread.key_starts.tolist(), spread.key_starts.dtype) == (ends, torch.int32)
-    assert spread.longest_query == max(segment.length for segment in layout.segments)
-    assert spread.longest_key == max(end - start for start, end in pairwise(ends))
+    varlen = batch.varlen
+    assert (varlen.cu_seqlens_q.tolist(), varlen.cu_seqlens_q.dtype) == (starts, torch.int32)
+    assert (varlen.key_indices.tolist(), varlen.key_indices.dtype) == (places, torch.int64)
+    assert (varlen.cu_seqlens_k.tolist(), varlen.cu_seqlens_k.dtype) == (ends, torch.int32)
+    assert varlen.max_seqlen_q == max(segment.length for segment in batch.segments)
+    assert varlen.max_seqlen_k == max(end - start for start, end in pairwise(ends))
 
 
 def test_padded_rows_have_no_spread() -> None:
-    assert padded([Item("x", (1,), (Branch((2,), (True,)),))], 0).spread is None
+    assert padded([Item("x", (1,), (Completion((2,), (True,)),))], 0).varlen is None

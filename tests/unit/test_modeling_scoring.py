@@ -44,7 +44,7 @@ def test_loss_is_the_mean_of_minus_log_probability_of_trained_tokens(
         logs = torch.log_softmax(model(input_ids=torch.tensor([example.ids])).logits[0].double(), dim=-1)
     expected = [
         -float(logs[place - 1, token])
-        for place, (token, trained) in enumerate(zip(example.ids, example.trained, strict=True))
+        for place, (token, trained) in enumerate(zip(example.ids, example.loss_mask, strict=True))
         if trained
     ]
     found = mean_nlls(model, [example], chat.pad_id, [[0]])
@@ -73,10 +73,10 @@ def test_scoring_stops_when_told(model: Any, chat: ChatFormat, examples: list[To
 def test_sums_carry_gradients_only_when_asked(folder: Path, chat: ChatFormat, examples: list[Tokenized]) -> None:
     trainable = load_base(folder, torch.device("cpu"))
     trainable.requires_grad_(True)
-    layout = packed([single(example) for example in examples[:2]])
-    assert span_log_probs(trainable, layout).requires_grad
+    batch = packed([single(example) for example in examples[:2]])
+    assert span_log_probs(trainable, batch).requires_grad
     with evaluating(trainable):
-        assert not span_log_probs(trainable, layout).requires_grad
+        assert not span_log_probs(trainable, batch).requires_grad
 
 
 def test_greedy_answers_equal_those_of_transformers(model: Any, chat: ChatFormat) -> None:

@@ -16,8 +16,8 @@ from support.native import a_micro_base, a_recipe
 from tunesmith.models.adapters import new_adapter, trained_parameters
 from tunesmith.models.chat import Tokenized
 from tunesmith.models.loading import load_base, load_tokenizer
-from tunesmith.models.packs import Item, Packer, siblings, single
-from tunesmith.models.scoring import PlainEngine, answer_log_probs, evaluating, span_log_probs
+from tunesmith.models.packs import Item, Packer, single, with_shared_prompt
+from tunesmith.models.scoring import TransformersBackend, answer_log_probs, evaluating, span_log_probs
 from tunesmith.profiles.profile import Method
 from tunesmith.training.trainers.native.objectives import drift_partners, objective_of, weigh
 
@@ -57,13 +57,13 @@ class Bench:
     def ours(self, method: Method, items: Sequence[Item], packer: Packer) -> tuple[float, dict[str, Any]]:
         """A step's loss and gradients, pass by pass, as the step maker sums them."""
         drift_items = drift_partners(items) if method is Method.KTO else {}
-        reference = answer_log_probs(PlainEngine(self.start), [*items, *drift_items.values()], packer)
+        reference = answer_log_probs(TransformersBackend(self.start), [*items, *drift_items.values()], packer)
         assert reference is not None
         objective = objective_of(method, self.recipe, reference, drift_items)
         weights = weigh(items)
 
         def score(some: Sequence[Item]) -> dict[str, list[float]]:
-            found = answer_log_probs(PlainEngine(self.adapted), some, packer)
+            found = answer_log_probs(TransformersBackend(self.adapted), some, packer)
             assert found is not None
             return found
 
@@ -72,7 +72,7 @@ class Bench:
         total = 0.0
         for group in packer.groups(items):
             some = [items[index] for index in group]
-            terms = objective.terms(some, span_log_probs(self.adapted, packer.layout(some)), weights, aside)
+            terms = objective.terms(some, span_log_probs(self.adapted, packer.micro_batch(some)), weights, aside)
             terms.loss.backward()
             total += float(terms.loss.detach())
         return total, {name: tensor.grad.clone() for name, tensor in trained_parameters(self.adapted)}
@@ -101,11 +101,11 @@ def items_of(method: Method, nll: str = "conversation") -> list[Item]:
         case Method.KTO:
             labels = (True, False, True, False)
             some = [good[0], bad[1], good[2], bad[3]]
-            return [siblings(one.id, [one], [label]) for one, label in zip(some, labels, strict=True)]
+            return [with_shared_prompt(one.id, [one], [label]) for one, label in zip(some, labels, strict=True)]
         case _:
             context = method is Method.ORPO and nll == "conversation"
             return [
-                siblings(f"p{n}", pair, (True, False), counts_context=context)
+                with_shared_prompt(f"p{n}", pair, (True, False), counts_context=context)
                 for n, pair in enumerate(zip(good, bad, strict=True))
             ]
 
@@ -125,7 +125,7 @@ def assert_same(
 @pytest.mark.parametrize("method", [Method.SFT, Method.DPO, Method.ORPO, Method.KTO])
 def test_step_is_the_same_however_it_is_packed_shared_or_accumulated(bench: Bench, method: Method, packer: str) -> None:
     items = items_of(method)
-    apart = [Item(item.id, (), tuple(_whole(item, n) for n in range(len(item.branches))), item.counts_context)
+    apart = [Item(item.id, (), tuple(_whole(item, n) for n in range(len(item.completions))), item.counts_context)
              for item in items]  # fmt: skip
     alone = Packer(1, PAD, is_packing=False)
     expected = bench.ours(method, apart if method is not Method.KTO else items, alone)
@@ -134,17 +134,19 @@ def test_step_is_the_same_however_it_is_packed_shared_or_accumulated(bench: Benc
 
 def _whole(item: Item, number: int) -> Any:
     """An answer with the prompt in front, so that nothing is shared."""
-    branch = item.branches[number]
-    return type(branch)(item.prompt + branch.ids, (False,) * len(item.prompt) + branch.trained, branch.is_good)
+    completion = item.completions[number]
+    return type(completion)(
+        item.prompt + completion.ids, (False,) * len(item.prompt) + completion.loss_mask, completion.is_chosen
+    )
 
 
 def test_examples_in_one_pack_do_not_see_each_other(bench: Bench) -> None:
     first, *others = items_of(Method.DPO)
-    layout = Packer(100_000, PAD, is_packing=True).layout
+    batch = Packer(100_000, PAD, is_packing=True).micro_batch
     with evaluating(bench.adapted):
-        alone = span_log_probs(bench.adapted, layout([first]))
+        alone = span_log_probs(bench.adapted, batch([first]))
         for company in ([*others], [others[0]], [others[1], others[1]]):
-            together = span_log_probs(bench.adapted, layout([*company, first]))[-3:]
+            together = span_log_probs(bench.adapted, batch([*company, first]))[-3:]
             torch.testing.assert_close(together, alone, rtol=1e-6, atol=1e-5)
 
 
@@ -177,8 +179,8 @@ def _padded(rows: list[list[int]], value: int) -> Any:
 
 def _rows(items: Sequence[Item]) -> list[tuple[list[int], list[int]]]:
     """Prompt and answer of every answer, first answers first."""
-    num = len(items[0].branches)
-    return [(list(item.prompt), list(item.branches[n].ids)) for n in range(num) for item in items]
+    num = len(items[0].completions)
+    return [(list(item.prompt), list(item.completions[n].ids)) for n in range(num) for item in items]
 
 
 def _as_batch(rows: list[tuple[list[int], list[int]]]) -> dict[str, Any]:
@@ -211,7 +213,7 @@ def _trl_sft(bench: Bench, items: Sequence[Item], tmp_path: Path) -> tuple[float
     from trl import SFTConfig, SFTTrainer
 
     model = _trl_model(bench)
-    rows = [(list(item.branches[0].ids), list(item.branches[0].trained)) for item in items]
+    rows = [(list(item.completions[0].ids), list(item.completions[0].loss_mask)) for item in items]
     data = {
         "input_ids": [ids for ids, _ in rows],
         "labels": [[i if t else -100 for i, t in zip(ids, trained, strict=True)] for ids, trained in rows],
@@ -236,7 +238,7 @@ def _trl_kto(bench: Bench, items: Sequence[Item], tmp_path: Path) -> tuple[float
     from trl import KTOConfig, KTOTrainer
 
     model = _trl_model(bench)
-    labels = [item.branches[0].is_good for item in items]
+    labels = [item.completions[0].is_chosen for item in items]
     texts = _texts(bench, prompt=PROMPTS, completion=GOOD, label=labels)
     recipe = bench.recipe
     weights = {"desirable_weight": recipe.desirable_weight, "undesirable_weight": recipe.undesirable_weight}

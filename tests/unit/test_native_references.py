@@ -12,7 +12,7 @@ import pytest
 
 from support.native import a_recipe, a_train_spec
 from tunesmith.core.errors import DataError
-from tunesmith.models.packs import Branch, Item
+from tunesmith.models.packs import Completion, Item
 from tunesmith.profiles.profile import Method, Recipe
 from tunesmith.profiles.rules.lock import ArchitectureLock
 from tunesmith.runs.spec import AdapterRef, BaseModelRef, DatasetRef, RunSpec
@@ -38,8 +38,8 @@ def changed(run: RunSpec, part: str, **changes: Any) -> RunSpec:
 
 
 def some_items() -> list[Item]:
-    branches = Branch((3, 4), (True, True)), Branch((5,), (True,), is_good=False)
-    return [Item("a", (1, 2), branches), Item("b", (1,), branches), Item("a/drift", (1, 2), branches[:1])]
+    completions = Completion((3, 4), (True, True)), Completion((5,), (True,), is_chosen=False)
+    return [Item("a", (1, 2), completions), Item("b", (1,), completions), Item("a/drift", (1, 2), completions[:1])]
 
 
 # ---- the key --------------------------------------------------------------------------------------------------------
@@ -83,13 +83,13 @@ ITEM_CHANGES: dict[str, Callable[[list[Item]], list[Item]]] = {
     "another id": lambda items: [replace(items[0], id="z"), *items[1:]],
     "another token in a prompt": lambda items: [replace(items[0], prompt=(1, 9)), *items[1:]],
     "another token in an answer": lambda items: [
-        *items[:-1], replace(items[-1], branches=(Branch((3, 9), (True, True)),))
+        *items[:-1], replace(items[-1], completions=(Completion((3, 9), (True, True)),))
     ],
     "a token that does not count": lambda items: [
-        *items[:-1], replace(items[-1], branches=(Branch((3, 4), (True, False)),))
+        *items[:-1], replace(items[-1], completions=(Completion((3, 4), (True, False)),))
     ],
     "an answer that begins earlier": lambda items: [
-        *items[:-1], Item("a/drift", (1,), (Branch((2, 3, 4), (False, True, True)),))
+        *items[:-1], Item("a/drift", (1,), (Completion((2, 3, 4), (False, True, True)),))
     ],
 }  # fmt: skip
 

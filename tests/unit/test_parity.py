@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.native import a_micro_base, a_recipe
 from tunesmith.demo.base_model import CHAT_TEMPLATE, byte_tokenizer
 from tunesmith.deployment.rules.parity import Parity, compare, tolerance_of
-from tunesmith.evaluation.evaluators.probe import read_prompts, shown_tokens
+from tunesmith.evaluation.evaluators.probe import probe_prompts, shown_tokens
 from tunesmith.models.adapters import load_adapter, new_adapter, save_adapter
 from tunesmith.models.chat import ChatFormat
 from tunesmith.models.loading import load_base, load_tokenizer
@@ -49,7 +49,7 @@ class Stack:
                 if weight.dim() == 2 and "embed" not in name:
                     step = weight.data.abs().amax(dim=1, keepdim=True) / 7  # four bits
                     weight.data = (weight.data / step).round() * step
-        return read_prompts(load_adapter(model, self.adapter).eval(), chat, PROMPTS, MAX_TOKENS)
+        return probe_prompts(load_adapter(model, self.adapter).eval(), chat, PROMPTS, MAX_TOKENS)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The kernels for CUDA compute what their plain twins compute: in Triton's interpreter, and on a device."""
+"""The kernels for CUDA compute what the reference implementation computes: in Triton's interpreter, and on a device."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def run_cases(**environ: str) -> None:
 
 @pytest.mark.extra
 @needs_triton
-def test_kernels_agree_with_their_twins_in_the_interpreter() -> None:
+def test_kernels_agree_with_the_reference_implementation_in_the_interpreter() -> None:
     run_cases(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.mark.gpu
 @needs_triton
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here: run `make gpu` on a GPU machine")
-def test_kernels_agree_with_their_twins_on_the_device() -> None:
+def test_kernels_agree_with_the_reference_implementation_on_the_device() -> None:
     run_cases()

@@ -164,7 +164,7 @@ def _loss(model: Any, batch: Any, pad_id: int, prompt_weight: float) -> Any:
 
     width = max(len(example) for example in batch)
     ids = torch.tensor([[*example.ids, *[pad_id] * (width - len(example))] for example in batch])
-    answers = torch.tensor([[*example.trained, *[False] * (width - len(example))] for example in batch])[:, 1:]
+    answers = torch.tensor([[*example.loss_mask, *[False] * (width - len(example))] for example in batch])[:, 1:]
     questions = (ids[:, 1:] != pad_id) & ~answers
     logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,10 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tunesmith.core.errors import ConfigError, DataError
 from tunesmith.models.quantized import dense_weight
-from tunesmith.models.tensor_files import write_tensors
 from tunesmith.profiles.profile import Recipe
 from tunesmith.programs.adapter_config import CONFIG, read_settings
 
@@ -294,3 +295,18 @@ def _refuse_pickles(folder: Path) -> None:
                 f"adapter {folder.name}: refused because of {path.name}: pickled weights can run code; "
                 "save the adapter as safetensors"
             )
+
+
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
+    """Write the tensors; the library wraps the system's error into one of its own, which is unwrapped here."""
+    try:
+        save_file(dict(tensors), path, {"format": "pt"})
+    except SafetensorError as error:
+        found = _SYSTEM_ERROR.search(str(error))
+        if found is None:
+            raise
+        number = int(found.group(1))
+        raise OSError(number, os.strerror(number), str(path)) from None

@@ -23,11 +23,11 @@ _Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Tokenized:
-    """One conversation, ready for the model; `trained[i]` says whether the model must learn to write token i."""
+    """One tokenised conversation; `loss_mask[i]` says whether token i counts in the loss."""
 
     id: str
     ids: tuple[int, ...]
-    trained: tuple[bool, ...]
+    loss_mask: tuple[bool, ...]
     num_rewritten: int = 0
     """Answers of weight 1 that are context all the same: the template writes them in another way once others follow."""
 
@@ -36,7 +36,7 @@ class Tokenized:
 
     @property
     def num_trained(self) -> int:
-        return sum(self.trained)
+        return sum(self.loss_mask)
 
 
 class ChatFormat:
@@ -98,7 +98,7 @@ class ChatFormat:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def tokenize(self, example_id: str, messages: Sequence[Message], *, final_only: bool = False) -> Tokenized:
-        """The whole conversation with the assistant's tokens marked: every answer, or only the last one."""
+        """Tokenise a conversation; the loss mask covers every answer, or only the last one."""
         if not messages or messages[-1]["role"] != "assistant":
             raise DataError(f"{example_id}: the conversation does not end with an answer of the assistant")
         self._refuse_forged(example_id, messages)
@@ -108,18 +108,18 @@ class ChatFormat:
         full = self._template.render(messages, example_id)
         find = self._marked if self._template.marks_answers else self._by_prefix
         spans = find(example_id, messages, full, wanted)
-        ids, trained = self._encode_spans(example_id, full, spans)
-        if self._missing_end is not None and trained and trained[-1]:
-            ids, trained = [*ids, self._missing_end], [*trained, True]
-        if not any(trained):
+        ids, loss_mask = self._encode_spans(example_id, full, spans)
+        if self._missing_end is not None and loss_mask and loss_mask[-1]:
+            ids, loss_mask = [*ids, self._missing_end], [*loss_mask, True]
+        if not any(loss_mask):
             raise DataError(f"{example_id}: the chat template leaves no token of the answer to train on")
-        return Tokenized(example_id, tuple(ids), tuple(trained), sum(wanted) - len(spans))
+        return Tokenized(example_id, tuple(ids), tuple(loss_mask), sum(wanted) - len(spans))
 
     def _marked(self, example_id: str, messages: Sequence[Message], full: str, wanted: Sequence[bool]) -> list[_Span]:
-        """Where the wanted answers lie in the text, by the marks of the template."""
-        marks = self._template.marks(messages, example_id)
+        """Return the spans of the wanted answers in the text, from the template's assistant mask."""
+        mask = self._template.assistant_mask(messages, example_id)
         offsets = self._tokenizer(full, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
-        runs = [(offsets[start][0], offsets[end - 1][1]) for start, end in _runs(marks)]
+        runs = [(offsets[start][0], offsets[end - 1][1]) for start, end in _runs(mask)]
         answers = [place for place, message in enumerate(messages) if _is_answer(message)]
         if len(runs) != len(answers):
             raise ConfigError(
@@ -147,7 +147,7 @@ class ChatFormat:
 
     def _with_end(self, full: str, start: int, end: int) -> int:
         """Many templates close the mark in front of the token that ends the turn: the end of that token."""
-        end = min(end, len(full) - len(self._template.tail))
+        end = min(end, len(full) - len(self._template.suffix_after_last_turn))
         if set(self._encode(full[start:end].rstrip())[-1:]) & self.stop_ids:
             return end
         rest = full[end:]
@@ -165,7 +165,7 @@ class ChatFormat:
         to write it like that.
         """
         spans: list[_Span] = []
-        tail = self._template.tail
+        tail = self._template.suffix_after_last_turn
         for place in (place for place, is_wanted in enumerate(wanted) if is_wanted):
             is_last = place == len(messages) - 1
             before = self._template.render(messages[:place], example_id, add_generation_prompt=True)
@@ -182,17 +182,17 @@ class ChatFormat:
         return spans
 
     def _encode_spans(self, example_id: str, full: str, spans: Sequence[_Span]) -> tuple[list[int], list[bool]]:
-        """The tokens of a text, those in the spans marked."""
+        """Return the tokens of a text, and the loss mask of the tokens in the spans."""
         cuts = [0, *itertools.chain.from_iterable(spans), len(full)]
         texts = [full[left:right] for left, right in itertools.pairwise(cuts)]
         if not texts[-1]:
             texts.pop()  # nothing follows the last answer, as usual
         ids: list[int] = []
-        trained: list[bool] = []
+        loss_mask: list[bool] = []
         for number, piece in enumerate(self._encode_pieces(example_id, texts)):
             ids += piece
-            trained += self._up_to_end_of_turn(piece) if number % 2 else [False] * len(piece)
-        return ids, trained
+            loss_mask += self._up_to_end_of_turn(piece) if number % 2 else [False] * len(piece)
+        return ids, loss_mask
 
     def _encode_pieces(self, example_id: str, texts: Sequence[str]) -> list[list[int]]:
         """Tokens of consecutive texts, cut exactly where a server would cut them: it tokenises the prompt alone."""
@@ -225,7 +225,9 @@ class ChatFormat:
 
     def _turn_ends(self, messages: Sequence[Message], said: str) -> list[int]:
         """The special tokens that the template writes after the answer of a tiny conversation, the last one first."""
-        whole = self._template.render(messages, "a test conversation").removesuffix(self._template.tail)
+        whole = self._template.render(messages, "a test conversation").removesuffix(
+            self._template.suffix_after_last_turn
+        )
         ends: list[int] = []
         for token in reversed(self._encode(whole.rpartition(said)[2])):
             if token in self._special:
@@ -258,11 +260,11 @@ def _is_trained(message: Message) -> bool:
     return _is_answer(message) and message.get("weight", 1) != 0
 
 
-def _runs(trained: Sequence[bool]) -> list[tuple[int, int]]:
-    """Where the marked stretches begin and end."""
-    edges = [place for place in range(len(trained) + 1) if _at(trained, place - 1) != _at(trained, place)]
+def _runs(loss_mask: Sequence[bool]) -> list[tuple[int, int]]:
+    """Return start and end of each stretch of the mask."""
+    edges = [index for index in range(len(loss_mask) + 1) if _at(loss_mask, index - 1) != _at(loss_mask, index)]
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def _at(trained: Sequence[bool], place: int) -> bool:
-    return 0 <= place < len(trained) and trained[place]
+def _at(loss_mask: Sequence[bool], index: int) -> bool:
+    return 0 <= index < len(loss_mask) and loss_mask[index]

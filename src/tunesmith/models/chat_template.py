@@ -31,15 +31,15 @@ _WITHOUT = "use a base whose template knows tools, or write calls and results as
 
 
 @dataclass(frozen=True)
-class _Habits:
-    """What the template does with functions."""
+class _ToolSupport:
+    """Which parts of a conversation with tools the template renders, and how it takes the arguments of a call."""
 
     definitions: bool = False
     calls: bool = False
     results: bool = False
     arguments_as_text: bool = False
-    trouble: str = ""
-    """Why it could not even be asked."""
+    error: str = ""
+    """What the template raised for a conversation with tools."""
 
 
 class ChatTemplate:
@@ -70,17 +70,17 @@ class ChatTemplate:
         """The text of a conversation, or the text in front of the answer to it."""
         return str(self._apply(messages, what, tokenize=False, add_generation_prompt=add_generation_prompt))
 
-    def marks(self, messages: Sequence[Message], what: str) -> list[bool]:
-        """For each token of the rendered text, whether the template marks it as the assistant's."""
+    def assistant_mask(self, messages: Sequence[Message], what: str) -> list[bool]:
+        """Return for each token of the rendered text whether the template marks it as the assistant's."""
         options = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
-        return [bool(mark) for mark in self._apply(messages, what, **options)["assistant_masks"]]
+        return [bool(bit) for bit in self._apply(messages, what, **options)["assistant_masks"]]
 
     @cached_property
-    def tail(self) -> str:
-        """What follows the last turn and is no part of it: some templates end every conversation with a token.
+    def suffix_after_last_turn(self) -> str:
+        """The text that some templates write after the last turn, for example a token that ends every conversation.
 
-        It is what comes after a last answer, but not after an earlier one. A template whose turns have no end of their
-        own ends the answer with it; then it is part of the turn.
+        It follows the last answer but no earlier one. If turns have no end token of their own, that text ends the
+        answer: then it is part of the turn, and the suffix is empty.
         """
         asked, answer = self.probe
         more = [{"role": "user", "content": "b"}, {"role": "assistant", "content": "another"}]
@@ -90,9 +90,9 @@ class ChatTemplate:
             return ""  # it takes single questions only
         rests = [self._pieces(text.partition(answer)[2]) for text in (last, earlier)]
         same = [one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*rests, strict=False))]
-        tail = "".join(rests[0][len(same) :])
+        suffix = "".join(rests[0][len(same) :])
         has_end = any(map(self._control.fullmatch, same))
-        return tail if has_end and self._control.search(tail) else ""
+        return suffix if has_end and self._control.search(suffix) else ""
 
     def _find_form(self) -> bool:
         """Whether a content must be given as a list of parts, as in templates of models that see pictures."""
@@ -110,9 +110,9 @@ class ChatTemplate:
 
     def call_probe(self) -> tuple[Sequence[Message], str] | None:
         """A question and a call, and the last thing that the call says; None if the template cannot write calls."""
-        if "tool_calls" not in self._source or not self._habits.calls:
+        if "tool_calls" not in self._source or not self._tool_support.calls:
             return None
-        return _probe()[0 if self._habits.definitions else 1 : 3], _VALUE
+        return _probe()[0 if self._tool_support.definitions else 1 : 3], _VALUE
 
     def _pieces(self, text: str) -> list[str]:
         """The text cut around its control tokens."""
@@ -125,7 +125,7 @@ class ChatTemplate:
     def _apply(self, messages: Sequence[Message], what: str, **options: Any) -> Any:
         as_text = False
         if any(message["role"] in (TOOLS, "tool") or message.get("tool_calls") for message in messages):
-            as_text = self._habits.arguments_as_text
+            as_text = self._tool_support.arguments_as_text
             self._refuse_unwritten(messages, what)
         try:
             return self._ask(messages, as_text, **options)
@@ -143,7 +143,7 @@ class ChatTemplate:
         return self._tokenizer.apply_chat_template(plain, tools=tools, chat_template=self._dated, **options)
 
     @cached_property
-    def _habits(self) -> _Habits:
+    def _tool_support(self) -> _ToolSupport:
         found, trouble = None, ""
         for as_text in (False, True):
             try:
@@ -153,23 +153,23 @@ class ChatTemplate:
                 continue
             is_python = f"'{_KEY}'" in text  # not JSON: such a template wants the arguments as a text
             has_call = _CALLED in text and _KEY in text and not is_python
-            found = _Habits(_DEFINED in text, has_call, _RESULT in text, as_text)
+            found = _ToolSupport(_DEFINED in text, has_call, _RESULT in text, as_text)
             if not is_python:
                 break
-        return found or _Habits(trouble=trouble)
+        return found or _ToolSupport(error=trouble)
 
     def _refuse_unwritten(self, messages: Sequence[Message], what: str) -> None:
         """What the template leaves out in silence would be trained as an empty answer, or asked for out of nowhere."""
-        habits = self._habits
+        support = self._tool_support
         for is_there, is_written, name in (
-            (messages[0]["role"] == TOOLS, habits.definitions, "the definitions of functions (tools)"),
-            (any(message.get("tool_calls") for message in messages), habits.calls, "the calls of functions"),
-            (any(message["role"] == "tool" for message in messages), habits.results, "the messages of tools"),
+            (messages[0]["role"] == TOOLS, support.definitions, "the definitions of functions (tools)"),
+            (any(message.get("tool_calls") for message in messages), support.calls, "the calls of functions"),
+            (any(message["role"] == "tool" for message in messages), support.results, "the messages of tools"),
         ):
             if not is_there or is_written:
                 continue
-            if habits.trouble:
-                raise ConfigError(f"{what}: the base's chat template knows no functions ({habits.trouble}); {_WITHOUT}")
+            if support.error:
+                raise ConfigError(f"{what}: the base's chat template knows no functions ({support.error}); {_WITHOUT}")
             raise ConfigError(f"{what}: the base's chat template leaves out {name}; {_WITHOUT}")
 
 

@@ -1,4 +1,4 @@
-"""How surprised the model is by the assistant's tokens: the loss that training lowers and evaluation compares."""
+"""Log-probabilities of the assistant's tokens: the loss that training lowers and evaluation compares."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import torch
 
 from tunesmith.models.attention import segmented
 from tunesmith.models.chat import Tokenized
-from tunesmith.models.packs import Branch, Item, Layout, Packer, packed, padded, single
+from tunesmith.models.packs import Completion, Item, MicroBatch, Packer, packed, padded, single
 
 
-class Engine(Protocol):
-    """A model, and a way to compute with it what training and scoring ask for."""
+class ComputeBackend(Protocol):
+    """Computes log-probabilities, and their gradients, with one model."""
 
     model: Any
 
     def start_step(self) -> None:
-        """Gradients are zero again."""
+        """Zero the gradients."""
 
-    def foresee(self, layout: Layout) -> None:
-        """This one will be asked for next: what can be prepared without the device may be prepared now."""
+    def prefetch(self, batch: MicroBatch) -> None:
+        """Prepare on the host a batch that `span_log_probs` will be called with next; optional."""
 
-    def span_log_probs(self, layout: Layout) -> Any:
-        """Of each span of the layout, the sum of the log-probabilities of its tokens; keeps the graph for training."""
+    def span_log_probs(self, batch: MicroBatch) -> Any:
+        """Return the sum of token log-probabilities of each span, with gradients where they are enabled."""
 
 
-class PlainEngine:
-    """As transformers and peft compute it: slow, and right for every model."""
+class TransformersBackend:
+    """Computes with transformers and PEFT: slower, and correct for every model."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -37,56 +37,56 @@ class PlainEngine:
     def start_step(self) -> None:
         self.model.zero_grad(set_to_none=True)
 
-    def foresee(self, layout: Layout) -> None:
-        _ = layout.spread  # it is kept with the layout
+    def prefetch(self, batch: MicroBatch) -> None:
+        _ = batch.varlen  # computed now and cached
 
-    def span_log_probs(self, layout: Layout) -> Any:
-        return span_log_probs(self.model, layout)
+    def span_log_probs(self, batch: MicroBatch) -> Any:
+        return span_log_probs(self.model, batch)
 
 
-def span_log_probs(model: Any, layout: Layout) -> Any:
-    """Of each span of the layout, the sum of the log-probabilities of its tokens; keeps the graph for training.
+def span_log_probs(model: Any, batch: MicroBatch) -> Any:
+    """Return the sum of token log-probabilities of each span, with gradients where they are enabled.
 
-    Logits are computed only where a token is wanted.
+    Logits are computed only at positions that predict a target token.
     """
     device = next(model.parameters()).device
-    inputs = {"input_ids": layout.ids.to(device), "position_ids": layout.positions.to(device), "use_cache": False}
-    columns = layout.columns.to(device)
+    inputs = {"input_ids": batch.ids.to(device), "position_ids": batch.positions.to(device), "use_cache": False}
+    columns = batch.columns.to(device)
     with mixed_precision(device), contextlib.ExitStack() as stack:
-        if layout.segments is not None:
-            inputs |= stack.enter_context(segmented(model, layout.segments, layout.spread))
+        if batch.segments is not None:
+            inputs |= stack.enter_context(segmented(model, batch.segments, batch.varlen))
         logits = model(**inputs, logits_to_keep=columns).logits.flatten(0, 1)
-    if logits.shape[0] != layout.picks.shape[0] or layout.segments is None:
-        logits = logits[layout.picks.to(device)]
-    losses = torch.nn.functional.cross_entropy(logits.float(), layout.wanted.to(device), reduction="none")
-    sums = torch.zeros(layout.num_spans, dtype=losses.dtype, device=device)
-    return sums.index_add(0, layout.spans.to(device), -losses)
+    if logits.shape[0] != batch.picks.shape[0] or batch.segments is None:
+        logits = logits[batch.picks.to(device)]
+    losses = torch.nn.functional.cross_entropy(logits.float(), batch.wanted.to(device), reduction="none")
+    sums = torch.zeros(batch.num_spans, dtype=losses.dtype, device=device)
+    return sums.index_add(0, batch.spans.to(device), -losses)
 
 
 def answer_log_probs(
-    engine: Engine, items: Sequence[Item], packer: Packer, on_items: Callable[[int], bool] | None = None
+    backend: ComputeBackend, items: Sequence[Item], packer: Packer, on_items: Callable[[int], bool] | None = None
 ) -> dict[str, list[float]] | None:
-    """By item, the sum of the log-probabilities of each of its answers, as the model is now; None if told to stop.
+    """Return by item the log-probability of each completion under the current weights; None if told to stop.
 
-    `on_items` hears how many are done and returns whether to go on.
+    `on_items` gets the number of items done and returns whether to continue.
     """
-    found: dict[str, list[float]] = {}
-    with evaluating(engine.model):
+    log_probs: dict[str, list[float]] = {}
+    with evaluating(backend.model):
         for group in packer.groups(items):
             some = [items[index] for index in group]
-            sums = engine.span_log_probs(packer.layout(some)).double().tolist()
+            sums = backend.span_log_probs(packer.micro_batch(some)).double().tolist()
             for item in some:
-                found[item.id] = sums[1 : 1 + len(item.branches)]
-                sums = sums[1 + len(item.branches) :]
-            if on_items is not None and not on_items(len(found)):
+                log_probs[item.id] = sums[1 : 1 + len(item.completions)]
+                sums = sums[1 + len(item.completions) :]
+            if on_items is not None and not on_items(len(log_probs)):
                 return None
-    return found
+    return log_probs
 
 
-def keeps_apart(model: Any) -> bool:
-    """Whether this model, asked now, computes packed sequences as it computes them alone.
+def supports_packing(model: Any) -> bool:
+    """Whether this model gives packed sequences the same log-probabilities as separate ones.
 
-    Not every architecture passes on what attention needs to know; this one is asked instead of believed.
+    Not every architecture passes the segment attention through to its layers, so it is tested on a small batch.
     """
     items = probe_items(model)
     with evaluating(model):
@@ -101,20 +101,20 @@ def keeps_apart(model: Any) -> bool:
 
 
 def probe_items(model: Any) -> list[Item]:
-    """A little of everything that a pack can hold: a shared prompt with two answers, and one that stands alone."""
+    """Return one item of each kind: a shared prompt with two completions, and a single conversation."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     # the first tokens are often special ones: an embedding of zeros, as padding has, lets gradients overflow
     first_id = min(16, vocabulary // 2)
     ids = [first_id + 7 * number % min(vocabulary - first_id, 97) for number in range(40)]
     first, second = tuple(ids[:9]), tuple(ids[9:30])
     return [
-        Item("a", first, (_all_trained(ids[30:34]), _all_trained(ids[34:40]))),
-        Item("b", (), (_all_trained(second, skip=1),)),
+        Item("a", first, (_all_in_loss(ids[30:34]), _all_in_loss(ids[34:40]))),
+        Item("b", (), (_all_in_loss(second, skip=1),)),
     ]
 
 
-def _all_trained(ids: Sequence[int], skip: int = 0) -> Branch:
-    return Branch(tuple(ids), tuple(place >= skip for place in range(len(ids))))
+def _all_in_loss(ids: Sequence[int], skip: int = 0) -> Completion:
+    return Completion(tuple(ids), tuple(index >= skip for index in range(len(ids))))
 
 
 def mean_nlls(

@@ -1,4 +1,4 @@
-"""A row cut into segments that must not see each other, and how a kernel for sequences end to end is told of them."""
+"""Segments of a packed row, their layout for variable-length attention, and the buckets that CUDA graphs pad to."""
 
 from __future__ import annotations
 
@@ -14,127 +14,126 @@ import torch
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of a row; `prompt` is the number of an earlier segment that this one continues, or None."""
+    """A stretch of a row; `prompt` is the index of an earlier segment that this one continues, or None."""
 
     length: int
     prompt: int | None = None
 
 
 @dataclass(frozen=True)
-class Spread:
-    """All segments for one call of a kernel that takes sequences end to end; keys of a prompt precede the answer's."""
+class VarlenLayout:
+    """The arguments of one variable-length attention call; a shared prompt's keys precede those of each completion."""
 
-    query_starts: Any
-    """Where in the row each segment begins, and where the last one ends."""
-    key_places: Any
-    """Where in the row the keys of each segment lie, segment after segment; a shared prompt is there once for each.
-    Behind the end of the last segment's there may be some that nobody looks at."""
-    key_starts: Any
-    longest_query: int
-    longest_key: int
+    cu_seqlens_q: Any
+    """Where each segment begins in the row, and where the last one ends."""
+    key_indices: Any
+    """Indices into the row of each segment's keys, segment after segment; a shared prompt occurs once per completion.
+    Entries after the last segment's are padding."""
+    cu_seqlens_k: Any
+    max_seqlen_q: int
+    max_seqlen_k: int
     num_copies: int = 1
-    """Rows that `copies` has at least."""
+    """Minimum number of rows of `copies`."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether every key is used by its own segment alone."""
-        return int(self.key_starts[-1]) == int(self.query_starts[-1])
+        """Whether no key is shared between segments."""
+        return int(self.cu_seqlens_k[-1]) == int(self.cu_seqlens_q[-1])
 
     @cached_property
     def copies(self) -> Any:
-        """The way back: of each place in the row where its keys went, one row per copy; -1 where there are fewer."""
-        places = self.key_places.numpy()[: int(self.key_starts[-1])]
-        order = numpy.argsort(places, kind="stable")
-        counts = numpy.bincount(places, minlength=int(self.query_starts[-1]))
-        found = numpy.full((max(self.num_copies, int(counts.max())), len(counts)), -1)
-        found[numpy.arange(len(places)) - starts(counts)[places[order]], places[order]] = order
-        return torch.from_numpy(found)
+        """Inverse of `key_indices`: for each position of the row, where its copies are; -1 where there are fewer."""
+        indices = self.key_indices.numpy()[: int(self.cu_seqlens_k[-1])]
+        order = numpy.argsort(indices, kind="stable")
+        counts = numpy.bincount(indices, minlength=int(self.cu_seqlens_q[-1]))
+        copies = numpy.full((max(self.num_copies, int(counts.max())), len(counts)), -1)
+        copies[numpy.arange(len(indices)) - starts(counts)[indices[order]], indices[order]] = order
+        return torch.from_numpy(copies)
 
 
-def spread_of(segments: Sequence[Segment]) -> Spread:
-    """On the CPU; the keys of a segment are its prompt's, where it continues one, and its own."""
+def varlen_layout(segments: Sequence[Segment]) -> VarlenLayout:
+    """Return the layout, on the CPU. A segment's keys are those of the prompt that it continues, then its own."""
     lengths = numpy.array([segment.length for segment in segments])
     prompts = numpy.array([-1 if segment.prompt is None else segment.prompt for segment in segments])
     begins = starts(lengths)
     pieces = numpy.stack([numpy.where(prompts < 0, 0, lengths[prompts]), lengths], axis=1)
-    # of a piece without tokens it does not matter where it begins
+    # the start of a piece without tokens does not matter
     piece_begins = numpy.stack([begins[prompts], begins[:-1]], axis=1).ravel()
     num_keys = pieces.sum(axis=1)
-    return Spread(
-        query_starts=torch.from_numpy(begins.astype(numpy.int32)),
-        key_places=torch.from_numpy(ranges(piece_begins, pieces.ravel())),
-        key_starts=torch.from_numpy(starts(num_keys).astype(numpy.int32)),
-        longest_query=int(lengths.max()),
-        longest_key=int(num_keys.max()),
+    return VarlenLayout(
+        cu_seqlens_q=torch.from_numpy(begins.astype(numpy.int32)),
+        key_indices=torch.from_numpy(ranges(piece_begins, pieces.ravel())),
+        cu_seqlens_k=torch.from_numpy(starts(num_keys).astype(numpy.int32)),
+        max_seqlen_q=int(lengths.max()),
+        max_seqlen_k=int(num_keys.max()),
     )
 
 
 @dataclass(frozen=True)
-class Form:
-    """The sizes of a spread: rows of one form can be computed by one recording of what a device has to do."""
+class GraphBucket:
+    """Static sizes of a CUDA graph: every row that is padded to them can run as the same captured graph."""
 
     num_tokens: int
     num_segments: int
     num_shared: int
-    """Keys beyond one for each token: those of prompts, once more for every answer."""
+    """Keys beyond one per token: the prompt's, once more for every completion."""
     num_copies: int
-    """How often a key is used at most; 1 where no prompt is shared."""
+    """Maximum number of uses of one key; 1 where no prompt is shared."""
     longest: int
 
-    def covers(self, other: Form, most: float) -> bool:
-        """Whether rows of the other form can be filled up to this one without computing `most` times as much."""
-        is_wide_enough = (
-            self.num_segments >= other.num_segments
-            and self.longest >= other.longest
-            and self.num_shared >= other.num_shared
-            and self.num_copies >= other.num_copies
+    def fits_in(self, other: GraphBucket, max_ratio: float) -> bool:
+        """Whether rows of this bucket can be padded to the other, with at most `max_ratio` times as many tokens."""
+        is_large_enough = (
+            other.num_segments >= self.num_segments
+            and other.longest >= self.longest
+            and other.num_shared >= self.num_shared
+            and other.num_copies >= self.num_copies
         )
-        is_alike = (self.num_copies == 1) == (other.num_copies == 1)
-        return is_wide_enough and is_alike and other.num_tokens <= self.num_tokens <= most * other.num_tokens
+        both_share = (other.num_copies == 1) == (self.num_copies == 1)
+        return is_large_enough and both_share and self.num_tokens <= other.num_tokens <= max_ratio * self.num_tokens
 
 
-def form_of(segments: Sequence[Segment]) -> Form:
-    """A form that many rows have, and that these segments can be filled up to."""
+def graph_bucket(segments: Sequence[Segment]) -> GraphBucket:
+    """Return the bucket for these segments; sizes are rounded up so that many rows share one."""
     prompts = Counter(segment.prompt for segment in segments if segment.prompt is not None)
     num_shared = sum(segments[number].length * num for number, num in prompts.items())
     longest = max(segment.length + (segments[segment.prompt].length if segment.prompt is not None else 0)
                   for segment in segments)  # fmt: skip
-    num_tokens = _rounded(sum(segment.length for segment in segments))
-    return Form(
+    num_tokens = _round_up(sum(segment.length for segment in segments))
+    return GraphBucket(
         num_tokens=num_tokens,
         num_segments=_power_of_two(len(segments) + 2, least=32),
-        num_shared=_rounded(num_shared) if prompts else 0,
+        num_shared=_round_up(num_shared) if prompts else 0,
         num_copies=1 + max(prompts.values(), default=0),
         longest=_power_of_two(max(longest, num_tokens // 16), least=256),
     )
 
 
-def filled_up(segments: Sequence[Segment], form: Form) -> tuple[Segment, ...]:
-    """With one or two more segments, so that the row is as long as the form says."""
-    missing = form.num_tokens - sum(segment.length for segment in segments)
-    first = min(missing, form.longest)
+def pad_to_bucket(segments: Sequence[Segment], bucket: GraphBucket) -> tuple[Segment, ...]:
+    """Append one or two padding segments so that the row has the bucket's number of tokens."""
+    missing = bucket.num_tokens - sum(segment.length for segment in segments)
+    first = min(missing, bucket.longest)
     return (*segments, *(Segment(length) for length in (first, missing - first) if length))
 
 
-def spread_in(segments: Sequence[Segment], form: Form) -> Spread:
-    """A row that was filled up, spread in its form: the starts are filled up with segments without tokens, and the
-    keys with some that nobody looks at."""
-    spread = spread_of(segments)
-    num_keys, most_keys = len(spread.key_places), form.num_tokens + form.num_shared
-    assert len(segments) <= form.num_segments
-    assert num_keys <= most_keys, "a kernel would read what is not there"
-    return Spread(
-        query_starts=_lengthened(spread.query_starts, form.num_segments + 1, form.num_tokens),
-        key_places=_lengthened(spread.key_places, most_keys, 0),
-        key_starts=_lengthened(spread.key_starts, form.num_segments + 1, num_keys),
-        longest_query=form.longest,
-        longest_key=form.longest,
-        num_copies=form.num_copies,
+def varlen_layout_in(segments: Sequence[Segment], bucket: GraphBucket) -> VarlenLayout:
+    """Return the layout of padded segments with the bucket's static sizes: empty segments and unused keys are added."""
+    varlen = varlen_layout(segments)
+    num_keys, max_keys = len(varlen.key_indices), bucket.num_tokens + bucket.num_shared
+    assert len(segments) <= bucket.num_segments
+    assert num_keys <= max_keys, "a kernel would read out of bounds"
+    return VarlenLayout(
+        cu_seqlens_q=_pad_to(varlen.cu_seqlens_q, bucket.num_segments + 1, bucket.num_tokens),
+        key_indices=_pad_to(varlen.key_indices, max_keys, 0),
+        cu_seqlens_k=_pad_to(varlen.cu_seqlens_k, bucket.num_segments + 1, num_keys),
+        max_seqlen_q=bucket.longest,
+        max_seqlen_k=bucket.longest,
+        num_copies=bucket.num_copies,
     )
 
 
-def _rounded(num: int) -> int:
-    """Up to one of few sizes: at most 64 between a number and its double."""
+def _round_up(num: int) -> int:
+    """Round up to one of few sizes: at most 64 between a number and its double."""
     step = max(256, _power_of_two(num, least=1) // 128)
     return -(-num // step) * step
 
@@ -143,21 +142,21 @@ def _power_of_two(num: int, least: int) -> int:
     return max(least, 1 << (num - 1).bit_length())
 
 
-def _lengthened(values: Any, num: int, fill: int) -> Any:
+def _pad_to(values: Any, num: int, fill: int) -> Any:
     return torch.nn.functional.pad(values, (0, num - len(values)), value=fill)
 
 
-def moved(tensor: Any, device: Any) -> Any:
-    """On the device, without waiting for what it is doing."""
+def to_device(tensor: Any, device: Any) -> Any:
+    """Copy a tensor to the device without synchronizing with it."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def starts(lengths: Any) -> Any:
-    """Where each of these begins when they lie end to end, and where the last one ends."""
+    """Return where each of these begins when they are concatenated, and where the last one ends."""
     return numpy.concatenate(([0], numpy.cumsum(lengths, dtype=numpy.int64)))
 
 
 def ranges(begins: Any, lengths: Any) -> Any:
-    """`begin`, `begin` + 1, … for `length` numbers, of every pair, end to end."""
+    """Concatenate `begin`, `begin` + 1, … (`length` numbers) of every pair."""
     first = starts(lengths)
     return numpy.arange(first[-1]) + numpy.repeat(begins - first[:-1], lengths)

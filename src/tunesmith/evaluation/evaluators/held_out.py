@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from tunesmith.core.errors import ConfigError, DataError, TunesmithError
 from tunesmith.core.files import sha256_file, sha256_text, verify_folder, write_atomic
-from tunesmith.evaluation.evaluators.probe import read_prompts, shown_tokens
+from tunesmith.evaluation.evaluators.probe import probe_prompts, shown_tokens
 from tunesmith.models.adapters import detach, load_adapter
 from tunesmith.models.chat import ChatFormat, Tokenized
 from tunesmith.models.generation import Answer, Sampling, answer_all
@@ -146,7 +146,7 @@ def _case(case_id: str, messages: Sequence[dict[str, Any]], chat: ChatFormat, sp
     if len(tokens) > context:
         return _Case(case_id, error=f"{len(tokens)} tokens are more than the {context} the base may use")
     # What the model has to write: the same text as the content, or more where the answer calls a function.
-    reference = chat.text_of(token for token, trained in zip(tokens.ids, tokens.trained, strict=True) if trained)
+    reference = chat.text_of(token for token, trained in zip(tokens.ids, tokens.loss_mask, strict=True) if trained)
     return _Case(case_id, reference, tokens, prompt, tuple(messages[:-1]))
 
 
@@ -194,7 +194,7 @@ class _Rounds:
         context = self._spec.base.context - MAX_TOKENS
         asked = choose_prompts([case.asked for case in self._sound if len(case.prompt) <= context])
         try:
-            readings = tuple(read_prompts(model, self._chat, asked, MAX_TOKENS))
+            readings = tuple(probe_prompts(model, self._chat, asked, MAX_TOKENS))
         except ValidationError:  # what is not a number cannot be compared, and the gate will say so
             return None
         references = References(

@@ -18,7 +18,7 @@ from tunesmith.programs.readings import Reading
 Messages = Sequence[Mapping[str, Any]]
 
 
-def read_prompts(model: Any, chat: ChatFormat, prompts: Sequence[Messages], max_tokens: int) -> list[Reading]:
+def probe_prompts(model: Any, chat: ChatFormat, prompts: Sequence[Messages], max_tokens: int) -> list[Reading]:
     """Greedy answers of at most `max_tokens` tokens, each token with its log-probability and its lead."""
     with evaluating(model), mixed_precision(next(model.parameters()).device):
         return [_read(model, chat, messages, max_tokens) for messages in prompts]

@@ -1,4 +1,4 @@
-"""A layout as one row, as the fast path computes it: prepared by the host, then on the device."""
+"""A micro-batch as one row for the fast path: built on the host, then copied to the device."""
 
 from __future__ import annotations
 
@@ -8,62 +8,80 @@ from typing import Any
 
 from torch.nn.functional import pad
 
-from tunesmith.models.attention import Apart, Placed
-from tunesmith.models.packs import Layout
-from tunesmith.models.segments import Form, Segment, Spread, filled_up, form_of, moved, spread_in
+from tunesmith.models.attention import SegmentAttention, VarlenTensors
+from tunesmith.models.packs import MicroBatch
+from tunesmith.models.segments import (
+    GraphBucket,
+    Segment,
+    VarlenLayout,
+    graph_bucket,
+    pad_to_bucket,
+    to_device,
+    varlen_layout_in,
+)
 
 
 @dataclass(frozen=True)
-class Row:
-    """What a pass reads, where it is computed."""
+class DeviceBatch:
+    """The inputs of one pass, on the device."""
 
     ids: Any
     cos: Any
     sin: Any
     segments: tuple[Segment, ...]
-    placed: Placed | None
-    """None where one segment goes after the other."""
+    varlen_tensors: VarlenTensors | None
+    """None where segments are computed one after the other."""
 
     @property
-    def attend(self) -> Apart:
-        return Apart(self.segments, self.ids.device, placed=self.placed)
+    def attend(self) -> SegmentAttention:
+        return SegmentAttention(self.segments, self.ids.device, varlen_tensors=self.varlen_tensors)
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A row on the host, filled up to a form if it has one."""
+class HostBatch:
+    """The inputs of one pass on the host, padded to a graph bucket if there is one."""
 
     segments: tuple[Segment, ...]
     ids: Any
     positions: Any
-    places: Any
-    """Of what predicts each wanted token."""
-    form: Form | None
-    spread: Spread | None
+    logit_indices: Any
+    """For each target token, the index of the position that predicts it."""
+    bucket: GraphBucket | None
+    varlen: VarlenLayout | None
 
-    def row(self, device: Any, turns: Callable[[Any], tuple[Any, Any]]) -> Row:
-        """On the device; `turns` makes cosines and sines of positions."""
-        placed = None if self.spread is None else Placed.of(self.spread, device)
-        return Row(moved(self.ids, device), *turns(moved(self.positions, device)), self.segments, placed)
+    def to_device(self, device: Any, rotary_tables: Callable[[Any], tuple[Any, Any]]) -> DeviceBatch:
+        """Copy it to the device; `rotary_tables` computes the cosines and sines of positions."""
+        varlen_tensors = None if self.varlen is None else VarlenTensors.of(self.varlen, device)
+        return DeviceBatch(
+            to_device(self.ids, device),
+            *rotary_tables(to_device(self.positions, device)),
+            self.segments,
+            varlen_tensors,
+        )
 
 
-def prepared(layout: Layout, choose: Callable[[Form], Form] | None) -> Prepared:
-    """`choose`: of a form that a row could have the one it shall have; None leaves it as it is."""
-    num_rows, width = layout.ids.shape
-    segments = layout.segments or (Segment(width),) * num_rows
-    places = layout.columns[layout.picks] if num_rows == 1 else _places(layout)
-    ids, positions = layout.ids.flatten(), layout.positions.flatten()
+def host_batch(batch: MicroBatch, choose: Callable[[GraphBucket], GraphBucket] | None) -> HostBatch:
+    """Flatten a micro-batch into one row. `choose` maps its own graph bucket to the one to pad to; None: no padding."""
+    num_rows, width = batch.ids.shape
+    segments = batch.segments or (Segment(width),) * num_rows
+    logit_indices = batch.columns[batch.picks] if num_rows == 1 else _logit_indices(batch)
+    ids, positions = batch.ids.flatten(), batch.positions.flatten()
     if choose is None:
-        return Prepared(segments, ids, positions, places, None, None)
-    form = choose(form_of(segments))
-    segments = filled_up(segments, form)
-    missing = form.num_tokens - len(ids)
-    return Prepared(
-        segments, pad(ids, (0, missing)), pad(positions, (0, missing)), places, form, spread_in(segments, form)
+        return HostBatch(segments, ids, positions, logit_indices, None, None)
+    bucket = choose(graph_bucket(segments))
+    segments = pad_to_bucket(segments, bucket)
+    missing = bucket.num_tokens - len(ids)
+    return HostBatch(
+        segments,
+        pad(ids, (0, missing)),
+        pad(positions, (0, missing)),
+        logit_indices,
+        bucket,
+        varlen_layout_in(segments, bucket),
     )
 
 
-def _places(layout: Layout) -> Any:
-    """Where in all rows, end to end, the logits of each wanted token are."""
-    num_columns = max(1, len(layout.columns))
-    return layout.picks // num_columns * layout.ids.shape[1] + layout.columns[layout.picks % num_columns]
+def _logit_indices(batch: MicroBatch) -> Any:
+    """For each target token, the index of its logits when all rows are concatenated."""
+    num_columns = max(1, len(batch.columns))
+    return batch.picks // num_columns * batch.ids.shape[1] + batch.columns[batch.picks % num_columns]

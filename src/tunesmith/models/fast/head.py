@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from tunesmith.models.fast.kernels import run, surprise
+from tunesmith.models.fast.kernels import run, token_log_probs
 
 ROWS = 4096
 """Tokens whose logits are held at a time."""
 
 
 def log_probs(hidden: Any, weight: Any, tokens: Any) -> Any:
-    """Of each row of `hidden`, the log-probability of its token; fp32."""
+    """Return the fp32 log-probability of each row's token."""
     return _LogProbs.apply(hidden, weight, tokens)
 
 
@@ -26,18 +26,18 @@ class _LogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Any, weight: Any, tokens: Any) -> Any:
         found = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
-        slopes = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         for start in range(0, len(hidden), ROWS):
             part = slice(start, start + ROWS)
             logits = hidden[part] @ weight.T
-            found[part] = run(surprise, logits, tokens[part], slopes is not None)
-            if slopes is not None:
-                torch.mm(logits, weight, out=slopes[part])
+            found[part] = run(token_log_probs, logits, tokens[part], grad_hidden is not None)
+            if grad_hidden is not None:
+                torch.mm(logits, weight, out=grad_hidden[part])
             del logits  # before the next are made: two of them would be the most that a pass holds
-        ctx.save_for_backward(slopes)
+        ctx.save_for_backward(grad_hidden)
         return found
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        (slopes,) = ctx.saved_tensors
-        return (slopes * grads[0][:, None]).to(slopes.dtype), None, None
+        (grad_hidden,) = ctx.saved_tensors
+        return (grad_hidden * grads[0][:, None]).to(grad_hidden.dtype), None, None

@@ -1,8 +1,8 @@
-"""What happens between matrix products, each as one function forwards and one backwards, in plain torch.
+"""Reference implementation in plain torch of what happens between matrix products, forward and backward.
 
-Every function here has a twin of the same name in `triton_kernels` that reads and writes each tensor once; `run` takes
-that one on CUDA where Triton is there, and this one everywhere else. Arithmetic is fp32, what is stored has the model's
-dtype.
+Every function here has a Triton kernel of the same name in `triton_kernels` that reads and writes each tensor once.
+`run` calls that kernel on CUDA where Triton is installed, and the reference implementation everywhere else. Arithmetic
+is fp32; results are stored in the model's dtype.
 """
 
 from __future__ import annotations
@@ -69,20 +69,21 @@ def norm_backward(grad: Any, past: Any | None, values: Any, of: Norm) -> Any:
     return (made if past is None else made + past.float()).to(values.dtype)
 
 
-def turn(projected: Any, heads: Heads, cos: Any, sin: Any) -> tuple[Any, Any, Any]:
-    """Queries and keys, normed where the model does that, and turned by their positions; and values. None is a view,
-    unless heads are normed: then the projections are needed again, and values stay where they are."""
+def apply_rotary(projected: Any, heads: Heads, cos: Any, sin: Any) -> tuple[Any, Any, Any]:
+    """Return queries and keys with rotary positions (normed first where the model does that), and values.
+
+    Values are a view of `projected` only for normed heads, whose backward pass needs the projections again."""
     query, key, value = heads.split(projected)
     if heads.query_norm is not None and heads.key_norm is not None:
         query, key = norm(query, heads.query_norm), norm(key, heads.key_norm)
     else:
         value = value.clone()
-    return _turned(query, cos, sin), _turned(key, cos, sin), value
+    return _rotate(query, cos, sin), _rotate(key, cos, sin), value
 
 
-def turn_backward(query: Any, key: Any, value: Any, projected: Any, heads: Heads, cos: Any, sin: Any) -> Any:
+def apply_rotary_backward(query: Any, key: Any, value: Any, projected: Any, heads: Heads, cos: Any, sin: Any) -> Any:
     """Gradient of the projections from those of queries, keys and values; `projected` only matters for normed heads."""
-    query, key = (_turned_back(grad, cos, sin) for grad in (query, key))
+    query, key = (_rotate_backward(grad, cos, sin) for grad in (query, key))
     if heads.query_norm is not None and heads.key_norm is not None:
         old_query, old_key, _ = heads.split(projected)
         query = norm_backward(query, None, old_query, heads.query_norm)
@@ -90,27 +91,27 @@ def turn_backward(query: Any, key: Any, value: Any, projected: Any, heads: Heads
     return torch.cat([part.flatten(1) for part in (query, key, value)], dim=1)
 
 
-def _turned(values: Any, cos: Any, sin: Any) -> Any:
+def _rotate(values: Any, cos: Any, sin: Any) -> Any:
     """Rotary positions; `values` tokens × heads × size, `cos` and `sin` tokens × size."""
     half = values.shape[-1] // 2
     across = torch.cat((-values[..., half:], values[..., :half]), dim=-1)
     return values * cos[:, None] + across * sin[:, None]
 
 
-def _turned_back(grad: Any, cos: Any, sin: Any) -> Any:
+def _rotate_backward(grad: Any, cos: Any, sin: Any) -> Any:
     half = grad.shape[-1] // 2
     across = grad * sin[:, None]
     return grad * cos[:, None] + torch.cat((across[..., half:], -across[..., :half]), dim=-1)
 
 
-def gated(both: Any) -> Any:
-    """SwiGLU; `both` holds the gate in its first half and what it gates in the second."""
+def swiglu(both: Any) -> Any:
+    """SwiGLU of `both`, whose first half is the gate projection and whose second half is the up projection."""
     gate, up = both.chunk(2, dim=-1)
     return silu(gate) * up
 
 
-def gated_backward(grad: Any, both: Any) -> tuple[Any, Any]:
-    """The product again, which nobody kept, and the gradient of both halves. `grad` may be overwritten."""
+def swiglu_backward(grad: Any, both: Any) -> tuple[Any, Any]:
+    """Return the product (recomputed, not saved) and the gradient of `both`. `grad` may be overwritten."""
     gate, up = (part.float() for part in both.chunk(2, dim=-1))
     chance = torch.sigmoid(gate)
     smooth = gate * chance
@@ -120,20 +121,20 @@ def gated_backward(grad: Any, both: Any) -> tuple[Any, Any]:
     return (smooth * up).to(both.dtype), grad_both
 
 
-def surprise(logits: Any, tokens: Any, with_slopes: bool) -> Any:
-    """Of each row the log-probability of its token, fp32. With slopes, the logits are overwritten by how it grows with
-    each of them: one at the token, less the probabilities."""
+def token_log_probs(logits: Any, tokens: Any, with_grad: bool) -> Any:
+    """Log-probability of each row's target token (fp32). With `with_grad`, overwrite logits with the gradient: one-hot
+    minus softmax."""
     wide = logits.float()
     total = wide.logsumexp(-1)
     found = wide.gather(1, tokens[:, None])[:, 0] - total
-    if with_slopes:
-        slopes = -torch.exp(wide - total[:, None])
-        logits.copy_(slopes.scatter_add_(1, tokens[:, None], torch.ones_like(found)[:, None]))
+    if with_grad:
+        grads = -torch.exp(wide - total[:, None])
+        logits.copy_(grads.scatter_add_(1, tokens[:, None], torch.ones_like(found)[:, None]))
     return found
 
 
 def add_copies(grad: Any, copies: Any) -> Any:
-    """Of each place in the row the sum over its copies (`Spread.copies`)."""
+    """For each position of the row, sum the gradients of its copies (`VarlenLayout.copies`)."""
     total = torch.zeros((), device=grad.device)
     for row in copies.unbind(0):
         total = total + torch.where((row >= 0)[:, None, None], grad[row.clamp(min=0)].float(), 0.0)
@@ -141,8 +142,8 @@ def add_copies(grad: Any, copies: Any) -> Any:
 
 
 def run(function: Callable[..., Any], first: Any, *more: Any) -> Any:
-    """Call one of these functions, or its twin on CUDA."""
-    return (_twin(function) if first.is_cuda and has_triton() else function)(first, *more)
+    """Call one of these functions, or the Triton kernel of the same name on CUDA."""
+    return (_triton_kernel(function) if first.is_cuda and has_triton() else function)(first, *more)
 
 
 @cache
@@ -151,6 +152,6 @@ def has_triton() -> bool:
 
 
 @cache
-def _twin(function: Callable[..., Any]) -> Callable[..., Any]:
-    twin: Callable[..., Any] = getattr(importlib.import_module(f"{__package__}.triton_kernels"), function.__name__)
-    return twin
+def _triton_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    kernel: Callable[..., Any] = getattr(importlib.import_module(f"{__package__}.triton_kernels"), function.__name__)
+    return kernel

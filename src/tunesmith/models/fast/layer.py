@@ -12,20 +12,20 @@ from typing import Any
 
 import torch
 
-from tunesmith.models.attention import Apart, Rules
+from tunesmith.models.attention import AttentionConfig, SegmentAttention
 from tunesmith.models.fast.kernels import (
     Heads,
     Norm,
     add_norm,
-    gated,
-    gated_backward,
+    apply_rotary,
+    apply_rotary_backward,
     norm,
     norm_backward,
     run,
-    turn,
-    turn_backward,
+    swiglu,
+    swiglu_backward,
 )
-from tunesmith.models.fast.lora_linear import Site
+from tunesmith.models.fast.lora_linear import FusedLoraLinear
 
 
 @dataclass(frozen=True)
@@ -33,22 +33,22 @@ class Layer:
     """The parts of a Llama-like decoder layer."""
 
     first_norm: Norm
-    qkv: Site
+    qkv: FusedLoraLinear
     heads: Heads
-    out: Site
+    out: FusedLoraLinear
     second_norm: Norm
-    gate_up: Site
-    down: Site
-    rules: Rules
+    gate_up: FusedLoraLinear
+    down: FusedLoraLinear
+    config: AttentionConfig
 
     @property
-    def sites(self) -> tuple[Site, ...]:
+    def linears(self) -> tuple[FusedLoraLinear, ...]:
         return self.qkv, self.out, self.gate_up, self.down
 
-    def __call__(self, residual: Any, delta: Any, cos: Any, sin: Any, attend: Apart) -> tuple[Any, Any]:
-        """One layer on; `attend` keeps apart what must not see each other."""
+    def __call__(self, residual: Any, delta: Any, cos: Any, sin: Any, attend: SegmentAttention) -> tuple[Any, Any]:
+        """Run the layer; `attend` masks attention between segments."""
         total, query, key, value = _Before.apply(residual, delta, self, cos, sin)
-        attended = attend(query, key, value, self.rules)
+        attended = attend(query, key, value, self.config)
         made: tuple[Any, Any] = _After.apply(total, attended.flatten(1), self)
         return made
 
@@ -58,9 +58,9 @@ class _Before(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, residual: Any, delta: Any, layer: Layer, cos: Any, sin: Any) -> tuple[Any, ...]:
-        total, normed = run(add_norm, residual, delta, layer.first_norm, layer.qkv.width)
+        total, normed = run(add_norm, residual, delta, layer.first_norm, layer.qkv.input_width)
         projected, inner = layer.qkv.forward(normed)
-        query, key, value = run(turn, projected, layer.heads, cos, sin)
+        query, key, value = run(apply_rotary, projected, layer.heads, cos, sin)
         ctx.layer = layer
         kept = projected if layer.heads.query_norm is not None else None
         ctx.save_for_backward(total, inner, kept, cos, sin)
@@ -71,7 +71,7 @@ class _Before(torch.autograd.Function):
         grad_total, grad_query, grad_key, grad_value = grads
         layer: Layer = ctx.layer
         total, inner, kept, cos, sin = ctx.saved_tensors
-        grad_projected = run(turn_backward, grad_query, grad_key, grad_value, kept, layer.heads, cos, sin)
+        grad_projected = run(apply_rotary_backward, grad_query, grad_key, grad_value, kept, layer.heads, cos, sin)
         normed = run(norm, total, layer.first_norm)
         grad_normed = layer.qkv.backward(normed, inner, grad_projected)
         grad = run(norm_backward, grad_normed, grad_total, total, layer.first_norm)
@@ -84,9 +84,9 @@ class _After(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, residual: Any, attended: Any, layer: Layer) -> tuple[Any, Any]:
         out, out_inner = layer.out.forward(attended)
-        total, normed = run(add_norm, residual, out, layer.second_norm, layer.gate_up.width)
+        total, normed = run(add_norm, residual, out, layer.second_norm, layer.gate_up.input_width)
         both, both_inner = layer.gate_up.forward(normed)
-        product = run(gated, both)
+        product = run(swiglu, both)
         delta, down_inner = layer.down.forward(product)
         ctx.layer = layer
         ctx.save_for_backward(attended, out_inner, total, both, both_inner, down_inner)
@@ -98,8 +98,8 @@ class _After(torch.autograd.Function):
         layer: Layer = ctx.layer
         attended, out_inner, total, both, both_inner, down_inner = ctx.saved_tensors
         grad_product, grad_down_inner = layer.down.backward_inputs(grad_delta)
-        product, grad_both = run(gated_backward, grad_product, both)
-        layer.down.learn(product, down_inner, grad_delta, grad_down_inner)
+        product, grad_both = run(swiglu_backward, grad_product, both)
+        layer.down.accumulate_grads(product, down_inner, grad_delta, grad_down_inner)
         normed = run(norm, total, layer.second_norm)
         grad_normed = layer.gate_up.backward(normed, both_inner, grad_both)
         grad_total = run(norm_backward, grad_normed, grad_total, total, layer.second_norm)

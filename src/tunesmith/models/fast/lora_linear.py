@@ -17,12 +17,12 @@ from tunesmith.models.quantized import dense_weight, is_quantized
 
 _ALIGNED = 64
 _WIDE = 1.5
-"""From so many outputs per input on it is cheaper to lengthen the inputs than to add to the outputs afterwards."""
+"""From this ratio of outputs to inputs on, extra input columns are cheaper than a second product on the outputs."""
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """One layer's A and B, and which rows and ranks of the site are theirs."""
+    """One layer's A and B, and its slices of the fused layer's output rows and ranks."""
 
     a: Any
     b: Any
@@ -31,12 +31,12 @@ class Adapter:
     ranks: slice
 
 
-class Site:
-    """One or several linear layers on the same input."""
+class FusedLoraLinear:
+    """One or more linear layers with the same input and their LoRA adapters, computed as one product."""
 
     def __init__(self, modules: Sequence[Any], *, may_widen: bool = False) -> None:
-        """`modules`: plain linear layers, or peft's with one LoRA adapter each. `may_widen`: whether whoever makes the
-        inputs can leave room beside them (`width`)."""
+        """`modules`: plain linear layers, or PEFT's with one LoRA adapter. `may_widen`: whether the caller can give
+        inputs with spare columns (`input_width`)."""
         self._layers = [getattr(module, "base_layer", module) for module in modules]
         first = self._layers[0]
         self.num_in: int = first.in_features
@@ -46,8 +46,8 @@ class Site:
         self.num_ranks = -(-ranks // _ALIGNED) * _ALIGNED if ranks else 0
         is_dense = not any(map(is_quantized, self._layers))
         self._is_wide = may_widen and is_dense and self.num_ranks > 0 and self.num_out >= _WIDE * self.num_in
-        self._dense = _joined(self._layers, self.num_ranks if self._is_wide else 0) if is_dense else None
-        self._bias = _joined_bias(self._layers)
+        self._dense = _concatenate_weights(self._layers, self.num_ranks if self._is_wide else 0) if is_dense else None
+        self._bias = _concatenate_biases(self._layers)
         like = dense_weight(first)
         self._down = like.new_zeros(self.num_ranks, self.num_in)
         if self._dense is not None and self._is_wide:
@@ -56,15 +56,15 @@ class Site:
             self._up = like.new_zeros(self.num_out, self.num_ranks)
 
     def copies(self) -> tuple[list[Any], list[Any], list[float]]:
-        """Where copies of the parameters go, those parameters, and by what each is multiplied."""
-        places = [self._down[adapter.ranks] for adapter in self._adapters]
-        places += [self._up[adapter.rows, adapter.ranks] for adapter in self._adapters]
+        """Return views for the copies of the parameters, the parameters, and the factor that each copy is scaled by."""
+        copies = [self._down[adapter.ranks] for adapter in self._adapters]
+        copies += [self._up[adapter.rows, adapter.ranks] for adapter in self._adapters]
         parameters = [adapter.a for adapter in self._adapters] + [adapter.b for adapter in self._adapters]
-        return places, parameters, [*(adapter.scale for adapter in self._adapters), *([1.0] * len(self._adapters))]
+        return copies, parameters, [*(adapter.scale for adapter in self._adapters), *([1.0] * len(self._adapters))]
 
     @property
-    def width(self) -> int:
-        """How wide the rows given to `forward` must be: the inputs, and room for what a wide site puts beside them."""
+    def input_width(self) -> int:
+        """Number of columns that `forward` needs: the inputs, and spare columns for the inner product if it is wide."""
         return self.num_in + (self.num_ranks if self._is_wide else 0)
 
     def forward(self, inputs: Any) -> tuple[Any, Any]:
@@ -80,9 +80,9 @@ class Site:
         return outputs.addmm_(inner, self._up.T), inner
 
     def backward(self, inputs: Any, inner: Any, grad: Any) -> Any:
-        """Gradient of the inputs; those of the adapters are added to their parameters'."""
+        """Return the gradient of the inputs; adds the adapters' gradients to their parameters."""
         grad_inputs, grad_inner = self.backward_inputs(grad)
-        self.learn(inputs, inner, grad, grad_inner)
+        self.accumulate_grads(inputs, inner, grad, grad_inner)
         return grad_inputs
 
     def backward_inputs(self, grad: Any) -> tuple[Any, Any]:
@@ -96,8 +96,8 @@ class Site:
             grad_inputs, grad_inner = made, grad @ self._up
         return grad_inputs.addmm_(grad_inner, self._down), grad_inner
 
-    def learn(self, inputs: Any, inner: Any, grad: Any, grad_inner: Any) -> None:
-        """Add to the gradients of the adapters."""
+    def accumulate_grads(self, inputs: Any, inner: Any, grad: Any, grad_inner: Any) -> None:
+        """Add this pass to the gradients of the adapters' parameters."""
         if not self.num_ranks:
             return
         # of each product only the blocks that are somebody's own are used; computing all at once is faster all the same
@@ -117,20 +117,20 @@ class Site:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _joined(layers: Sequence[Any], num_more: int) -> Any:
-    """One matrix for all, with so many more columns; each layer's own becomes a part of it: nothing is held twice."""
+def _concatenate_weights(layers: Sequence[Any], num_more: int) -> Any:
+    """Return one matrix for all layers, with `num_more` extra columns. Each layer's weight becomes a view of it."""
     if len(layers) == 1 and not num_more:
         return layers[0].weight.data
     first = layers[0].weight.data
-    joined = first.new_zeros(sum(layer.out_features for layer in layers), layers[0].in_features + num_more)
-    for layer, part in zip(layers, joined.split([layer.out_features for layer in layers]), strict=True):
+    combined = first.new_zeros(sum(layer.out_features for layer in layers), layers[0].in_features + num_more)
+    for layer, part in zip(layers, combined.split([layer.out_features for layer in layers]), strict=True):
         own = part[:, : layer.in_features]
         own.copy_(layer.weight.data)
         layer.weight.data = own
-    return joined
+    return combined
 
 
-def _joined_bias(layers: Sequence[Any]) -> Any:
+def _concatenate_biases(layers: Sequence[Any]) -> Any:
     biases = [layer.bias for layer in layers if layer.bias is not None]
     if not biases:
         return None

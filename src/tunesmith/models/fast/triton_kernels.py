@@ -93,13 +93,13 @@ def _norm_backward(
     tl.store(made + row * width + columns, found.to(made.dtype.element_ty), mask=here)
 
 
-def turn(projected: Any, heads: Heads, cos: Any, sin: Any) -> tuple[Any, Any, Any]:
+def apply_rotary(projected: Any, heads: Heads, cos: Any, sin: Any) -> tuple[Any, Any, Any]:
     num, is_normed = len(projected), heads.query_norm is not None
     query = projected.new_empty(num, heads.num_queries, heads.size)
     key = projected.new_empty(num, heads.num_keys, heads.size)
     value = heads.split(projected)[2] if is_normed else torch.empty_like(key)
     query_norm, key_norm = _norms(heads, projected)
-    _turn[(num,)](
+    _apply_rotary[(num,)](
         projected, query, key, value, query_norm.weight, key_norm.weight, cos, sin,
         query_norm.epsilon, key_norm.epsilon, projected.stride(0), cos.stride(0),
         HALF=heads.size // 2, QUERIES=heads.num_queries, KEYS=heads.num_keys,
@@ -110,27 +110,27 @@ def turn(projected: Any, heads: Heads, cos: Any, sin: Any) -> tuple[Any, Any, An
 
 
 @triton.jit
-def _turn(
-    projected, query, key, value, query_weight, key_weight, cos, sin, query_epsilon, key_epsilon, step, turn_step,
+def _apply_rotary(
+    projected, query, key, value, query_weight, key_weight, cos, sin, query_epsilon, key_epsilon, step, rotary_step,
     HALF: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, MOST_QUERIES: tl.constexpr, MOST_KEYS: tl.constexpr,
     MOST: tl.constexpr, IS_NORMED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     source = projected + row * step
-    _turn_some(
-        source, query + row * QUERIES * 2 * HALF, query_weight, query_epsilon, cos + row * turn_step,
-        sin + row * turn_step, HALF, QUERIES, MOST_QUERIES, MOST, IS_NORMED,
+    _rotate_heads(
+        source, query + row * QUERIES * 2 * HALF, query_weight, query_epsilon, cos + row * rotary_step,
+        sin + row * rotary_step, HALF, QUERIES, MOST_QUERIES, MOST, IS_NORMED,
     )  # fmt: skip
-    _turn_some(
-        source + QUERIES * 2 * HALF, key + row * KEYS * 2 * HALF, key_weight, key_epsilon, cos + row * turn_step,
-        sin + row * turn_step, HALF, KEYS, MOST_KEYS, MOST, IS_NORMED,
+    _rotate_heads(
+        source + QUERIES * 2 * HALF, key + row * KEYS * 2 * HALF, key_weight, key_epsilon, cos + row * rotary_step,
+        sin + row * rotary_step, HALF, KEYS, MOST_KEYS, MOST, IS_NORMED,
     )  # fmt: skip
     if not IS_NORMED:
         _copy_some(source + (QUERIES + KEYS) * 2 * HALF, value + row * KEYS * 2 * HALF, HALF, KEYS, MOST_KEYS, MOST)
 
 
 @triton.jit
-def _turn_some(
+def _rotate_heads(
     source, made, weight, epsilon, cos, sin, HALF: tl.constexpr, HEADS: tl.constexpr, MOST_HEADS: tl.constexpr,
     MOST: tl.constexpr, IS_NORMED: tl.constexpr,
 ):  # fmt: skip
@@ -169,12 +169,12 @@ def _copy_some(source, made, HALF: tl.constexpr, HEADS: tl.constexpr, MOST_HEADS
     tl.store(made + places + HALF, tl.load(source + places + HALF, mask=here), mask=here)
 
 
-def turn_backward(query: Any, key: Any, value: Any, projected: Any, heads: Heads, cos: Any, sin: Any) -> Any:
+def apply_rotary_backward(query: Any, key: Any, value: Any, projected: Any, heads: Heads, cos: Any, sin: Any) -> Any:
     num, is_normed = len(query), heads.query_norm is not None
     query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     made = query.new_empty(num, (heads.num_queries + 2 * heads.num_keys) * heads.size)
     query_norm, key_norm = _norms(heads, query)
-    _turn_backward[(num,)](
+    _apply_rotary_backward[(num,)](
         query, key, value, projected if is_normed else query, made, query_norm.weight, key_norm.weight, cos, sin,
         query_norm.epsilon, key_norm.epsilon, cos.stride(0),
         HALF=heads.size // 2, QUERIES=heads.num_queries, KEYS=heads.num_keys,
@@ -185,27 +185,27 @@ def turn_backward(query: Any, key: Any, value: Any, projected: Any, heads: Heads
 
 
 @triton.jit
-def _turn_backward(
-    query, key, value, projected, made, query_weight, key_weight, cos, sin, query_epsilon, key_epsilon, turn_step,
+def _apply_rotary_backward(
+    query, key, value, projected, made, query_weight, key_weight, cos, sin, query_epsilon, key_epsilon, rotary_step,
     HALF: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, MOST_QUERIES: tl.constexpr, MOST_KEYS: tl.constexpr,
     MOST: tl.constexpr, IS_NORMED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     step = (QUERIES + 2 * KEYS) * 2 * HALF
     target, old = made + row * step, projected + row * step
-    _turn_some_back(
-        query + row * QUERIES * 2 * HALF, old, target, query_weight, query_epsilon, cos + row * turn_step,
-        sin + row * turn_step, HALF, QUERIES, MOST_QUERIES, MOST, IS_NORMED,
+    _rotate_heads_backward(
+        query + row * QUERIES * 2 * HALF, old, target, query_weight, query_epsilon, cos + row * rotary_step,
+        sin + row * rotary_step, HALF, QUERIES, MOST_QUERIES, MOST, IS_NORMED,
     )  # fmt: skip
-    _turn_some_back(
+    _rotate_heads_backward(
         key + row * KEYS * 2 * HALF, old + QUERIES * 2 * HALF, target + QUERIES * 2 * HALF, key_weight, key_epsilon,
-        cos + row * turn_step, sin + row * turn_step, HALF, KEYS, MOST_KEYS, MOST, IS_NORMED,
+        cos + row * rotary_step, sin + row * rotary_step, HALF, KEYS, MOST_KEYS, MOST, IS_NORMED,
     )  # fmt: skip
     _copy_some(value + row * KEYS * 2 * HALF, target + (QUERIES + KEYS) * 2 * HALF, HALF, KEYS, MOST_KEYS, MOST)
 
 
 @triton.jit
-def _turn_some_back(
+def _rotate_heads_backward(
     grad, old, made, weight, epsilon, cos, sin, HALF: tl.constexpr, HEADS: tl.constexpr, MOST_HEADS: tl.constexpr,
     MOST: tl.constexpr, IS_NORMED: tl.constexpr,
 ):  # fmt: skip
@@ -239,15 +239,15 @@ def _turn_some_back(
     tl.store(made + places + HALF, second.to(stored), mask=here)
 
 
-def gated(both: Any) -> Any:
+def swiglu(both: Any) -> Any:
     num, width = len(both), both.shape[1] // 2
     made = both.new_empty(num, width)
-    _gated[(num, triton.cdiv(width, _WIDTH))](both, made, width, BLOCK=_WIDTH, num_warps=4)
+    _swiglu[(num, triton.cdiv(width, _WIDTH))](both, made, width, BLOCK=_WIDTH, num_warps=4)
     return made
 
 
 @triton.jit
-def _gated(both, made, width, BLOCK: tl.constexpr):
+def _swiglu(both, made, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = columns < width
@@ -258,16 +258,16 @@ def _gated(both, made, width, BLOCK: tl.constexpr):
     tl.store(made + row * width + columns, (smooth * up).to(gate.dtype), mask=here)
 
 
-def gated_backward(grad: Any, both: Any) -> tuple[Any, Any]:
+def swiglu_backward(grad: Any, both: Any) -> tuple[Any, Any]:
     num, width = len(both), both.shape[1] // 2
     made = torch.empty_like(both)
     grid = (num, triton.cdiv(width, _WIDTH))
-    _gated_backward[grid](grad, both, made, grad.stride(0), width, BLOCK=_WIDTH, num_warps=4)
+    _swiglu_backward[grid](grad, both, made, grad.stride(0), width, BLOCK=_WIDTH, num_warps=4)
     return grad, made
 
 
 @triton.jit
-def _gated_backward(grad, both, made, grad_step, width, BLOCK: tl.constexpr):
+def _swiglu_backward(grad, both, made, grad_step, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = columns < width
@@ -283,17 +283,17 @@ def _gated_backward(grad, both, made, grad_step, width, BLOCK: tl.constexpr):
     tl.store(grad + row * grad_step + columns, (smooth * up).to(stored.dtype), mask=here)
 
 
-def surprise(logits: Any, tokens: Any, with_slopes: bool) -> Any:
+def token_log_probs(logits: Any, tokens: Any, with_grad: bool) -> Any:
     found = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    _surprise[(len(logits),)](
+    _token_log_probs[(len(logits),)](
         logits, tokens, found, logits.stride(0), WIDTH=logits.shape[1],
-        BLOCK=min(_VOCABULARY, triton.next_power_of_2(logits.shape[1])), WITH_SLOPES=with_slopes, num_warps=16,
+        BLOCK=min(_VOCABULARY, triton.next_power_of_2(logits.shape[1])), WITH_GRAD=with_grad, num_warps=16,
     )  # fmt: skip
     return found
 
 
 @triton.jit
-def _surprise(logits, tokens, found, step, WIDTH: tl.constexpr, BLOCK: tl.constexpr, WITH_SLOPES: tl.constexpr):
+def _token_log_probs(logits, tokens, found, step, WIDTH: tl.constexpr, BLOCK: tl.constexpr, WITH_GRAD: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     own = logits + row * step
     token = tl.load(tokens + row)
@@ -307,13 +307,13 @@ def _surprise(logits, tokens, found, step, WIDTH: tl.constexpr, BLOCK: tl.conste
         largest = higher
     sum_of_all = largest + tl.log(total)
     tl.store(found + row, tl.load(own + token).to(tl.float32) - sum_of_all)
-    if WITH_SLOPES:
+    if WITH_GRAD:
         for start in range(0, WIDTH, BLOCK):
             columns = start + tl.arange(0, BLOCK)
             here = columns < WIDTH
             part = tl.load(own + columns, mask=here, other=float("-inf")).to(tl.float32)
-            slope = tl.where(columns == token, 1.0, 0.0) - tl.exp(part - sum_of_all)
-            tl.store(own + columns, slope.to(logits.dtype.element_ty), mask=here)
+            grad = tl.where(columns == token, 1.0, 0.0) - tl.exp(part - sum_of_all)
+            tl.store(own + columns, grad.to(logits.dtype.element_ty), mask=here)
 
 
 def add_copies(grad: Any, copies: Any) -> Any:

@@ -22,7 +22,7 @@ import orjson
 from tunesmith.core.errors import DataError, TunesmithError
 from tunesmith.core.files import verify_folder
 from tunesmith.core.logs import logger
-from tunesmith.models.adapter_parts import AdapterParts, AdapterReader
+from tunesmith.models.adapter_weights import AdapterReader, AdapterWeights
 from tunesmith.profiles.base_model import is_whole_model
 from tunesmith.serving.engine.heartbeat import HeartbeatReporter, name_thread
 from tunesmith.serving.engine.sequence_state import EngineRefusal, Listener, SequenceState
@@ -35,7 +35,7 @@ _CANCELLABLE = ("generate", "probe")
 """Operations that are dropped when the client disconnects; loads and unloads run in any case."""
 Action = Callable[[], None]
 """Runs on the compute thread between two passes."""
-_LoadRequest = tuple[Mapping[str, Any], Callable[[AdapterParts], None]]
+_LoadRequest = tuple[Mapping[str, Any], Callable[[AdapterWeights], None]]
 """A load message, and what to do with the adapter's tensors."""
 
 
@@ -197,7 +197,7 @@ class Loader:
         self._wanted: queue.SimpleQueue[_LoadRequest | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="loader", daemon=True).start()
 
-    def read(self, message: Mapping[str, Any], then: Callable[[AdapterParts], None]) -> None:
+    def read(self, message: Mapping[str, Any], then: Callable[[AdapterWeights], None]) -> None:
         self._wanted.put((message, then))
 
     def _work(self) -> None:
@@ -221,7 +221,7 @@ class Loader:
             else:
                 self._inbox.put(partial(then, parts))
 
-    def _read(self, folder: Path, digest: str) -> AdapterParts:
+    def _read(self, folder: Path, digest: str) -> AdapterWeights:
         verify_folder(folder, digest)
         if is_whole_model(folder):
             raise DataError(f"{folder.name} is a full model, not an adapter; it needs its own engine")

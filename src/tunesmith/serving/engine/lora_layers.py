@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tunesmith.models.adapter_parts import AdapterParts, LowRank, Part
+from tunesmith.models.adapter_weights import AdapterWeights, LowRank, Part
 
 _MAX_IDLE = 4
 """Idle adapters kept in the stacked matrices, beyond one per active adapter."""
@@ -48,8 +48,8 @@ class LoraLayers:
         self.num_rows = 0
         self.supports_mixed_batch = True
 
-    def add(self, name: str, adapter: AdapterParts) -> None:
-        self.supports_mixed_batch = self.supports_mixed_batch and adapter.knows_rows
+    def add(self, name: str, adapter: AdapterWeights) -> None:
+        self.supports_mixed_batch = self.supports_mixed_batch and adapter.has_sequence_dim
         for module_name, part in adapter.parts.items():
             layer = self._layers.get(module_name)
             if layer is None:

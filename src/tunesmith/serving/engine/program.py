@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tunesmith.core.errors import ConfigError
-from tunesmith.models.adapter_parts import AdapterParts, AdapterReader
+from tunesmith.models.adapter_weights import AdapterReader, AdapterWeights
 from tunesmith.models.loading import load_base, pick_device
 from tunesmith.profiles.architecture import read_architecture
 from tunesmith.serving.engine.engine_io import (
@@ -129,7 +129,7 @@ class EngineProgram:
             text = f"adapter {name} is loaded with other content; a version name must not be reused"
             self._writer.refuse(message["id"], EngineRefusal(text, "name_taken", 409))
 
-    def _add(self, message: Mapping[str, Any], parts: AdapterParts) -> None:
+    def _add(self, message: Mapping[str, Any], parts: AdapterWeights) -> None:
         name = message["name"]
         if name not in self._adapters:
             self._lora_layers.add(name, parts)

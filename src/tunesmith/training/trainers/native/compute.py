@@ -11,7 +11,7 @@ from tunesmith.core.clock import boot_seconds
 from tunesmith.models.adapters import trained_parameters
 from tunesmith.models.attention import recompute_layers
 from tunesmith.models.packs import packed
-from tunesmith.models.scoring import Engine, PlainEngine, probe_items
+from tunesmith.models.scoring import ComputeBackend, TransformersBackend, probe_items
 
 if TYPE_CHECKING:
     from tunesmith.models.fast.model import FastModel
@@ -22,21 +22,21 @@ _SAME_DIRECTION = 0.95
 """Least cosine between the gradients of both ways, over all that is trained."""
 
 
-def engine_for(
+def backend_for(
     adapted: Any, *, checkpointed_layers: int = 0, is_fast: bool = True, log: Callable[[str, str], None] | None = None
-) -> Engine:
+) -> ComputeBackend:
     """On CUDA the fast path, if it knows this model and agrees with the slow one when both are asked now."""
     tell = log or (lambda _message, _level: None)
     if not next(adapted.parameters()).is_cuda or not is_fast:
         return _plain(adapted, checkpointed_layers)
-    from tunesmith.models.fast.model import FastModel, why_not
+    from tunesmith.models.fast.model import FastModel, unsupported_reason
 
-    reason = why_not(adapted)
+    reason = unsupported_reason(adapted)
     if reason is None:
         began_at = boot_seconds()
         fast = FastModel(adapted, checkpointed_layers=checkpointed_layers)
         try:
-            reason = _disagreement(fast, PlainEngine(adapted))
+            reason = _disagreement(fast, TransformersBackend(adapted))
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, TypeError) as error:  # a kernel that this device or version does not have
@@ -52,37 +52,37 @@ def engine_for(
     return _plain(adapted, checkpointed_layers)
 
 
-def _plain(adapted: Any, checkpointed_layers: int) -> PlainEngine:
+def _plain(adapted: Any, checkpointed_layers: int) -> TransformersBackend:
     """transformers recomputes all layers or none."""
     if checkpointed_layers:
         recompute_layers(adapted.get_base_model() if hasattr(adapted, "get_base_model") else adapted)
-    return PlainEngine(adapted)
+    return TransformersBackend(adapted)
 
 
 def _recorded(fast: FastModel) -> str:
     """What to say about recorded passes; if they differ from computed ones, nothing is recorded any more."""
-    if fast.recordings is None:
+    if fast.cuda_graphs is None:
         return ""
     found = [_asked(fast) for _ in range(3)]  # computed or recorded, recorded, replayed
-    problem = fast.recordings.problem or next(filter(None, (_difference(found[0], one) for one in found[1:])), None)
+    problem = fast.cuda_graphs.problem or next(filter(None, (_difference(found[0], one) for one in found[1:])), None)
     if problem is None:
         return ", and small passes are replayed"
-    fast.recordings = None
+    fast.cuda_graphs = None
     return f", and small passes are not replayed ({problem})"
 
 
-def _disagreement(fast: Engine, slow: Engine) -> str | None:
+def _disagreement(fast: ComputeBackend, slow: ComputeBackend) -> str | None:
     """What both make of a small pack with shared prompts: log-probabilities, and gradients of what is trained."""
-    found = [_asked(engine) for engine in (slow, fast)]
+    found = [_asked(backend) for backend in (slow, fast)]
     slow.start_step()
     return _difference(*found)
 
 
-def _asked(engine: Engine) -> tuple[Any, Any]:
-    engine.start_step()
-    spans = engine.span_log_probs(packed(probe_items(engine.model)))
+def _asked(backend: ComputeBackend) -> tuple[Any, Any]:
+    backend.start_step()
+    spans = backend.span_log_probs(packed(probe_items(backend.model)))
     torch.tanh(spans / 100).sum().backward()
-    gradients = [tensor.grad.float().flatten() for _, tensor in trained_parameters(engine.model)]
+    gradients = [tensor.grad.float().flatten() for _, tensor in trained_parameters(backend.model)]
     return spans.detach(), torch.cat(gradients)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tunesmith.core.errors import DataError
 from tunesmith.datasets.report import Example
 from tunesmith.models.chat import ChatFormat
-from tunesmith.models.packs import Item, siblings, single
+from tunesmith.models.packs import Item, single, with_shared_prompt
 from tunesmith.profiles.profile import Method
 from tunesmith.runs.spec import RunSpec
 
@@ -52,8 +52,8 @@ def item_of(run: RunSpec, chat: ChatFormat, example: Example) -> Item:
     if run.method is Method.SFT:
         return single(good[0])
     counts_context = run.method is Method.ORPO and run.recipe.orpo_nll == "conversation"
-    are_good = [True] * len(good) + [False] * len(bad)
-    return siblings(example.id, good + bad, are_good, counts_context=counts_context)
+    are_chosen = [True] * len(good) + [False] * len(bad)
+    return with_shared_prompt(example.id, good + bad, are_chosen, counts_context=counts_context)
 
 
 def max_length(run: RunSpec) -> int:

@@ -140,10 +140,10 @@ def _terms_of(items: Sequence[Item], is_packing: bool, terms: Terms) -> Terms:
     """The terms with what only the data can say."""
     wanted = sum(item.num_trained + (item.num_context if item.counts_context else 0) for item in items)
     num_tokens = sum(_tokens_alone(item, is_packing) for item in items)
-    shares = is_packing and any(item.prompt and len(item.branches) > 1 for item in items)
+    shares = is_packing and any(item.prompt and len(item.completions) > 1 for item in items)
     return replace(terms, wanted_share=min(1.0, wanted / num_tokens), shares_prompts=shares)
 
 
 def _tokens_alone(item: Item, is_packing: bool) -> int:
     """Tokens of a pass with nothing else in it, padding included."""
-    return len(item) if is_packing else len(item.branches) * item.longest
+    return len(item) if is_packing else len(item.completions) * item.longest

@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from tunesmith.models.packs import Item
-from tunesmith.models.segments import moved
+from tunesmith.models.segments import to_device
 from tunesmith.profiles.profile import Method, Recipe
 
 Reference = Mapping[str, Sequence[float]]
@@ -39,10 +39,10 @@ def weigh(items: Sequence[Item]) -> Weights:
     return Weights(
         num_trained=sum(item.num_trained for item in items),
         num_learnt=sum(
-            item.branches[0].num_trained + (item.num_context if item.counts_context else 0) for item in items
+            item.completions[0].num_trained + (item.num_context if item.counts_context else 0) for item in items
         ),
         num_items=len(items),
-        num_answers=sum(len(item.branches) for item in items),
+        num_answers=sum(len(item.completions) for item in items),
     )
 
 
@@ -92,7 +92,7 @@ class Orpo(Sft):
 
     def terms(self, items: Sequence[Item], spans: Any, step: Weights, aside: float) -> Terms:
         sums = _answers(items, spans).view(-1, 2)
-        lengths = _like(sums, [[branch.num_trained for branch in item.branches] for item in items])
+        lengths = _like(sums, [[completion.num_trained for completion in item.completions] for item in items])
         means = sums / lengths
         log_odds = means[:, 0] - means[:, 1] - (_log1mexp(means[:, 0]) - _log1mexp(means[:, 1]))
         context = spans[:: 1 + 2]
@@ -119,11 +119,15 @@ class Kto(Sft):
     def terms(self, items: Sequence[Item], spans: Any, step: Weights, aside: float) -> Terms:
         recipe = self._recipe
         drift = max(0.0, aside / step.num_items)
-        branches = [branch for item in items for branch in item.branches]
+        completions = [completion for item in items for completion in item.completions]
         before = _like(spans, [value for item in items for value in self._reference[item.id]])
-        signs = _like(spans, [1.0 if branch.is_good else -1.0 for branch in branches])
+        signs = _like(spans, [1.0 if completion.is_chosen else -1.0 for completion in completions])
         weights = _like(
-            spans, [recipe.desirable_weight if branch.is_good else recipe.undesirable_weight for branch in branches]
+            spans,
+            [
+                recipe.desirable_weight if completion.is_chosen else recipe.undesirable_weight
+                for completion in completions
+            ],
         )
         ratios = _answers(items, spans) - before
         losses = weights * (1.0 - torch.sigmoid(signs * recipe.beta * (ratios - drift)))
@@ -143,7 +147,7 @@ def drift_partners(items: Sequence[Item]) -> dict[str, Item]:
     for place, item in enumerate(items):
         others = (items[(place + step) % len(items)] for step in range(1, len(items)))
         other = next((candidate for candidate in others if candidate.prompt != item.prompt), item)
-        made[item.id] = Item(f"{item.id}/drift", item.prompt, other.branches[:1])
+        made[item.id] = Item(f"{item.id}/drift", item.prompt, other.completions[:1])
     return made
 
 
@@ -164,13 +168,13 @@ def _answers(items: Sequence[Item], spans: Any) -> Any:
     keep: list[int] = []
     place = 0
     for item in items:
-        keep += range(place + 1, place + 1 + len(item.branches))
-        place += 1 + len(item.branches)
-    return spans[moved(torch.tensor(keep), spans.device)]
+        keep += range(place + 1, place + 1 + len(item.completions))
+        place += 1 + len(item.completions)
+    return spans[to_device(torch.tensor(keep), spans.device)]
 
 
 def _like(spans: Any, values: Sequence[Any]) -> Any:
-    return moved(torch.tensor(values, dtype=spans.dtype), spans.device)
+    return to_device(torch.tensor(values, dtype=spans.dtype), spans.device)
 
 
 def _pair_figures(margins: Any, step: Weights) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def examine(
     best: dict[int, float] = {}
     counts: dict[int, int] = {}
     for number, example in enumerate(sample, start=1):
-        places = _thinned([place for place in range(1, len(example)) if example.trained[place]])
+        places = _thinned([place for place in range(1, len(example)) if example.loss_mask[place]])
         wanted = [example.ids[place] for place in places]
         for token, value in zip(wanted, _log_probs(base, example, places, wanted), strict=True):
             if not math.isfinite(value):
@@ -244,7 +244,7 @@ def _check_examples(run: RunSpec, base: Any, chat: ChatFormat, examples: Sequenc
         _refuse_beyond(run, token, where, rows)
     for example in examples:
         _refuse_beyond(run, max(example.ids), f"example {example.id}", rows)
-        if not any(example.trained[1:]):
+        if not any(example.loss_mask[1:]):
             raise DataError(f"{example.id}: no token of it would be trained; remove the example, or give it an answer")
         if len(example) > run.base.context:
             raise DataError(f"{example.id}: {len(example)} tokens do not fit into the base's {run.base.context}")

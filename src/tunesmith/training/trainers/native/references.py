@@ -163,7 +163,7 @@ class Shelf:
 def _look(shelf: Shelf, key: str, items: Sequence[Item], log: Callable[[str, str], None]) -> Reference | None:
     try:
         kept = shelf.read(key)
-        if kept is not None and any(len(kept.get(item.id, ())) != len(item.branches) for item in items):
+        if kept is not None and any(len(kept.get(item.id, ())) != len(item.completions) for item in items):
             raise DataError(f"{key[:_SHOWN]} does not hold the items it is named for")
     except (DataError, OSError) as error:
         log(f"kept reference log-probabilities are not used, the model is asked again: {error}", "warning")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.core.files import canonical_json
-from tunesmith.models.tensor_files import write_tensors
+from tunesmith.models.adapters import write_tensors
 from tunesmith.models.tuned import settings_of, tensors_of, weights_name
 from tunesmith.training.trainers.native.state import ADAPTER, STATE, TENSORS, SavedState
 

@@ -16,8 +16,8 @@ import torch
 
 from tunesmith.core.clock import boot_seconds
 from tunesmith.models.adapters import trained_parameters
-from tunesmith.models.packs import Item, Layout, Packer
-from tunesmith.models.scoring import Engine, answer_log_probs
+from tunesmith.models.packs import Item, MicroBatch, Packer
+from tunesmith.models.scoring import ComputeBackend, answer_log_probs
 from tunesmith.profiles.profile import Recipe
 from tunesmith.programs.host import ProgramFailure
 from tunesmith.runs.rules.task import ErrorClass
@@ -65,12 +65,12 @@ class StepMaker:
     """
 
     def __init__(
-        self, engine: Engine, optimizer: Any, recipe: Recipe, packer: Packer, objective: Objective, team: Team
+        self, backend: ComputeBackend, optimizer: Any, recipe: Recipe, packer: Packer, objective: Objective, team: Team
     ) -> None:
-        self._engine, self._optimizer, self._recipe = engine, optimizer, recipe
+        self._backend, self._optimizer, self._recipe = backend, optimizer, recipe
         self._packer, self._objective, self._team = packer, objective, team
-        self._parameters = [tensor for _, tensor in trained_parameters(engine.model)]
-        self._foreseen: tuple[list[str], list[tuple[list[Item], Layout]]] | None = None
+        self._parameters = [tensor for _, tensor in trained_parameters(backend.model)]
+        self._prefetched: tuple[list[str], list[tuple[list[Item], MicroBatch]]] | None = None
 
     def make(self, step: int, num_steps: int, items: Sequence[Item], upcoming: Sequence[Item] = ()) -> MadeStep:
         """The step after `step` others, together with the team; the same loss and gradients however it is cut.
@@ -87,7 +87,7 @@ class StepMaker:
             self._team.sum_gradients(self._parameters)
             norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._recipe.clip)
             update = self._update(is_broken=~torch.isfinite(norm) | ~torch.isfinite(torch.as_tensor(totals["loss"])))
-        self._foresee(upcoming)
+        self._prefetch(upcoming)
         figures = _read(totals | {"grad_norm": norm, "update_ratio": update})
         loss, num_tokens = figures.pop("loss"), sum(len(item) for item in items)
         broken, suspects = self._look(loss, figures["grad_norm"], passes, items)
@@ -105,19 +105,19 @@ class StepMaker:
         self, items: Sequence[Item], weights: Weights, clock: _Stopwatch
     ) -> tuple[list[tuple[list[Item], Any]], dict[str, Any]]:
         """Gradients of this process's share of the step, pass by pass; loss and figures of the whole step."""
-        self._engine.start_step()
+        self._backend.start_step()
         with clock("data"):
             mine = self._share_of(items)
         with clock("forward"):
             own = [item for some, _ in mine for item in some]
             aside = self._team.total(self._objective.aside(own, self._score))
-        if not self._engine.model.training:  # setting it walks over every module, which takes longer than a small pass
-            self._engine.model.train()
+        if not self._backend.model.training:  # setting it walks over every module, which takes longer than a small pass
+            self._backend.model.train()
         totals: dict[str, Any] = {"loss": 0.0}
         passes = []
-        for some, layout in mine:
+        for some, batch in mine:
             with clock("forward"):
-                spans = self._engine.span_log_probs(layout)
+                spans = self._backend.span_log_probs(batch)
                 terms = self._objective.terms(some, spans, weights, aside)
             with clock("backward"):
                 terms.loss.backward()
@@ -126,22 +126,22 @@ class StepMaker:
                 totals[name] = totals.get(name, 0.0) + _wide(figure)
         return passes, self._team.totals(totals)
 
-    def _share_of(self, items: Sequence[Item]) -> list[tuple[list[Item], Layout]]:
+    def _share_of(self, items: Sequence[Item]) -> list[tuple[list[Item], MicroBatch]]:
         """This process's passes of a step: which items, and how they are laid out."""
-        foreseen, self._foreseen = self._foreseen, None
-        if foreseen is not None and foreseen[0] == [item.id for item in items]:
-            return foreseen[1]
+        prefetched, self._prefetched = self._prefetched, None
+        if prefetched is not None and prefetched[0] == [item.id for item in items]:
+            return prefetched[1]
         groups = [[items[index] for index in group] for group in self._packer.groups(items)]
-        return [(some, self._packer.layout(some)) for some in self._team.share(groups)]
+        return [(some, self._packer.micro_batch(some)) for some in self._team.share(groups)]
 
-    def _foresee(self, items: Sequence[Item]) -> None:
+    def _prefetch(self, items: Sequence[Item]) -> None:
         """Prepare the next step while the device still works on this one."""
         if not self._parameters[0].is_cuda:
             return  # there is nobody else to work meanwhile
         passes = self._share_of(items)
-        for _, layout in passes:
-            self._engine.foresee(layout)
-        self._foreseen = ([item.id for item in items], passes)
+        for _, batch in passes:
+            self._backend.prefetch(batch)
+        self._prefetched = ([item.id for item in items], passes)
 
     def _look(
         self, loss: float, norm: float, passes: Sequence[tuple[Sequence[Item], Any]], items: Sequence[Item]
@@ -156,7 +156,7 @@ class StepMaker:
         return f"the loss is {loss}", joined or tuple(item.id for item in items)
 
     def _score(self, items: Sequence[Item]) -> dict[str, list[float]]:
-        found = answer_log_probs(self._engine, items, self._packer)
+        found = answer_log_probs(self._backend, items, self._packer)
         assert found is not None
         return found
 
@@ -207,7 +207,7 @@ class _Stopwatch:
 def _broken_ones(items: Sequence[Item], spans: Any) -> list[str]:
     values, bad = spans.tolist(), []
     for item in items:
-        own, values = values[: 1 + len(item.branches)], values[1 + len(item.branches) :]
+        own, values = values[: 1 + len(item.completions)], values[1 + len(item.completions) :]
         if not all(map(math.isfinite, own)):
             bad.append(item.id)
     return bad

@@ -18,7 +18,7 @@ from tunesmith.models.adapters import load_adapter, new_adapter, read_config, st
 from tunesmith.models.chat import ChatFormat, Tokenized
 from tunesmith.models.loading import load_base, pick_device
 from tunesmith.models.packs import Item, Packer, to_learn
-from tunesmith.models.scoring import Engine, PlainEngine, answer_log_probs, keeps_apart
+from tunesmith.models.scoring import ComputeBackend, TransformersBackend, answer_log_probs, supports_packing
 from tunesmith.models.tuned import whole
 from tunesmith.profiles.base_model import is_whole_model
 from tunesmith.profiles.profile import Method
@@ -26,7 +26,7 @@ from tunesmith.programs.host import Program
 from tunesmith.runs.spec import RunSpec, TrainSpec
 from tunesmith.training.rules.memory_plan import MemoryPlan
 from tunesmith.training.trainers.native.batch_sampler import Order
-from tunesmith.training.trainers.native.compute import engine_for
+from tunesmith.training.trainers.native.compute import backend_for
 from tunesmith.training.trainers.native.controller import Training
 from tunesmith.training.trainers.native.distributed import Team
 from tunesmith.training.trainers.native.items import make_items, max_length
@@ -168,21 +168,21 @@ def assemble(spec: TrainSpec, chat: ChatFormat, data: Data, team: Team, voice: V
         train_embeddings = bool(read_config(Path(spec.resume.path) / ADAPTER).get("modules_to_save"))
     adapted = adapted_base(run, base, train_embeddings=train_embeddings)
     optimizer = new_optimizer(adapted, run.recipe)
-    make_engine = partial(engine_for, adapted, is_fast=run.recipe.fast_path, log=voice.log)
-    engine = make_engine(checkpointed_layers=memory.checkpointed_layers)
-    is_fast = not isinstance(engine, PlainEngine)
+    make_backend = partial(backend_for, adapted, is_fast=run.recipe.fast_path, log=voice.log)
+    backend = make_backend(checkpointed_layers=memory.checkpointed_layers)
+    is_fast = not isinstance(backend, TransformersBackend)
     other = planner.replanned(memory, is_fast=is_fast, with_embeddings=train_embeddings)
     if other is not None:
-        memory, engine = other, make_engine(checkpointed_layers=other.checkpointed_layers)
+        memory, backend = other, make_backend(checkpointed_layers=other.checkpointed_layers)
         voice.log(told(memory), "info")
     packer = Packer(max_tokens=memory.pack_tokens, pad_id=chat.pad_id, is_packing=is_packing)
-    recall = partial(recalled, spec, adapted, team, voice.log, partial(ask_before, engine, packer, team, voice))
+    recall = partial(recalled, spec, adapted, team, voice.log, partial(ask_before, backend, packer, team, voice))
     objective = _objective(run, [data.items[index] for index in order.used()], data.case_items, recall)
     if team.rank > 0:
         seed_everything(run.recipe.seed + team.rank)  # from here on only dropout draws: in every process its own
     cases = data.case_items
-    validator = Validator(engine, chat, cases, data.case_examples, packer, objective) if cases else None
-    steps = StepMaker(engine, optimizer, run.recipe, packer, objective, team)
+    validator = Validator(backend, chat, cases, data.case_examples, packer, objective) if cases else None
+    steps = StepMaker(backend, optimizer, run.recipe, packer, objective, team)
     training = Training(adapted, optimizer, order, validator, team)
     return Assembly(training, data.items, order, steps, found, memory)
 
@@ -218,7 +218,7 @@ def adapted_base(run: RunSpec, base: Any, *, train_embeddings: bool) -> Any:
 
 
 def _can_pack(base: Any, voice: Voice) -> bool:
-    if keeps_apart(base):
+    if supports_packing(base):
         return True
     voice.log("this model cannot keep packed examples apart: every example gets a row of its own instead", "warning")
     return False
@@ -237,7 +237,7 @@ def _objective(
     return objective_of(run.method, run.recipe, reference, drift_items)
 
 
-def ask_before(engine: Engine, packer: Packer, team: Team, voice: Voice, items: Sequence[Item]) -> Reference:
+def ask_before(backend: ComputeBackend, packer: Packer, team: Team, voice: Voice, items: Sequence[Item]) -> Reference:
     """What the model makes of the answers before its first step: the base does, or the adapter that is started from.
 
     Asked with the weights it starts with, so no second copy of the model is ever in memory.
@@ -248,7 +248,7 @@ def ask_before(engine: Engine, packer: Packer, team: Team, voice: Voice, items: 
         voice.progress(done, len(mine), "reference")
         return not voice.is_ending()
 
-    found = answer_log_probs(engine, mine, packer, go_on)
+    found = answer_log_probs(backend, mine, packer, go_on)
     if found is None:
         raise Interrupted
     return team.merged(found)

@@ -14,7 +14,7 @@ from tunesmith.datasets.report import Example
 from tunesmith.models.chat import ChatFormat
 from tunesmith.models.generation import answer_all
 from tunesmith.models.packs import Item, Packer
-from tunesmith.models.scoring import Engine, answer_log_probs, evaluating
+from tunesmith.models.scoring import ComputeBackend, answer_log_probs, evaluating
 from tunesmith.profiles.profile import Method
 from tunesmith.programs.messages import SampleOutput
 from tunesmith.runs.spec import RunSpec
@@ -60,14 +60,14 @@ class Validator:
 
     def __init__(
         self,
-        engine: Engine,
+        backend: ComputeBackend,
         chat: ChatFormat,
         items: Sequence[Item],
         examples: Sequence[Example],
         packer: Packer,
         objective: Objective,
     ) -> None:
-        self._engine, self._chat, self._items, self._packer, self._objective = engine, chat, items, packer, objective
+        self._backend, self._chat, self._items, self._packer, self._objective = backend, chat, items, packer, objective
         self._samples = [example for example in examples if example.chosen][:_NUM_SAMPLES]
 
     def measure(self, on_case: Callable[[int, int], bool]) -> dict[str, float] | None:
@@ -75,17 +75,17 @@ class Validator:
         weights, done = weigh(self._items), 0
 
         def score(items: Sequence[Item]) -> dict[str, list[float]]:
-            found = answer_log_probs(self._engine, items, self._packer, lambda _: on_case(0, len(self._items)))
+            found = answer_log_probs(self._backend, items, self._packer, lambda _: on_case(0, len(self._items)))
             if found is None:
                 raise _Stopped
             return found
 
         values: defaultdict[str, list[float]] = defaultdict(list)
-        with evaluating(self._engine.model), contextlib.suppress(_Stopped):
+        with evaluating(self._backend.model), contextlib.suppress(_Stopped):
             aside = self._objective.aside(self._items, score)
             for group in self._packer.groups(self._items):
                 some = [self._items[index] for index in group]
-                spans = self._engine.span_log_probs(self._packer.layout(some)).double()
+                spans = self._backend.span_log_probs(self._packer.micro_batch(some)).double()
                 terms = self._objective.terms(some, spans, weights, aside)
                 values[LOSS].append(float(terms.loss))
                 for name, figure in terms.figures.items():
@@ -99,7 +99,7 @@ class Validator:
     def samples(self) -> list[SampleOutput]:
         """Greedy answers to a few cases, short ones, for people to look at."""
         prompts = [self._chat.prompt(example.messages[:-1]) for example in self._samples]
-        answers = answer_all(self._engine.model, self._chat, prompts, _SAMPLE_TOKENS)
+        answers = answer_all(self._backend.model, self._chat, prompts, _SAMPLE_TOKENS)
         return [
             SampleOutput(
                 prompt=_cut(example.messages[-2]["content"] if len(example.messages) > 1 else ""),

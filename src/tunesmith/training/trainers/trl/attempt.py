@@ -13,7 +13,7 @@ from tunesmith.models.adapters import read_config
 from tunesmith.models.chat import ChatFormat
 from tunesmith.models.loading import load_tokenizer
 from tunesmith.models.packs import Packer
-from tunesmith.models.scoring import PlainEngine
+from tunesmith.models.scoring import TransformersBackend
 from tunesmith.profiles.profile import Method
 from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import Program
@@ -117,9 +117,9 @@ def _validator(program: Program, chat: ChatFormat, data: Data, adapted: Any, voi
     packer = Packer(max_tokens=tokens, pad_id=chat.pad_id, is_packing=False)
     reference: Reference = {}
     if run.method is Method.DPO:
-        reference = ask_before(PlainEngine(adapted), packer, Team(), voice, data.case_items)
+        reference = ask_before(TransformersBackend(adapted), packer, Team(), voice, data.case_items)
     objective = objective_of(run.method, run.recipe, reference, {})
-    return Validator(PlainEngine(adapted), chat, data.case_items, data.case_examples, packer, objective)
+    return Validator(TransformersBackend(adapted), chat, data.case_items, data.case_examples, packer, objective)
 
 
 def _plan(spec: TrainSpec, data: Data) -> Plan:

@@ -17,12 +17,12 @@ _Row = tuple[list[int], list[bool]]
 
 def num_tokens(item: Item) -> int:
     """Tokens that go through the model: TRL computes the prompt of a pair twice."""
-    return sum(len(item.prompt) + len(branch.ids) for branch in item.branches)
+    return sum(len(item.prompt) + len(completion.ids) for completion in item.completions)
 
 
 def width(item: Item) -> int:
     """Tokens in a padded batch: both conversations of a pair become as wide as the longer one."""
-    return len(item.branches) * item.longest
+    return len(item.completions) * item.longest
 
 
 def collator_of(method: Method, items: Sequence[Item], pad_id: int) -> Collator:
@@ -38,8 +38,8 @@ def collator_of(method: Method, items: Sequence[Item], pad_id: int) -> Collator:
 
     def orpo(numbers: Sequence[int]) -> dict[str, Any]:
         batch: dict[str, Any] = {}
-        for name, branch in (("chosen", 0), ("rejected", 1)):
-            rows = _rows(items, numbers, branch)
+        for name, completion in (("chosen", 0), ("rejected", 1)):
+            rows = _rows(items, numbers, completion)
             batch |= {f"{name}_{key}": tensor for key, tensor in _padded(rows, pad_id).items()}
             batch[f"{name}_labels"] = _labels(rows)
         return batch
@@ -47,13 +47,13 @@ def collator_of(method: Method, items: Sequence[Item], pad_id: int) -> Collator:
     return {Method.SFT: sft, Method.DPO: dpo, Method.ORPO: orpo}[method]
 
 
-def _rows(items: Sequence[Item], numbers: Sequence[int], branch: int) -> list[_Row]:
+def _rows(items: Sequence[Item], numbers: Sequence[int], completion: int) -> list[_Row]:
     """Whole conversations, with what is trained of them."""
     chosen = [items[number] for number in numbers]
     return [
         (
-            [*item.prompt, *item.branches[branch].ids],
-            [*[False] * len(item.prompt), *item.branches[branch].trained],
+            [*item.prompt, *item.completions[completion].ids],
+            [*[False] * len(item.prompt), *item.completions[completion].loss_mask],
         )
         for item in chosen
     ]

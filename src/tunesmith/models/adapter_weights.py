@@ -1,4 +1,4 @@
-"""An adapter taken apart for serving: what it does to each module of the base, so that one batch can mix adapters.
+"""An adapter's weights by module of the base, for serving: so one batch can mix adapters.
 
 peft decides what belongs where: it puts the adapter on a copy of the base without weights, once per kind of adapter,
 and what it did there is the plan by which files are read. Nothing here touches the model that answers.
@@ -66,8 +66,8 @@ class LowRankEmbedding:
         return output + change if self.size is None else self.size * (output + change)
 
 
-class Whole:
-    """A module trained as a whole (modules_to_save), which answers instead of the base's."""
+class ReplacedModule:
+    """A fully trained module (PEFT: modules_to_save), used instead of the base's."""
 
     replaces = True
 
@@ -79,15 +79,15 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class AdapterParts:
-    """By the name of the base's module, what the adapter does there; and the bytes of all of it."""
+class AdapterWeights:
+    """An adapter's parts by the name of the base's module, and their total size."""
 
     parts: Mapping[str, Part]
     num_bytes: int
 
     @property
-    def knows_rows(self) -> bool:
-        """Whether every module is given one row per sequence; experts are given the tokens that chose them."""
+    def has_sequence_dim(self) -> bool:
+        """Whether every module gets inputs with one row per sequence; experts get only the tokens routed to them."""
         return not any(".experts." in name for name in self.parts)
 
 
@@ -110,7 +110,7 @@ class AdapterReader:
         self._plans: dict[str, _Plan] = {}
         self._skeleton: Any = None
 
-    def read(self, folder: Path) -> AdapterParts:
+    def read(self, folder: Path) -> AdapterWeights:
         """Raises DataError where the folder is no adapter for this base, or one that cannot be served."""
         settings = read_config(folder)
         if settings.get("bias", "none") != "none":
@@ -123,24 +123,24 @@ class AdapterReader:
         if plan is None:
             plan = self._plans[key] = self._plan(folder, settings)
         with torch.inference_mode(False), torch.no_grad():
-            weights = self._placed(read_weights(folder, plan.shapes))
+            weights = self._to_device(read_weights(folder, plan.shapes))
             parts = {name: make(weights, self._model.get_submodule(name)) for name, make in plan.makers.items()}
         held = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in weights.values()}
-        return AdapterParts(parts, sum(held.values()))
+        return AdapterWeights(parts, sum(held.values()))
 
-    def _placed(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        """On the device, in the base's numbers; an embedding that was saved twice because it is tied, once."""
-        placed: dict[str, Any] = {}
+    def _to_device(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+        """Copy the weights to the device in the base's dtype; a tied embedding that was saved twice is copied once."""
+        on_device: dict[str, Any] = {}
         large: list[Any] = []
         for name, tensor in weights.items():
             same = next((one for one in large if one.shape == tensor.shape and torch.equal(one, tensor)), None)
             if same is None:
                 is_large = tensor.ndim == 2 and "lora_" not in name
                 large += [tensor] if is_large else []
-                placed[name] = tensor.to(self._device, self._dtype)
+                on_device[name] = tensor.to(self._device, self._dtype)
             else:
-                placed[name] = placed[next(key for key, one in weights.items() if one is same)]
-        return placed
+                on_device[name] = on_device[next(key for key, one in weights.items() if one is same)]
+        return on_device
 
     def _plan(self, folder: Path, settings: dict[str, Any]) -> _Plan:
         if self._skeleton is None:
@@ -170,7 +170,9 @@ def _maker(folder: Path, name: str, module: Any) -> Maker | None:
     """How this module's part is made of the file's weights; None where the adapter does nothing there."""
     if isinstance(module, ModulesToSaveWrapper):
         names = [part for part, _ in module.modules_to_save[_NAME].named_parameters()]
-        return lambda weights, live: Whole(_with_weights(live, {part: weights[f"{name}.{part}"] for part in names}))
+        return lambda weights, live: ReplacedModule(
+            _with_weights(live, {part: weights[f"{name}.{part}"] for part in names})
+        )
     if _NAME in getattr(module, "lora_embedding_A", ()):
         return _embedding_maker(name, module.scaling[_NAME])
     if _NAME in getattr(module, "lora_A", ()):
