@@ -108,7 +108,9 @@ def line_of(found: dict[str, Any], is_cuda: bool) -> str:
     if "failed" in found or "skipped" in found:
         return "; ".join(f"{why}: {text}" for why, text in found.items())
     judged = "" if not is_cuda else "   ok" if abs(found["error"]) <= AIM else "   OFF"
-    return f"foretold {found['forecast_gb']:7.2f} GB   peak {found['peak_gb']:7.2f} GB   {found['error']:+7.1%}{judged}"
+    return (
+        f"predicted {found['forecast_gb']:7.2f} GB   peak {found['peak_gb']:7.2f} GB   {found['error']:+7.1%}{judged}"
+    )
 
 
 def measured(job: Job, deadline: float | None) -> dict[str, Any]:
@@ -131,7 +133,7 @@ def measured(job: Job, deadline: float | None) -> dict[str, Any]:
 def run(job: Job) -> dict[str, Any]:
     """Inside the combination's own process."""
     import torch
-    from benchmarks.training_arms.native import assemble, forecast_bytes
+    from benchmarks.training_arms.native import build_training, forecast_bytes
 
     from tunesmith.training.trainers.native.memory import peak_bytes
 
@@ -140,19 +142,19 @@ def run(job: Job) -> dict[str, Any]:
     )  # every library is loaded before the process is weighed
     examples = examples_of(job)
     before = 0 if torch.cuda.is_available() else peak_bytes()
-    foretold = None
+    predicted = None
     try:
-        native = assemble(job, examples)
-        foretold = forecast_bytes(job, native, before) / 2**30
+        native = build_training(job, examples)
+        predicted = forecast_bytes(job, native, before) / 2**30
         forget_peak()
         for number in range(min(2, native.order.num_steps)):
             native.step(number)
         wait_for_device()
     except torch.OutOfMemoryError:
-        told = "nothing" if foretold is None else f"{foretold:.1f} GB"
-        return {"failed": f"out of memory with {peak_bytes() / 2**30:.1f} GB in use; {told} foretold"}
+        told = "nothing" if predicted is None else f"{predicted:.1f} GB"
+        return {"failed": f"out of memory with {peak_bytes() / 2**30:.1f} GB in use; {told} predicted"}
     peak = peak_bytes() / 2**30
-    return {"forecast_gb": round(foretold, 3), "peak_gb": round(peak, 3), "error": round(foretold / peak - 1, 4)}
+    return {"forecast_gb": round(predicted, 3), "peak_gb": round(peak, 3), "error": round(predicted / peak - 1, 4)}
 
 
 if __name__ == "__main__":

@@ -34,10 +34,10 @@ from tunesmith.profiles.profile import Gate, Recipe
 from tunesmith.programs.messages import CaseScore
 from tunesmith.training.rules.memory_plan import UNPLANNED_PACK_TOKENS
 from tunesmith.training.trainers.native.batch_sampler import Order
-from tunesmith.training.trainers.native.distributed import Team
+from tunesmith.training.trainers.native.distributed import TrainingGroup
 from tunesmith.training.trainers.native.objectives import Sft
 from tunesmith.training.trainers.native.optimizer import new_optimizer
-from tunesmith.training.trainers.native.step import StepMaker
+from tunesmith.training.trainers.native.step import TrainStep
 
 RECIPE = Recipe(
     lr=3e-3, lora_rank=8, lora_dropout=0.0, batch_tokens=1536, max_steps=30, epochs=50, train_embeddings=True
@@ -83,10 +83,12 @@ class Loop:
             max_steps=RECIPE.max_steps,
         )
         packer = Packer(UNPLANNED_PACK_TOKENS, chat.pad_id, is_packing=True)
-        steps = StepMaker(TransformersBackend(adapted), new_optimizer(adapted, RECIPE), RECIPE, packer, Sft(), Team())
+        train_step = TrainStep(
+            TransformersBackend(adapted), new_optimizer(adapted, RECIPE), RECIPE, packer, Sft(), TrainingGroup()
+        )
         for step in range(order.num_steps):
             batch = [items[index] for index in order.batch(step).indices]
-            made = steps.make(step, order.num_steps, batch)
+            made = train_step.run(step, order.num_steps, batch)
             made.raise_if_broken(step)  # NaN never becomes an adapter
             if step % 10 == 0:
                 print(f"  step {step:3d}  loss {made.loss:.3f}")

@@ -42,7 +42,7 @@ class Native:
 
     def step(self, number: int) -> Any:
         """The result of the step, as the product's loop sees it."""
-        return self.maker.make(number, self.order.num_steps, self._of_step(number), self._of_step(number + 1))
+        return self.maker.run(number, self.order.num_steps, self._of_step(number), self._of_step(number + 1))
 
     def _of_step(self, number: int) -> list[Any]:
         if number >= self.order.num_steps:
@@ -52,7 +52,7 @@ class Native:
 
 def run_native(job: Job) -> Measured:
     examples = examples_of(job)
-    native = assemble(job, examples)
+    native = build_training(job, examples)
     start_loss = loss_of(native, native.items[:NUM_CHECKED])
     forget_peak()
     losses, began_at, step_s = [], time.perf_counter(), 0.0
@@ -88,21 +88,21 @@ def run_native(job: Job) -> Measured:
     )
 
 
-def assemble(job: Job, examples: Sequence[Example]) -> Native:
-    """As `tunesmith.training.trainers.native.train` and `assemble` do from a spec."""
+def build_training(job: Job, examples: Sequence[Example]) -> Native:
+    """As `tunesmith.training.trainers.native.train` and `build_training` do from a spec."""
     from tunesmith.models.adapters import new_adapter
     from tunesmith.models.loading import pick_device
     from tunesmith.models.packs import Packer
     from tunesmith.models.quantized import quantize_linears
     from tunesmith.models.scoring import answer_log_probs
     from tunesmith.profiles.profile import Method, Recipe
-    from tunesmith.training.trainers.native.batch_sampler import Order
+    from tunesmith.training.trainers.native.batch_sampler import BatchSampler
     from tunesmith.training.trainers.native.compute import backend_for
-    from tunesmith.training.trainers.native.distributed import Team
+    from tunesmith.training.trainers.native.distributed import TrainingGroup
     from tunesmith.training.trainers.native.objectives import objective_of
     from tunesmith.training.trainers.native.optimizer import new_optimizer
     from tunesmith.training.trainers.native.random_state import repeat_exactly
-    from tunesmith.training.trainers.native.step import StepMaker
+    from tunesmith.training.trainers.native.step import TrainStep
 
     repeat_exactly()
     method, items = Method(job.method), [item_of(job.method, number, one) for number, one in enumerate(examples)]
@@ -119,7 +119,7 @@ def assemble(job: Job, examples: Sequence[Example]) -> Native:
     adapted = new_adapter(base, recipe)
     optimizer = new_optimizer(adapted, recipe)
     packer = Packer(job.pack_tokens, 0, is_packing=job.arm != "native, padded")
-    order = Order([len(item) for item in items], seed=job.seed, epochs=1, batch_tokens=batch_tokens)
+    order = BatchSampler([len(item) for item in items], seed=job.seed, epochs=1, batch_tokens=batch_tokens)
     began_at = time.perf_counter()
     told: list[str] = []
     backend = backend_for(
@@ -131,7 +131,7 @@ def assemble(job: Job, examples: Sequence[Example]) -> Native:
     reference = answer_log_probs(backend, items, packer) if method is Method.DPO else {}
     ready_s = time.perf_counter() - began_at
     objective = objective_of(method, recipe, reference or {}, {})
-    maker = StepMaker(backend, optimizer, recipe, packer, objective, Team())
+    maker = TrainStep(backend, optimizer, recipe, packer, objective, TrainingGroup())
     path = told[-1] if told else "slow path"
     return Native(model_parameters, recipe, backend, path, items, order, packer, objective, maker, ready_s)
 
@@ -153,9 +153,9 @@ def item_of(method: str, number: int, example: Example) -> Any:
 def loss_of(native: Native, items: Sequence[Any]) -> float:
     """As validation measures it."""
     from tunesmith.models.scoring import evaluating
-    from tunesmith.training.trainers.native.objectives import weigh
+    from tunesmith.training.trainers.native.objectives import loss_denominators
 
-    weights, total = weigh(items), 0.0
+    weights, total = loss_denominators(items), 0.0
     with evaluating(native.backend.model):
         for group in native.packer.groups(items):
             some = [items[index] for index in group]
@@ -167,12 +167,12 @@ def loss_of(native: Native, items: Sequence[Any]) -> float:
 def forecast_bytes(job: Job, native: Native, process_bytes: int = 0) -> int:
     """As a run of the product foretells its peak, with nothing learnt from earlier runs."""
     from tunesmith.models.scoring import TransformersBackend
-    from tunesmith.profiles.architecture import Shape
+    from tunesmith.profiles.architecture import ModelShape
     from tunesmith.profiles.profile import Method
-    from tunesmith.training.rules.memory_forecast import forecast, terms_for
+    from tunesmith.training.rules.memory_forecast import forecast, forecast_inputs
 
     config, method = native.backend.model.config, Method(job.method)
-    shape = Shape(
+    shape = ModelShape(
         family=config.model_type, hidden=config.hidden_size, intermediate=config.intermediate_size,
         num_layers=config.num_hidden_layers, num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
@@ -181,7 +181,7 @@ def forecast_bytes(job: Job, native: Native, process_bytes: int = 0) -> int:
         num_parameters=native.model_parameters,
     )  # fmt: skip
     is_cuda = next(native.backend.model.parameters()).is_cuda
-    terms = terms_for(shape, native.recipe, method, "cuda" if is_cuda else "cpu")
+    terms = forecast_inputs(shape, native.recipe, method, "cuda" if is_cuda else "cpu")
     items = native.items
     wanted = sum(item.num_trained + (item.num_context if item.counts_context else 0) for item in items)
     terms = replace(

@@ -396,7 +396,7 @@ def _restated(folder: Path, **changes: Any) -> str:
         ({"identity__surprise": "x" * 100_000}, "surprise"),
         ({"standing__step": 3}, "expected step 4"),
         ({"standing__last_lr": 0.5}, "learning rate"),
-        ({"position": 77}, "stands at a place"),
+        ({"position": 77}, "is at a position"),
         ({"accumulation": 3}, "state.json"),
         ({"standing__best_value": "much"}, "state.json"),
         ({"random": {}}, "rank-0"),

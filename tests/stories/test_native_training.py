@@ -52,8 +52,8 @@ from tunesmith.programs.result_check import judge_train
 from tunesmith.runs.rules.request import RequestKind
 from tunesmith.runs.rules.task import AttemptState, ErrorClass
 from tunesmith.runs.spec import BaseModelRef, DatasetRef, TrainSpec
-from tunesmith.training.trainers.native.state import Standing, check_restored, state_of
-from tunesmith.training.trainers.native.state_copy import copy_state
+from tunesmith.training.trainers.native.checkpoints import copy_state
+from tunesmith.training.trainers.native.state import TrainerState, check_restored, state_of
 from tunesmith.training.trainers.native.train import train
 from tunesmith.training.trainers.registry import find_trainer
 
@@ -263,7 +263,7 @@ def test_adapter_in_a_checkpoint_has_the_bytes_that_save_adapter_writes(
     model = load_base(Path(base.path), pick_device())
     adapted = new_adapter(model, a_recipe(train_embeddings=True))
     save_adapter(adapted, tmp_path / "one", "base")
-    state = state_of(a_train_spec(base, data).run, Standing(), 0, 0, {})
+    state = state_of(a_train_spec(base, data).run, TrainerState(), 0, 0, {})
     (tmp_path / "two").mkdir()
     copy_state(state, adapted, {}, Path("base")).write(tmp_path / "two")
     for name in ("adapter_model.safetensors", "adapter_config.json"):
@@ -519,7 +519,7 @@ def train_with(spec: TrainSpec, folder: Path, act: Callable[[Program], None], af
         watcher.join()
 
 
-def wish(*kinds: RequestKind) -> Callable[[Program], None]:
+def send_requests(*kinds: RequestKind) -> Callable[[Program], None]:
     lines = "".join(json.dumps({"id": f"req-{kind.value}", "kind": kind.value}) + "\n" for kind in kinds)
 
     def act(program: Program) -> None:
@@ -538,7 +538,7 @@ def checkpoints_of(folder: Path) -> list[int]:
 
 
 def test_pause_saves_a_checkpoint_then_answers(base: BaseModelRef, data: DatasetRef, tmp_path: Path) -> None:
-    result = train_with(endless(base, data), tmp_path / "out", wish(RequestKind.PAUSE))
+    result = train_with(endless(base, data), tmp_path / "out", send_requests(RequestKind.PAUSE))
     assert (result.status, result.detail["reason"]) == (ResultStatus.INTERRUPTED, "pause")
     assert checkpoints_of(tmp_path / "out") == [result.num_steps]
     assert acks_of(tmp_path / "out") == {"req-pause": f"at step {result.num_steps}"}
@@ -548,7 +548,7 @@ def test_pause_saves_a_checkpoint_then_answers(base: BaseModelRef, data: Dataset
 
 def test_stop_ends_with_the_best_so_far(base: BaseModelRef, data: DatasetRef, tmp_path: Path) -> None:
     spec = endless(base, data, validation=Validation(every_steps=2, max_cases=5))
-    result = train_with(spec, tmp_path / "out", wish(RequestKind.STOP))
+    result = train_with(spec, tmp_path / "out", send_requests(RequestKind.STOP))
     assert result.status is ResultStatus.STOPPED
     assert result.best_step is not None
     verify_folder(tmp_path / "out" / "artifact", result.artifact.digest)
@@ -556,27 +556,27 @@ def test_stop_ends_with_the_best_so_far(base: BaseModelRef, data: DatasetRef, tm
 
 
 def test_stop_before_any_validation_still_has_a_result(base: BaseModelRef, data: DatasetRef, tmp_path: Path) -> None:
-    result = train_with(endless(base, data), tmp_path / "out", wish(RequestKind.STOP), after_step=1)
+    result = train_with(endless(base, data), tmp_path / "out", send_requests(RequestKind.STOP), after_step=1)
     assert result.status is ResultStatus.STOPPED
     assert result.best_step == result.num_steps
 
 
 def test_stop_before_the_first_step_waits_for_one(base: BaseModelRef, data: DatasetRef, tmp_path: Path) -> None:
     program = a_program(endless(base, data), tmp_path / "out")
-    wish(RequestKind.STOP)(program)
+    send_requests(RequestKind.STOP)(program)
     result = train(program)
     assert (result.status, result.num_steps) == (ResultStatus.STOPPED, 1)
     assert result.artifact is not None
 
 
 def test_stop_wins_over_pause(base: BaseModelRef, data: DatasetRef, tmp_path: Path) -> None:
-    result = train_with(endless(base, data), tmp_path / "out", wish(RequestKind.PAUSE, RequestKind.STOP))
+    result = train_with(endless(base, data), tmp_path / "out", send_requests(RequestKind.PAUSE, RequestKind.STOP))
     assert result.status is ResultStatus.STOPPED
     assert acks_of(tmp_path / "out")["req-pause"] == "overtaken: stop"
 
 
 def test_cancel_keeps_nothing(base: BaseModelRef, data: DatasetRef, tmp_path: Path) -> None:
-    result = train_with(endless(base, data), tmp_path / "out", wish(RequestKind.CANCEL, RequestKind.STOP))
+    result = train_with(endless(base, data), tmp_path / "out", send_requests(RequestKind.CANCEL, RequestKind.STOP))
     assert (result.status, result.detail["reason"]) == (ResultStatus.INTERRUPTED, "cancel")
     assert checkpoints_of(tmp_path / "out") == []
     assert result.artifact is None
@@ -586,10 +586,10 @@ def test_checkpoint_wish_is_fulfilled_and_training_goes_on(
     base: BaseModelRef, data: DatasetRef, tmp_path: Path
 ) -> None:
     def act(program: Program) -> None:
-        wish(RequestKind.CHECKPOINT, RequestKind.SKIP)(program)
+        send_requests(RequestKind.CHECKPOINT, RequestKind.SKIP)(program)
         while "req-checkpoint" not in acks_of(program.dir):
             time.sleep(0.02)
-        wish(RequestKind.STOP)(program)
+        send_requests(RequestKind.STOP)(program)
 
     result = train_with(endless(base, data), tmp_path / "out", act)
     answers = acks_of(tmp_path / "out")

@@ -105,7 +105,7 @@ def test_plan_of_a_profile_shows_passes_parts_and_what_they_rest_on_in_80_column
         "forecast",
     ):
         assert words in page
-    assert re.search(r"of up to \d+ tokens, 0 of 28 layers computed again", page)
+    assert re.search(r"of up to \d+ tokens, 0 of 28 layers activation-checkpointed", page)
     assert max(map(len, page.splitlines())) <= 80, page
 
 
@@ -185,7 +185,7 @@ def test_training_records_forecast_and_peak_and_the_next_one_is_corrected_by_the
     assert memory["forecast"]["total"] > memory["forecast"]["process"] > 50 * 2**20
     assert memory["ratio"] > 0
     assert (memory["pack_tokens"], memory["checkpointed_layers"]) == (4096, 0)
-    assert re.search(r"\d+ MB of memory \(\d+ MB foretold\)", note_of(fleet.client.runs.show(first).attempts[0]))
+    assert re.search(r"\d+ MB of memory \(\d+ MB predicted\)", note_of(fleet.client.runs.show(first).attempts[0]))
     said = [event["message"] for event in fleet.program_events(first, attempt) if event["type"] == "log"]
     assert sum(message.startswith("memory:") for message in said) == 2
 
@@ -249,7 +249,7 @@ def test_embeddings_that_are_trained_after_all_are_planned_for(
     again = train_here(spec, tmp_path / "second")
     trained = [result.detail["memory"]["forecast"]["trained"] for result in (first, again)]
     assert trained[0] == trained[1] > 16 * base.lock.vocab_size * base.lock.hidden_size
-    assert sum("foretold of" in line for line in logs_of(tmp_path / "second")) == 2
+    assert sum("predicted of" in line for line in logs_of(tmp_path / "second")) == 2
 
 
 def test_cap_of_the_profile_is_what_the_passes_keep_to(base: BaseModelRef, data: DatasetRef, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_folder_that_cannot_be_written_costs_the_training_nothing(
     spec = a_spec(base, data, tmp_path)
     (tmp_path / "cache").write_text("a file where a folder should be")
     assert train_here(spec, tmp_path / "out").status is ResultStatus.SUCCEEDED
-    assert "not kept for later" in said(tmp_path / "out")
+    assert "could not be cached" in said(tmp_path / "out")
 
 
 def test_training_told_to_end_while_it_asks_keeps_nothing(base: BaseModelRef, data: DatasetRef, tmp_path: Path) -> None:

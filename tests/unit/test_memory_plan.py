@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.profiles.architecture import Shape
+from tunesmith.profiles.architecture import ModelShape
 from tunesmith.profiles.profile import Method, Recipe
 from tunesmith.training.rules.memory_forecast import (
-    FIGURES,
+    CONSTANTS,
     GB,
-    Terms,
+    ForecastInputs,
     correction_of,
     forecast,
+    forecast_inputs,
     measured_ratio,
     shape_key,
-    terms_for,
 )
 from tunesmith.training.rules.memory_plan import MemoryPlan, plan
 
-QWEN_600M = Shape(
+QWEN_600M = ModelShape(
     family="qwen3",
     hidden=1024,
     intermediate=3072,
@@ -56,14 +56,14 @@ def a_recipe(**fields: Any) -> Recipe:
     return Recipe.model_validate({"batch_tokens": 32_768, "lora_dropout": 0.0, **fields})
 
 
-def planned(gigabytes: float, shape: Shape = QWEN_600M, longest: int = 2048, **fields: Any) -> MemoryPlan:
+def planned(gigabytes: float, shape: ModelShape = QWEN_600M, longest: int = 2048, **fields: Any) -> MemoryPlan:
     return plan(shape, a_recipe(**fields), Method.SFT, int(gigabytes * GB), longest)
 
 
 @st.composite
-def some_terms(draw: st.DrawFn) -> Terms:
+def some_terms(draw: st.DrawFn) -> ForecastInputs:
     device = draw(st.sampled_from(["cuda", "cpu"]))
-    return Terms(
+    return ForecastInputs(
         device=device,
         is_fast=device == "cuda" and draw(st.booleans()),
         wanted_share=draw(st.floats(0.0, 1.0)),
@@ -77,26 +77,26 @@ def some_terms(draw: st.DrawFn) -> Terms:
 
 @given(SHAPES, METHODS, some_terms(), PACKS, PACKS, RANKS, RANKS)
 def test_forecast_never_shrinks_with_a_larger_pack_or_rank(
-    shape: Shape, method: Method, terms: Terms, pack: int, other: int, rank: int, other_rank: int
+    shape: ModelShape, method: Method, inputs: ForecastInputs, pack: int, other: int, rank: int, other_rank: int
 ) -> None:
     small, large = sorted((pack, other))
     low, high = (a_recipe(lora_rank=value) for value in sorted((rank, other_rank)))
-    assert forecast(shape, low, method, small, 0, terms).total <= forecast(shape, low, method, large, 0, terms).total
-    assert forecast(shape, low, method, small, 0, terms).total <= forecast(shape, high, method, small, 0, terms).total
+    assert forecast(shape, low, method, small, 0, inputs).total <= forecast(shape, low, method, large, 0, inputs).total
+    assert forecast(shape, low, method, small, 0, inputs).total <= forecast(shape, high, method, small, 0, inputs).total
 
 
 @given(SHAPES, METHODS, some_terms(), PACKS)
 def test_forecast_grows_with_layers_and_shrinks_with_each_checkpointed_one_but_the_first(
-    shape: Shape, method: Method, terms: Terms, pack: int
+    shape: ModelShape, method: Method, inputs: ForecastInputs, pack: int
 ) -> None:
     recipe = a_recipe()
     deeper = replace(shape, num_layers=shape.num_layers + 1, num_parameters=shape.num_parameters + shape.num_in_layer)
     assert (
-        forecast(shape, recipe, method, pack, 0, terms).total < forecast(deeper, recipe, method, pack, 0, terms).total
+        forecast(shape, recipe, method, pack, 0, inputs).total < forecast(deeper, recipe, method, pack, 0, inputs).total
     )
-    totals = [forecast(shape, recipe, method, pack, layers, terms).total for layers in range(1, shape.num_layers + 1)]
+    totals = [forecast(shape, recipe, method, pack, layers, inputs).total for layers in range(1, shape.num_layers + 1)]
     assert totals == sorted(totals, reverse=True)
-    assert totals[-1] <= forecast(shape, recipe, method, pack, 0, terms).total or shape.num_layers < 3
+    assert totals[-1] <= forecast(shape, recipe, method, pack, 0, inputs).total or shape.num_layers < 3
 
 
 def test_forecast_of_the_fast_path_counts_what_a_layer_keeps() -> None:
@@ -115,11 +115,11 @@ def test_forecast_of_the_measured_prototype_is_in_its_region() -> None:
 
 
 def test_slow_twin_needs_more_than_the_fast_path_and_a_cpu_more_than_that() -> None:
-    fast = forecast(QWEN_600M, a_recipe(), Method.SFT, 4096, 0, Terms())
-    plain = forecast(QWEN_600M, a_recipe(), Method.SFT, 4096, 0, Terms(is_fast=False))
-    on_cpu = forecast(QWEN_600M, a_recipe(), Method.SFT, 4096, 0, Terms(device="cpu", is_fast=False))
+    fast = forecast(QWEN_600M, a_recipe(), Method.SFT, 4096, 0, ForecastInputs())
+    plain = forecast(QWEN_600M, a_recipe(), Method.SFT, 4096, 0, ForecastInputs(is_fast=False))
+    on_cpu = forecast(QWEN_600M, a_recipe(), Method.SFT, 4096, 0, ForecastInputs(device="cpu", is_fast=False))
     assert plain.activations > 2 * fast.activations
-    assert plain.head == int(4096 * 151_936 * 4 * FIGURES.plain_head)
+    assert plain.head == int(4096 * 151_936 * 4 * CONSTANTS.plain_head)
     assert 1.5 * plain.activations < on_cpu.activations < 4 * plain.activations
     assert on_cpu.weights == 2 * plain.weights
 
@@ -127,14 +127,14 @@ def test_slow_twin_needs_more_than_the_fast_path_and_a_cpu_more_than_that() -> N
 def test_quantised_base_is_smaller_by_what_its_matrices_save() -> None:
     whole, small = (forecast(QWEN_8B, a_recipe(quantize=name), Method.SFT, 32_768) for name in ("none", "nf4"))
     matrices = QWEN_8B.num_in_layer * QWEN_8B.num_layers
-    assert whole.weights - small.weights == pytest.approx((2 - FIGURES.nf4_bytes) * matrices)
+    assert whole.weights - small.weights == pytest.approx((2 - CONSTANTS.nf4_bytes) * matrices)
     assert small.transient > whole.transient
 
 
 def test_full_tuning_holds_four_fp32_copies_and_pays_for_its_update() -> None:
-    full = forecast(QWEN_600M, a_recipe(tuning="full"), Method.SFT, 16, 0, Terms(is_fast=False))
+    full = forecast(QWEN_600M, a_recipe(tuning="full"), Method.SFT, 16, 0, ForecastInputs(is_fast=False))
     assert full.weights + full.trained >= 16 * QWEN_600M.num_parameters
-    assert full.moving >= FIGURES.update_bytes * QWEN_600M.num_parameters
+    assert full.moving >= CONSTANTS.update_bytes * QWEN_600M.num_parameters
 
 
 @pytest.mark.parametrize(
@@ -175,16 +175,16 @@ def test_ratio_of_a_measured_peak_does_not_depend_on_the_correction_in_force(
     """A second run under the correction of the first learns the same factor: corrections do not pile up."""
     plain = forecast(QWEN_600M, a_recipe(), Method.SFT, pack)
     measured = int(plain.fixed + truth * plain.moving)
-    corrected = forecast(QWEN_600M, a_recipe(), Method.SFT, pack, 0, Terms(correction=correction))
+    corrected = forecast(QWEN_600M, a_recipe(), Method.SFT, pack, 0, ForecastInputs(correction=correction))
     assert measured_ratio(corrected, correction, measured) == pytest.approx(truth, rel=1e-3)
-    right = forecast(QWEN_600M, a_recipe(), Method.SFT, pack, 0, Terms(correction=truth))
+    right = forecast(QWEN_600M, a_recipe(), Method.SFT, pack, 0, ForecastInputs(correction=truth))
     assert right.total == pytest.approx(measured, rel=1e-6)
 
 
 def test_key_tells_apart_what_needs_another_amount_and_not_what_a_pack_changes() -> None:
-    def key(shape: Shape = QWEN_600M, method: Method = Method.SFT, device: Any = "cuda", **fields: Any) -> str:
+    def key(shape: ModelShape = QWEN_600M, method: Method = Method.SFT, device: Any = "cuda", **fields: Any) -> str:
         recipe = a_recipe(**fields)
-        return shape_key(shape, recipe, method, terms_for(shape, recipe, method, device))
+        return shape_key(shape, recipe, method, forecast_inputs(shape, recipe, method, device))
 
     others = [key(QWEN_8B), key(method=Method.DPO), key(device="cpu"), key(quantize="nf4"), key(tuning="full")]
     assert len({key(), *others, key(dora=True)}) == 7
@@ -199,28 +199,28 @@ def test_key_tells_apart_what_needs_another_amount_and_not_what_a_pack_changes()
     SHAPES, METHODS, LIMITS, st.integers(16, 8192), st.integers(16, 100_000), st.sampled_from(["auto", "none", "all"])
 )
 def test_plan_fits_or_is_refused_with_what_to_change(
-    shape: Shape, method: Method, limit: int, longest: int, batch_tokens: int, wish: str
+    shape: ModelShape, method: Method, limit: int, longest: int, batch_tokens: int, mode: str
 ) -> None:
-    recipe = a_recipe(batch_tokens=batch_tokens, activation_checkpointing=wish)
+    recipe = a_recipe(batch_tokens=batch_tokens, activation_checkpointing=mode)
     made = plan(shape, recipe, method, limit, longest)
     if made.refusal is not None:
-        least = 0 if wish == "none" else shape.num_layers
-        assert forecast(shape, recipe, method, longest, least, terms_for(shape, recipe, method, "cuda")).total > (
-            limit * (1 - FIGURES.headroom) - 1
+        least = 0 if mode == "none" else shape.num_layers
+        assert forecast(shape, recipe, method, longest, least, forecast_inputs(shape, recipe, method, "cuda")).total > (
+            limit * (1 - CONSTANTS.headroom) - 1
         )
         assert "recipe.quantize: nf4" in made.refusal
         return
-    assert made.forecast.total <= limit * (1 - FIGURES.headroom)
+    assert made.forecast.total <= limit * (1 - CONSTANTS.headroom)
     assert longest <= made.pack_tokens <= max(longest, 65_536)
     assert made.pack_tokens <= max(longest, batch_tokens) + 255
     assert (
-        made.checkpointed_layers in {"auto": range(shape.num_layers + 1), "none": [0], "all": [shape.num_layers]}[wish]
+        made.checkpointed_layers in {"auto": range(shape.num_layers + 1), "none": [0], "all": [shape.num_layers]}[mode]
     )
 
 
-def enough_for(shape: Shape, tokens: int, layers: int = 0, **fields: Any) -> float:
+def enough_for(shape: ModelShape, tokens: int, layers: int = 0, **fields: Any) -> float:
     """Just so many gigabytes that such a pass fits; the figures of the forecast may be measured anew."""
-    return forecast(shape, a_recipe(**fields), Method.SFT, tokens, layers).total / GB / (1 - FIGURES.headroom) + 1e-3
+    return forecast(shape, a_recipe(**fields), Method.SFT, tokens, layers).total / GB / (1 - CONSTANTS.headroom) + 1e-3
 
 
 def test_plan_takes_the_whole_step_where_it_fits_and_the_largest_pass_that_does_elsewhere() -> None:
@@ -259,10 +259,10 @@ def test_plan_honours_the_cap_of_the_profile_even_below_the_longest_example() ->
 
 
 def test_plan_on_a_cpu_makes_the_usual_passes() -> None:
-    terms = terms_for(QWEN_600M, a_recipe(), Method.SFT, "cpu")
-    made = plan(QWEN_600M, a_recipe(), Method.SFT, 200 * GB, 100, largest_step=900, terms=terms)
+    inputs = forecast_inputs(QWEN_600M, a_recipe(), Method.SFT, "cpu")
+    made = plan(QWEN_600M, a_recipe(), Method.SFT, 200 * GB, 100, largest_step=900, inputs=inputs)
     assert made.pack_tokens == 4096
-    assert made.forecast == forecast(QWEN_600M, a_recipe(), Method.SFT, 900, 0, terms), "no step has more tokens"
+    assert made.forecast == forecast(QWEN_600M, a_recipe(), Method.SFT, 900, 0, inputs), "no step has more tokens"
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_plan_on_a_cpu_makes_the_usual_passes() -> None:
     ],
 )
 def test_refusal_names_the_numbers_and_the_setting_to_change(
-    room: float, shape: Shape, fields: dict[str, Any], hints: list[str]
+    room: float, shape: ModelShape, fields: dict[str, Any], hints: list[str]
 ) -> None:
     refusal = planned(room, shape, **fields).refusal
     assert refusal is not None
@@ -294,9 +294,9 @@ def test_plan_after_running_out_of_memory_halves_the_pass_and_keeps_nothing_wher
 
 def test_plan_obeys_the_correction_of_earlier_runs() -> None:
     room = int(enough_for(QWEN_600M, 32_768) * GB)
-    terms = terms_for(QWEN_600M, a_recipe(), Method.SFT, "cuda")
+    inputs = forecast_inputs(QWEN_600M, a_recipe(), Method.SFT, "cuda")
     plain, careful = (
-        plan(QWEN_600M, a_recipe(), Method.SFT, room, 2048, terms=replace(terms, correction=factor))
+        plan(QWEN_600M, a_recipe(), Method.SFT, room, 2048, inputs=replace(inputs, correction=factor))
         for factor in (1.0, 2.0)
     )
     assert careful.pack_tokens < plain.pack_tokens

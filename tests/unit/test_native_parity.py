@@ -19,7 +19,7 @@ from tunesmith.models.loading import load_base, load_tokenizer
 from tunesmith.models.packs import Item, Packer, single, with_shared_prompt
 from tunesmith.models.scoring import TransformersBackend, answer_log_probs, evaluating, span_log_probs
 from tunesmith.profiles.profile import Method
-from tunesmith.training.trainers.native.objectives import drift_partners, objective_of, weigh
+from tunesmith.training.trainers.native.objectives import kl_partners, loss_denominators, objective_of
 
 CPU = torch.device("cpu")
 PAD = 0
@@ -56,23 +56,23 @@ class Bench:
 
     def ours(self, method: Method, items: Sequence[Item], packer: Packer) -> tuple[float, dict[str, Any]]:
         """A step's loss and gradients, pass by pass, as the step maker sums them."""
-        drift_items = drift_partners(items) if method is Method.KTO else {}
-        reference = answer_log_probs(TransformersBackend(self.start), [*items, *drift_items.values()], packer)
+        kl_items = kl_partners(items) if method is Method.KTO else {}
+        reference = answer_log_probs(TransformersBackend(self.start), [*items, *kl_items.values()], packer)
         assert reference is not None
-        objective = objective_of(method, self.recipe, reference, drift_items)
-        weights = weigh(items)
+        objective = objective_of(method, self.recipe, reference, kl_items)
+        weights = loss_denominators(items)
 
         def score(some: Sequence[Item]) -> dict[str, list[float]]:
             found = answer_log_probs(TransformersBackend(self.adapted), some, packer)
             assert found is not None
             return found
 
-        aside = objective.aside(items, score)
+        kl_estimate = objective.kl_estimate(items, score)
         self.adapted.zero_grad(set_to_none=True)
         total = 0.0
         for group in packer.groups(items):
             some = [items[index] for index in group]
-            terms = objective.terms(some, span_log_probs(self.adapted, packer.micro_batch(some)), weights, aside)
+            terms = objective.terms(some, span_log_probs(self.adapted, packer.micro_batch(some)), weights, kl_estimate)
             terms.loss.backward()
             total += float(terms.loss.detach())
         return total, {name: tensor.grad.clone() for name, tensor in trained_parameters(self.adapted)}
@@ -244,7 +244,7 @@ def _trl_kto(bench: Bench, items: Sequence[Item], tmp_path: Path) -> tuple[float
     weights = {"desirable_weight": recipe.desirable_weight, "undesirable_weight": recipe.undesirable_weight}
     trainer = KTOTrainer(model, args=KTOConfig(**_settings(tmp_path, beta=recipe.beta, **weights)), **texts)
     _put_start(trainer.model, bench)
-    partners = list(drift_partners(items).values())
+    partners = list(kl_partners(items).values())
     drift = {f"KL_{name}": value for name, value in _as_batch(_rows(partners)).items()}
     batch = {**_as_batch(_rows(items)), **drift, "label": torch.tensor(labels)}
     return _measured(model, trainer.compute_loss(trainer.model, batch))

@@ -16,7 +16,7 @@ from tunesmith.models.packs import Completion, Item
 from tunesmith.profiles.profile import Method, Recipe
 from tunesmith.profiles.rules.lock import ArchitectureLock
 from tunesmith.runs.spec import AdapterRef, BaseModelRef, DatasetRef, RunSpec
-from tunesmith.training.trainers.native.references import HARMLESS, Shelf, reference_key
+from tunesmith.training.trainers.native.references import _NOT_IN_KEY, ReferenceCache, reference_key
 
 PRECISION = ("cpu", "torch.float32")
 KEY, OTHER = "a" * 64, "b" * 64
@@ -110,31 +110,31 @@ def test_key_ignores_order_identity_and_settings_that_only_steer_the_training() 
 
 
 def test_settings_without_effect_are_settings_of_a_recipe() -> None:
-    assert set(Recipe.model_fields) >= HARMLESS
+    assert set(Recipe.model_fields) >= _NOT_IN_KEY
 
 
 # ---- the shelf ------------------------------------------------------------------------------------------------------
 
 
 def test_shelf_gives_back_the_same_numbers_to_the_bit(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "new" / "references")
-    assert shelf.read(KEY) is None
-    shelf.keep(KEY, KEPT)
-    assert shelf.read(KEY) == KEPT
-    assert shelf.read(OTHER) is None
-    shelf.keep(KEY, {"one": [1.0]})
-    assert shelf.read(KEY) == {"one": [1.0]}
+    cache = ReferenceCache(tmp_path / "new" / "references")
+    assert cache.read(KEY) is None
+    cache.store(KEY, KEPT)
+    assert cache.read(KEY) == KEPT
+    assert cache.read(OTHER) is None
+    cache.store(KEY, {"one": [1.0]})
+    assert cache.read(KEY) == {"one": [1.0]}
 
 
 def test_shelf_refuses_a_file_with_any_byte_changed(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
-    shelf.keep(KEY, KEPT)
+    cache = ReferenceCache(tmp_path)
+    cache.store(KEY, KEPT)
     [path] = tmp_path.iterdir()
     good = path.read_bytes()
     for place in range(len(good)):
         path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
         try:
-            found = shelf.read(KEY)
+            found = cache.read(KEY)
         except DataError:
             continue
         assert found == KEPT, place  # the header's own spelling: a blank, the unused key
@@ -144,47 +144,47 @@ def test_shelf_refuses_a_file_with_any_byte_changed(tmp_path: Path) -> None:
 def test_shelf_refuses_what_is_no_such_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / f"{KEY}.safetensors").write_bytes(content)
     with pytest.raises(DataError):
-        Shelf(tmp_path).read(KEY)
+        ReferenceCache(tmp_path).read(KEY)
 
 
 def test_shelf_refuses_half_a_file_a_foreign_one_and_what_is_no_plain_file(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
-    shelf.keep(KEY, KEPT)
+    cache = ReferenceCache(tmp_path)
+    cache.store(KEY, KEPT)
     good = tmp_path / f"{KEY}.safetensors"
     other = tmp_path / f"{OTHER}.safetensors"
     other.write_bytes(good.read_bytes())
     with pytest.raises(DataError, match="not what was written"):
-        shelf.read(OTHER)
+        cache.read(OTHER)
     other.write_bytes(good.read_bytes()[:-5])
     with pytest.raises(DataError, match="cannot be read"):
-        shelf.read(OTHER)
+        cache.read(OTHER)
     other.unlink()
     other.symlink_to(good)
     with pytest.raises(DataError, match="not a file that tunesmith keeps"):
-        shelf.read(OTHER)
+        cache.read(OTHER)
     other.unlink()
     os.mkfifo(other)
     with pytest.raises(DataError, match="not a file that tunesmith keeps"):
-        shelf.read(OTHER)
+        cache.read(OTHER)
 
 
 def test_shelf_holds_a_bounded_number_of_files_and_drops_the_longest_unused(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, max_files=3)
+    cache = ReferenceCache(tmp_path, max_files=3)
     keys = [str(number) * 64 for number in range(5)]
     for age, key in enumerate(keys[:3]):
-        shelf.keep(key, KEPT)
+        cache.store(key, KEPT)
         os.utime(tmp_path / f"{key}.safetensors", (1000 + age, 1000 + age))
-    assert shelf.read(keys[0]) == KEPT  # used: now the youngest
-    shelf.keep(keys[3], KEPT)
-    assert [shelf.read(key) is not None for key in keys] == [True, False, True, True, False]
+    assert cache.read(keys[0]) == KEPT  # used: now the youngest
+    cache.store(keys[3], KEPT)
+    assert [cache.read(key) is not None for key in keys] == [True, False, True, True, False]
 
 
 def test_shelf_holds_a_bounded_number_of_bytes_but_always_the_newest(tmp_path: Path) -> None:
     (tmp_path / ".left.by.a.kill.tmp").write_bytes(b"x" * 400)
     os.utime(tmp_path / ".left.by.a.kill.tmp", (1000, 1000))
-    Shelf(tmp_path).keep(KEY, KEPT)
+    ReferenceCache(tmp_path).store(KEY, KEPT)
     os.utime(tmp_path / f"{KEY}.safetensors", (2000, 2000))
-    Shelf(tmp_path, max_bytes=1000).keep(OTHER, KEPT)
+    ReferenceCache(tmp_path, max_bytes=1000).store(OTHER, KEPT)
     assert sorted(path.name[0] for path in tmp_path.iterdir()) == ["a", "b"]
-    Shelf(tmp_path, max_bytes=10).keep(KEY, KEPT)
+    ReferenceCache(tmp_path, max_bytes=10).store(KEY, KEPT)
     assert [path.name[0] for path in tmp_path.iterdir()] == ["a"]

@@ -125,7 +125,7 @@ def _memory(outlook: Outlook) -> None:
     from tunesmith.training.rules.memory_forecast import size_text
 
     made = outlook.plan
-    again = f"{made.checkpointed_layers} of {made.num_layers} layers computed again"
+    again = f"{made.checkpointed_layers} of {made.num_layers} layers activation-checkpointed"
     earlier = f"from {several(outlook.num_earlier, 'earlier run')} of the same shape"
     heading("Memory")
     show_fields(

@@ -106,15 +106,15 @@ def note_of(attempt: AttemptView) -> str:
 
 
 def _memory(result: dict[str, Any]) -> list[str]:
-    """What a training took and what was foretold; a program of somebody else may tell whatever it likes."""
+    """What a training took and what was predicted; a program of somebody else may tell whatever it likes."""
     from tunesmith.training.rules.memory_forecast import size_text
 
     memory: Any = (result.get("detail") or {}).get("memory")
     try:
-        taken, foretold = float(memory["measured_bytes"]), float(memory["forecast"]["total"])
+        taken, predicted = float(memory["measured_bytes"]), float(memory["forecast"]["total"])
     except (TypeError, KeyError, ValueError):
         return []
-    return [f"{size_text(taken)} of memory ({size_text(foretold)} foretold)"]
+    return [f"{size_text(taken)} of memory ({size_text(predicted)} predicted)"]
 
 
 def show_history(events: Sequence[EventView]) -> None:

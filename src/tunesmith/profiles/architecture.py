@@ -73,11 +73,11 @@ def _why_no_folder(folder: Path) -> str:
     )
 
 
-def read_shape(folder: Path) -> Shape:
+def read_shape(folder: Path) -> ModelShape:
     """What the memory of a training depends on; sizes that a config leaves out are what transformers takes then."""
     lock, config = read_architecture(folder), _read_json(folder / "config.json", _MAX_CONFIG)
     tensors = read_tensor_shapes(folder)
-    return Shape(
+    return ModelShape(
         family=lock.family,
         hidden=lock.hidden_size,
         intermediate=_count(folder, config, "intermediate_size", otherwise=4 * lock.hidden_size),
@@ -201,7 +201,7 @@ def adaptable_modules(shapes: dict[str, tuple[int, ...]]) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """What the memory of a base model depends on."""
 
     family: str

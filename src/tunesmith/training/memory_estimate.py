@@ -16,13 +16,13 @@ from tunesmith.runs.spec import RunSpec
 from tunesmith.store.database import Database
 from tunesmith.training.rules.estimate import Estimate, Pace, estimate_training, num_tokens_of
 from tunesmith.training.rules.memory_forecast import (
-    FIGURES,
+    CONSTANTS,
     GB,
     TIER_GB,
     correction_of,
+    forecast_inputs,
     shape_key,
     size_text,
-    terms_for,
 )
 from tunesmith.training.rules.memory_plan import MemoryPlan, plan
 
@@ -72,7 +72,7 @@ class Outlook:
         made = self.plan
         if made.refusal is not None:
             return f"will not fit ({self.device_basis}): {made.refusal}"
-        again = f", {made.checkpointed_layers} of {made.num_layers} layers computed again"
+        again = f", {made.checkpointed_layers} of {made.num_layers} layers activation-checkpointed"
         return (
             f"about {size_text(made.forecast.total)} of {size_text(made.limit_bytes)} ({self.device_basis}), passes of "
             f"up to {made.pack_tokens} tokens{again if made.checkpointed_layers else ''}"
@@ -115,9 +115,9 @@ def memory_outlook(
 ) -> Outlook:
     """The plan as the run would make it on that device; without data, for examples as long as the recipe allows."""
     shape = read_shape(base)
-    terms = terms_for(shape, recipe, method, "cpu" if device.tier is HardwareTier.CPU else "cuda")
+    inputs = forecast_inputs(shape, recipe, method, "cpu" if device.tier is HardwareTier.CPU else "cuda")
     with database.read() as tx:
-        ratios: Sequence[float] = queue.memory_ratios(tx).get(shape_key(shape, recipe, method, terms), [])
+        ratios: Sequence[float] = queue.memory_ratios(tx).get(shape_key(shape, recipe, method, inputs), [])
     longest, step = _sizes(recipe, method, report, context)
     made = plan(
         shape,
@@ -126,9 +126,9 @@ def memory_outlook(
         device.bytes,
         longest,
         largest_step=max(longest, math.ceil(step / device.num_processes)),
-        terms=replace(terms, correction=correction_of(ratios)),
+        inputs=replace(inputs, correction=correction_of(ratios)),
     )
-    usable = int(made.limit_bytes * (1.0 - FIGURES.headroom))
+    usable = int(made.limit_bytes * (1.0 - CONSTANTS.headroom))
     return Outlook(made, usable, device.basis, len(ratios))
 
 

@@ -27,7 +27,7 @@ from tunesmith.runs.spec import ResumeSource, RunSpec, TrainSpec
 from tunesmith.runs.spec_paths import located
 from tunesmith.training.memory_estimate import corrections
 from tunesmith.training.rules.live_checks import broken_numbers
-from tunesmith.training.rules.save_schedule import to_remove
+from tunesmith.training.rules.save_schedule import steps_to_delete
 from tunesmith.training.trainers.command import argv_of, changed_since_sealed, environment_of
 from tunesmith.training.trainers.registry import find_trainer
 
@@ -60,7 +60,7 @@ def train(context: StageContext) -> StageEnd:
         return StageEnd.failed(ErrorClass.MISMATCH, f"{changed}; submit it again: tunesmith run retry {run.id}")
     resume = None if run.spec.dry_run else _newest_good_checkpoint(context)
     if resume is not None:
-        _thin_out(context, resume, run.spec.checkpoints.keep)
+        _prune(context, resume, run.spec.checkpoints.keep)
     spec = TrainSpec(
         attempt=context.attempt_ref,
         run=run_spec,
@@ -182,7 +182,7 @@ def _newest_good_checkpoint(context: StageContext) -> ResumeSource | None:
     return None
 
 
-def _thin_out(context: StageContext, resume: ResumeSource, keep: int) -> None:
+def _prune(context: StageContext, resume: ResumeSource, keep: int) -> None:
     """Remove what earlier attempts left beyond what may still be needed: the one that was just found good, `keep` more
     to step back to, and the furthest best. Where none was found good, nothing is ever removed."""
     with context.database.read() as tx:
@@ -192,7 +192,9 @@ def _thin_out(context: StageContext, resume: ResumeSource, keep: int) -> None:
     last = next(place for place, (folder, _) in enumerate(present) if str(folder) == resume.path)
     best = max((place for place, (_, one) in enumerate(present) if "best" in one.kinds), default=None)
     context.pulse.check()
-    for place in to_remove(range(last + 1), best, last, keep):  # what is further than the good one is damaged: evidence
+    for place in steps_to_delete(
+        range(last + 1), best, last, keep
+    ):  # what is further than the good one is damaged: evidence
         folder = present[place][0]
         (folder / MANIFEST).unlink(missing_ok=True)  # half removed, it is no longer a published one
         shutil.rmtree(folder, ignore_errors=True)

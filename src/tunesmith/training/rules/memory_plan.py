@@ -1,22 +1,22 @@
-"""Which passes a training makes so that it fits its device, and why: pack size, and layers that are computed again."""
+"""How a training fits its device, and why: the pack size, and the number of activation-checkpointed layers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tunesmith.profiles.architecture import Shape
+from tunesmith.profiles.architecture import ModelShape
 from tunesmith.profiles.profile import Method, Recipe
 from tunesmith.training.rules.memory_forecast import (
-    FIGURES,
+    CONSTANTS,
     Forecast,
-    Terms,
+    ForecastInputs,
     forecast,
+    forecast_inputs,
     is_nf4,
     rounded,
     shape_key,
     size_text,
-    terms_for,
 )
 
 UNPLANNED_PACK_TOKENS = 4096
@@ -58,11 +58,17 @@ class _Room:
     """What fits into a device, for one training."""
 
     def __init__(
-        self, shape: Shape, recipe: Recipe, method: Method, terms: Terms, device_bytes: int, sizes: tuple[int, int]
+        self,
+        shape: ModelShape,
+        recipe: Recipe,
+        method: Method,
+        inputs: ForecastInputs,
+        device_bytes: int,
+        sizes: tuple[int, int],
     ) -> None:
-        self._shape, self._recipe, self._method, self._terms = shape, recipe, method, terms
+        self._shape, self._recipe, self._method, self._terms = shape, recipe, method, inputs
         self._longest, self._largest_step = sizes
-        self.usable = int(device_bytes * (1.0 - FIGURES.headroom))
+        self.usable = int(device_bytes * (1.0 - CONSTANTS.headroom))
 
     def forecast(self, pack: int, layers: int) -> Forecast:
         """Of passes of at most `pack` tokens: an item that is longer has its own, and no step has more than it has."""
@@ -73,32 +79,32 @@ class _Room:
         return self.forecast(pack, layers).total <= self.usable
 
     def fewest_layers(self, pack: int) -> int | None:
-        """The fast path computes as many layers again as it is told, transformers all or none."""
+        """The fast path checkpoints any number of layers, transformers all or none."""
         most = self._shape.num_layers
         choices = range(most + 1) if self._terms.is_fast else (0, most)
         return next((layers for layers in choices if self.fits(pack, layers)), None)
 
 
 def plan(
-    shape: Shape,
+    shape: ModelShape,
     recipe: Recipe,
     method: Method,
     device_bytes: int,
     longest_item: int,
     *,
     largest_step: int | None = None,
-    terms: Terms | None = None,
+    inputs: ForecastInputs | None = None,
     divisor: int = 1,
 ) -> MemoryPlan:
-    """The largest pass that fits without computing anything twice; else as few layers computed again as possible.
+    """The largest pass that fits without activation checkpointing; else with as few checkpointed layers as possible.
 
     `largest_step`: most tokens that this process sees in a step. `divisor`: 2 after a pass of this plan ran out of
     memory.
     """
-    terms = terms or terms_for(shape, recipe, method, "cuda")
+    inputs = inputs or forecast_inputs(shape, recipe, method, "cuda")
     step = max(longest_item, recipe.batch_tokens if largest_step is None else largest_step)
-    room = _Room(shape, recipe, method, terms, device_bytes, (longest_item, step))
-    packs = list(_packs(recipe, terms, longest_item, step))
+    room = _Room(shape, recipe, method, inputs, device_bytes, (longest_item, step))
+    packs = list(_packs(recipe, inputs, longest_item, step))
     choice = _choose(room, packs, recipe, shape.num_layers)
     refusal = None
     if choice is None:
@@ -109,22 +115,22 @@ def plan(
     elif divisor > 1:
         choice = _smaller(choice, divisor, longest_item, recipe, shape.num_layers)
     return MemoryPlan(
-        key=shape_key(shape, recipe, method, terms),
+        key=shape_key(shape, recipe, method, inputs),
         pack_tokens=choice.pack,
         checkpointed_layers=choice.layers,
         num_layers=shape.num_layers,
-        is_fast=terms.is_fast,
+        is_fast=inputs.is_fast,
         forecast=room.forecast(choice.pack, choice.layers),
         limit_bytes=device_bytes,
-        correction=terms.correction,
+        correction=inputs.correction,
         reason=choice.why,
         refusal=refusal,
     )
 
 
-def _packs(recipe: Recipe, terms: Terms, longest: int, step: int) -> Iterator[int]:
+def _packs(recipe: Recipe, inputs: ForecastInputs, longest: int, step: int) -> Iterator[int]:
     """Sizes to try, the largest first: all of a step, then powers of two and one and a half of them."""
-    cap = recipe.micro_batch_tokens or (UNPLANNED_PACK_TOKENS if terms.device == "cpu" else None)
+    cap = recipe.micro_batch_tokens or (UNPLANNED_PACK_TOKENS if inputs.device == "cpu" else None)
     if cap is None:
         top = max(longest, min(rounded(step), _LARGEST_PACK))
     else:
@@ -135,22 +141,26 @@ def _packs(recipe: Recipe, terms: Terms, longest: int, step: int) -> Iterator[in
 
 
 def _choose(room: _Room, packs: Sequence[int], recipe: Recipe, num_layers: int) -> _Choice | None:
-    wish, least = recipe.activation_checkpointing, min(packs[0], max(_USEFUL_PACK, packs[-1]))
-    if wish == "all":
+    mode, least = recipe.activation_checkpointing, min(packs[0], max(_USEFUL_PACK, packs[-1]))
+    if mode == "all":
         pack = _first(pack for pack in packs if room.fits(pack, num_layers))
-        return None if pack is None else _Choice(pack, num_layers, "the profile wants every layer computed again")
+        return (
+            None
+            if pack is None
+            else _Choice(pack, num_layers, "the profile asks for activation checkpointing of every layer")
+        )
     useful = [pack for pack in packs if pack >= least]
-    pack = _first(pack for pack in (packs if wish == "none" else useful) if room.fits(pack, 0))
+    pack = _first(pack for pack in (packs if mode == "none" else useful) if room.fits(pack, 0))
     if pack is not None:
         why = "the largest useful pass fits" if pack == packs[0] else f"passes of {packs[0]} tokens do not fit"
         return _Choice(pack, 0, f"{why}; nothing is computed twice")
-    if wish == "none":
+    if mode == "none":
         return None
     for pack in [useful[-1], *(pack for pack in packs if pack < least)]:
         layers = room.fewest_layers(pack)
         if layers is not None:
-            kept = f"{useful[-1]} tokens fit only with {layers} of {num_layers} layers computed again"
-            small = f"not even with every layer computed again {useful[-1]} tokens fit"
+            kept = f"{useful[-1]} tokens fit only with {layers} of {num_layers} layers activation-checkpointed"
+            small = f"not even with every layer activation-checkpointed {useful[-1]} tokens fit"
             return _Choice(pack, layers, kept if pack == useful[-1] else small)
     return None
 

@@ -1,4 +1,4 @@
-"""When a training saves and which checkpoints stay: pure decisions, so that a clock can never change what is learnt."""
+"""When a training saves and which checkpoints it keeps: pure decisions, so a clock never changes what is learnt."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tunesmith.profiles.profile import Checkpoints
 
 
 @dataclass(frozen=True)
-class Moment:
-    """Where a training stands between two optimizer steps, as far as saving is concerned."""
+class SaveContext:
+    """The progress of a training between two optimizer steps, as the inputs of a save decision."""
 
     step: int
     num_steps: int
@@ -21,19 +21,19 @@ class Moment:
     num_epochs: int
 
 
-def is_due(policy: Checkpoints, moment: Moment) -> bool:
-    """Whether any of the declared rhythms asks for a checkpoint now; the last step always does, the start never."""
-    if moment.step == 0:
+def is_due(policy: Checkpoints, context: SaveContext) -> bool:
+    """Whether a checkpoint is due now: by steps, minutes or epochs; always at the last step, never at the start."""
+    if context.step == 0:
         return False
-    if moment.step == moment.num_steps:
+    if context.step == context.num_steps:
         return True
-    if policy.every_steps is not None and moment.step % policy.every_steps == 0:
+    if policy.every_steps is not None and context.step % policy.every_steps == 0:
         return True
-    if policy.every_minutes is not None and moment.since_save_s >= 60.0 * policy.every_minutes:
+    if policy.every_minutes is not None and context.since_save_s >= 60.0 * policy.every_minutes:
         return True
-    if policy.every_epochs is None or moment.ended_epoch is None:
+    if policy.every_epochs is None or context.ended_epoch is None:
         return False
-    return should_checkpoint(moment.ended_epoch, moment.num_epochs, policy.every_epochs)
+    return should_checkpoint(context.ended_epoch, context.num_epochs, policy.every_epochs)
 
 
 def should_checkpoint(epoch: int, total: int, every: int = 10, is_best: bool = False) -> bool:
@@ -43,7 +43,7 @@ def should_checkpoint(epoch: int, total: int, every: int = 10, is_best: bool = F
     return is_best or epoch == total or epoch % every == 0
 
 
-def to_remove(steps: Collection[int], best: int | None, last: int, keep: int) -> list[int]:
-    """The steps whose checkpoints may go, oldest first: all but the best, the last and the `keep` newest besides."""
+def steps_to_delete(steps: Collection[int], best: int | None, last: int, keep: int) -> list[int]:
+    """Return the steps whose checkpoints to delete, oldest first; not the best, the last, the `keep` newest others."""
     numbered = sorted(set(steps) - {best, last})
     return numbered[: max(0, len(numbered) - keep)]

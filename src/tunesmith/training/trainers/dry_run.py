@@ -88,11 +88,11 @@ def _lengths(run: RunSpec, told: Told) -> tuple[str, ...]:
         return (f"lengths were not looked at: trainer {trainer} has rules of its own",)
     from tunesmith.models.chat import ChatFormat
     from tunesmith.models.loading import load_tokenizer
-    from tunesmith.training.trainers.native.training_setup import listening_voice, read_data
+    from tunesmith.training.trainers.native.training_setup import data_reporter, read_data
 
     warnings: list[str] = []
     chat = ChatFormat(load_tokenizer(Path(run.base.path)))
-    read_data(run, chat, listening_voice(lambda text, _: warnings.append(text), told))
+    read_data(run, chat, data_reporter(lambda text, _: warnings.append(text), told))
     return tuple(warnings)
 
 

@@ -1,4 +1,4 @@
-"""Which examples each optimizer step sees: a function of seed and step alone, so that a position is one number."""
+"""Which examples each optimizer step uses: a function of seed and step alone, so that a position is one number."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class StepBatch:
     indices: tuple[int, ...]
 
 
-class Order:
-    """Every epoch is a fresh permutation, cut into steps of about `batch_tokens` tokens.
+class BatchSampler:
+    """Every epoch is a new permutation, split into steps of about `batch_tokens` tokens.
 
-    Steps of an epoch are evenly filled: a small remainder at its end would weigh as much as a full step.
+    Steps of an epoch are filled evenly: a small last step would count as much as a full one.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class Order:
         position = step - (self._ends[epoch - 1] if epoch else 0)
         return StepBatch(epoch, position, self._steps_of(epoch)[position])
 
-    def place(self, step: int) -> tuple[int, int]:
-        """Where the data stands after so many steps: the epoch of the last one, and how many of its steps are made."""
+    def position_after(self, step: int) -> tuple[int, int]:
+        """Return the epoch of the last of `step` steps, and how many of its steps are made."""
         if step == 0:
             return 0, 0
         last = self.batch(step - 1)
         return last.epoch, last.position + 1
 
     def epoch_ended_by(self, step: int) -> int | None:
-        """The epoch, counted from 1, that ends with the last of so many steps."""
+        """Return the epoch, counted from 1, that ends with step number `step`; None inside an epoch."""
         if step == 0:
             return None
         epoch = self.batch(step - 1).epoch

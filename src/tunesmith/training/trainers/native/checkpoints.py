@@ -1,4 +1,4 @@
-"""Checkpoints and the artefact of a training: copied, written beside the training, published whole, thinned out."""
+"""Checkpoints and the artefact of a training: copied between steps, written in the background, published, pruned."""
 
 from __future__ import annotations
 
@@ -6,30 +6,64 @@ import contextlib
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tunesmith.core.clock import boot_seconds
-from tunesmith.core.files import MANIFEST, publish_folder, sha256_text
-from tunesmith.models.adapters import num_nonfinite
+from tunesmith.core.files import MANIFEST, canonical_json, publish_folder, sha256_text
+from tunesmith.models.adapters import num_nonfinite, write_tensors
+from tunesmith.models.tuned import settings_of, tensors_of, weights_name
 from tunesmith.profiles.base_model import files_beside_weights, is_whole_model
 from tunesmith.programs.host import Program, ProgramFailure
 from tunesmith.programs.messages import Artifact
 from tunesmith.programs.protocol import ARTIFACT, CHECKPOINTS
 from tunesmith.runs.rules.task import ErrorClass
-from tunesmith.training.rules.save_schedule import to_remove
+from tunesmith.training.rules.save_schedule import steps_to_delete
 from tunesmith.training.trainers.native.optimizer import optimizer_tensors
-from tunesmith.training.trainers.native.state import ADAPTER, BEST, SavedState
-from tunesmith.training.trainers.native.state_copy import StateCopy, copy_state
+from tunesmith.training.trainers.native.state import ADAPTER, BEST, STATE, TENSORS, SavedState
+
+
+@dataclass(frozen=True)
+class StateCopy:
+    """A copy of everything in a checkpoint. It shares no memory with the model, so it can be written later."""
+
+    state: SavedState
+    weights: dict[str, Any]
+    weights_name: str
+    settings: tuple[str, str]
+    """Name and content of the config file beside the weights."""
+    tensors: dict[str, Any]
+
+    def write(self, folder: Path) -> None:
+        """Write into a staging folder; publishing makes it durable."""
+        (folder / ADAPTER).mkdir()
+        write_tensors(folder / ADAPTER / self.weights_name, self.weights)
+        name, content = self.settings
+        (folder / ADAPTER / name).write_text(content)
+        (folder / STATE).write_text(canonical_json(self.state.model_dump(mode="json")))
+        write_tensors(folder / TENSORS, self.tensors)
+
+
+def copy_state(state: SavedState, model: Any, tensors: dict[str, Any], base: Path) -> StateCopy:
+    """Copy the state to host memory; the only part of a save that training waits for."""
+    return StateCopy(
+        state=state,
+        weights=tensors_of(model),
+        weights_name=weights_name(model),
+        settings=settings_of(model, base),
+        tensors={name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()},
+    )
+
 
 _TEMPLATE = "chat_template.jinja"
 
 
-class CheckpointShelf:
-    """The checkpoints of one attempt: best and last stay, and `keep` numbered ones beside them.
+class CheckpointManager:
+    """The checkpoints of one attempt: keeps the best, the last and the `keep` newest others.
 
-    One thread writes, so that a step never waits for a disk. At most one checkpoint is on its way; the next one waits
-    for it. What the writer ran into is raised to the training at its next call here.
+    One thread writes them, so a step never waits for the disk. At most one checkpoint is being written; the next save
+    waits for it. An error of the writer is raised by the next call here.
     """
 
     def __init__(self, program: Program, best_adapter: Path | None) -> None:
@@ -37,7 +71,7 @@ class CheckpointShelf:
         self._run = program.train_spec.run
         self.best_adapter = best_adapter
         """Folder of the best adapter so far; inside the checkpoint that this attempt resumed from, at first.
-        Settled only after `settle`, as everything below."""
+        Valid only after `wait`, as everything below."""
         self._steps: dict[int, Path] = {}
         self._superseded: list[Path] = []
         self._best_step: int | None = None
@@ -48,8 +82,8 @@ class CheckpointShelf:
     def save(
         self, state: SavedState, adapted: Any, optimizer: Any, random_tensors: dict[str, Any], kinds: Sequence[str]
     ) -> None:
-        """Copy the step that the state stands at, and leave the writing to the writer."""
-        self.settle()
+        """Copy the state of the current step and start writing it in the background."""
+        self.wait()
         bad = num_nonfinite(adapted)
         if bad:
             raise ProgramFailure(
@@ -57,45 +91,45 @@ class CheckpointShelf:
                 f"{bad} tensors of the adapter hold NaN or infinity after step {state.standing.step}: no checkpoint "
                 f"was written; the last good one is {self._last_name()}; lower recipe.lr or recipe.clip",
             )
-        memory = {**optimizer_tensors(adapted, optimizer), **random_tensors}
-        copy = copy_state(state, adapted, memory, Path(self._run.base.path))
+        tensors = {**optimizer_tensors(adapted, optimizer), **random_tensors}
+        copy = copy_state(state, adapted, tensors, Path(self._run.base.path))
         self._pending = self._writer.submit(self._write, copy, tuple(kinds))
 
     @property
     def is_writing(self) -> bool:
         return self._pending is not None and not self._pending.done()
 
-    def settle(self) -> None:
-        """Wait until nothing is being written; raises what the writer ran into."""
+    def wait(self) -> None:
+        """Wait until nothing is being written; raises the writer's error."""
         pending, self._pending = self._pending, None
         if pending is not None:
             self._write_s += pending.result()
 
-    def look(self) -> None:
-        """Between two steps: raises what the writer ran into, and waits for nothing."""
+    def raise_write_error(self) -> None:
+        """Raise the writer's error, if there is one; never waits."""
         if not self.is_writing:
-            self.settle()
+            self.wait()
 
     def close(self) -> None:
-        """The end of the writer; a failure that nobody was told yet is at least logged."""
+        """Stop the writer; an error that was not raised yet is logged."""
         try:
-            self.settle()
-        except Exception as error:  # something else is ending the training, and must not be covered up
+            self.wait()
+        except Exception as error:  # another error may be ending the training, and must not be replaced
             with contextlib.suppress(OSError):
                 self._program.log(f"the last checkpoint could not be written: {error}", "error")
         self._writer.shutdown()
 
     def path_of(self, step: int) -> Path | None:
-        """Where this attempt published that step, if it did."""
+        """Return the folder of that step's checkpoint, if this attempt published one."""
         return self._steps.get(step)
 
     def take_write_s(self) -> float:
-        """Seconds that were spent on writing, beside the training, since the last call."""
+        """Return the seconds spent writing in the background since the last call."""
         taken, self._write_s = self._write_s, 0.0
         return taken
 
     def publish_artifact(self, chat_template: str, meta: dict[str, Any]) -> Artifact:
-        """DIR/artifact: the best adapter, with the template it was trained with."""
+        """Publish DIR/artifact: the best adapter with the chat template it was trained with."""
         if self.best_adapter is None:
             raise ValueError("there is no adapter yet")
         staged, final = self._program.dir / ".staged-artifact", self._program.dir / ARTIFACT
@@ -113,7 +147,7 @@ class CheckpointShelf:
             shutil.rmtree(staged, ignore_errors=True)
 
     def _write(self, copy: StateCopy, kinds: Sequence[str]) -> float:
-        """In the writer's thread: publish, announce, and only then drop what is no longer kept; how long it took."""
+        """In the writer's thread: publish, announce, and only then prune. Returns the seconds it took."""
         began_at, step = boot_seconds(), copy.state.standing.step
         staged = self._program.dir / f".staged-step-{step}"
         _remove(staged)
@@ -131,22 +165,22 @@ class CheckpointShelf:
         if "best" in kinds:
             self.best_adapter, self._best_step = final / ADAPTER, step
         self._program.checkpoint(step, final, manifest.digest, kinds)
-        self._thin_out(step)
+        self._prune(step)
         if superseded is not None:
             self._superseded.append(superseded)
         return boot_seconds() - began_at
 
     def _free_name(self, step: int) -> Path:
-        """A step saved twice, e.g. because it turned out to be the best, never takes the place of the first one:
-        for a moment that would be the only good one, and gone."""
+        """Return an unused folder name: a step that is saved twice must not replace its first checkpoint, which may be
+        the only good one while it is being replaced."""
         folder = self._program.dir / CHECKPOINTS
         names = (f"step-{step}" if number == 1 else f"step-{step}-{number}" for number in range(1, 1000))
         return next(folder / name for name in names if not (folder / name).exists())
 
-    def _thin_out(self, last: int) -> None:
-        for step in to_remove(self._steps, self._best_step, last, self._run.checkpoints.keep):
+    def _prune(self, last: int) -> None:
+        for step in steps_to_delete(self._steps, self._best_step, last, self._run.checkpoints.keep):
             _remove(self._steps.pop(step))
-        while self._superseded:  # of an earlier save: its successor has been announced for long
+        while self._superseded:  # of an earlier save, whose successor was announced before
             _remove(self._superseded.pop())
 
     def _last_name(self) -> str:
@@ -154,7 +188,7 @@ class CheckpointShelf:
 
 
 def _remove(folder: Path) -> None:
-    """The manifest goes first: a folder half removed is then no longer a published one."""
+    """Remove a folder, its manifest first, so that a half-removed folder does not count as published."""
     (folder / MANIFEST).unlink(missing_ok=True)
     if folder.exists():
         shutil.rmtree(folder)

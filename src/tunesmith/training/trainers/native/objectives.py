@@ -1,7 +1,7 @@
-"""What each method lowers: SFT, DPO, ORPO and KTO over the log-probabilities of answers.
+"""The loss of each method: SFT, DPO, ORPO and KTO over the log-probabilities of completions.
 
-A step's loss is a sum over its passes: every term is divided by what the *whole step* holds (trained tokens, pairs,
-answers), so it is the same however the step is cut into passes or spread over processes.
+A step's loss is a sum over its micro-batches: every term is divided by the totals of the *whole step* (trained tokens,
+pairs, answers), so it does not depend on how the step is split into micro-batches or over processes.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from tunesmith.models.segments import to_device
 from tunesmith.profiles.profile import Method, Recipe
 
 Reference = Mapping[str, Sequence[float]]
-"""By item, what the model gave each of its answers before training: sums of log-probabilities."""
+"""By item, the log-probability of each of its completions before training."""
 Scorer = Callable[[Sequence[Item]], Mapping[str, Sequence[float]]]
-"""What the model, as it is now, gives each answer of these items; without gradients."""
+"""Returns by item the log-probability of each completion under the current weights, without gradients."""
 
 
 @dataclass(frozen=True)
-class Weights:
-    """What a whole step holds; its terms are divided by these."""
+class LossDenominators:
+    """The totals of a whole step that its loss terms are divided by."""
 
     num_trained: int
-    """Tokens of answers that count."""
+    """Tokens in the loss mask."""
     num_learnt: int
-    """Tokens of the first answers, and of their context where that counts: what ORPO learns by heart."""
+    """Tokens of the chosen answers, and of their context where that counts: the NLL term of ORPO."""
     num_items: int
     num_answers: int
 
 
-def weigh(items: Sequence[Item]) -> Weights:
-    return Weights(
+def loss_denominators(items: Sequence[Item]) -> LossDenominators:
+    return LossDenominators(
         num_trained=sum(item.num_trained for item in items),
         num_learnt=sum(
             item.completions[0].num_trained + (item.num_context if item.counts_context else 0) for item in items
@@ -47,12 +47,12 @@ def weigh(items: Sequence[Item]) -> Weights:
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What a pass adds to the step's loss, and to the figures people look at."""
+class LossTerms:
+    """What a micro-batch adds to the step's loss and metrics."""
 
     loss: Any
     figures: dict[str, Any] = field(default_factory=dict)
-    """Numbers, or tensors of one: on CUDA nobody waits for them here."""
+    """Metrics as numbers or scalar tensors: on CUDA they are not read here, to avoid a synchronization."""
 
 
 class Sft:
@@ -60,13 +60,13 @@ class Sft:
 
     needs_reference = False
 
-    def aside(self, items: Sequence[Item], score: Scorer) -> float:
-        """A sum over items that must be known before the first pass of a step; none here."""
+    def kl_estimate(self, items: Sequence[Item], score: Scorer) -> float:
+        """Return the sum over items of the KL estimate, needed before the first pass of a step; zero but for KTO."""
         return 0.0
 
-    def terms(self, items: Sequence[Item], spans: Any, step: Weights, aside: float) -> Terms:
-        """`spans`: of each item its context and each of its answers, as sums of log-probabilities."""
-        return Terms(-_answers(items, spans).sum() / step.num_trained)
+    def terms(self, items: Sequence[Item], spans: Any, step: LossDenominators, kl_estimate: float) -> LossTerms:
+        """Return the loss terms. `spans`: sums of log-probabilities, per item its context, then each completion."""
+        return LossTerms(-_answers(items, spans).sum() / step.num_trained)
 
 
 class Dpo(Sft):
@@ -77,11 +77,11 @@ class Dpo(Sft):
     def __init__(self, recipe: Recipe, reference: Reference) -> None:
         self._beta, self._reference = recipe.beta, reference
 
-    def terms(self, items: Sequence[Item], spans: Any, step: Weights, aside: float) -> Terms:
+    def terms(self, items: Sequence[Item], spans: Any, step: LossDenominators, kl_estimate: float) -> LossTerms:
         before = _like(spans, [self._reference[item.id] for item in items])
         rewards = self._beta * (_answers(items, spans).view(-1, 2) - before)
         margins = rewards[:, 0] - rewards[:, 1]
-        return Terms(-logsigmoid(margins).sum() / step.num_items, _pair_figures(margins, step))
+        return LossTerms(-logsigmoid(margins).sum() / step.num_items, _pair_figures(margins, step))
 
 
 class Orpo(Sft):
@@ -90,7 +90,7 @@ class Orpo(Sft):
     def __init__(self, recipe: Recipe) -> None:
         self._beta = recipe.beta
 
-    def terms(self, items: Sequence[Item], spans: Any, step: Weights, aside: float) -> Terms:
+    def terms(self, items: Sequence[Item], spans: Any, step: LossDenominators, kl_estimate: float) -> LossTerms:
         sums = _answers(items, spans).view(-1, 2)
         lengths = _like(sums, [[completion.num_trained for completion in item.completions] for item in items])
         means = sums / lengths
@@ -98,27 +98,27 @@ class Orpo(Sft):
         context = spans[:: 1 + 2]
         learning = -(sums[:, 0].sum() + context.sum()) / step.num_learnt
         figures = _pair_figures(self._beta * (means[:, 0] - means[:, 1]), step)
-        return Terms(learning - self._beta * logsigmoid(log_odds).sum() / step.num_items, figures)
+        return LossTerms(learning - self._beta * logsigmoid(log_odds).sum() / step.num_items, figures)
 
 
 class Kto(Sft):
-    """Kahneman-Tversky optimisation: good answers gain and bad ones lose, measured from where the model drifts to."""
+    """Kahneman-Tversky optimisation: chosen answers gain and rejected ones lose, relative to an estimate of the KL."""
 
     needs_reference = True
 
-    def __init__(self, recipe: Recipe, reference: Reference, drift_items: Mapping[str, Item]) -> None:
-        """`drift_items`: for each item its prompt with an answer to another one, to measure drift by."""
-        self._recipe, self._reference, self._drift_items = recipe, reference, drift_items
+    def __init__(self, recipe: Recipe, reference: Reference, kl_items: Mapping[str, Item]) -> None:
+        """`kl_items`: for each item its prompt with the answer to another one, to estimate the KL with."""
+        self._recipe, self._reference, self._kl_items = recipe, reference, kl_items
 
-    def aside(self, items: Sequence[Item], score: Scorer) -> float:
-        """How much likelier, in all, answers that do not belong to their prompts became since the start."""
-        partners = [self._drift_items[item.id] for item in items]
+    def kl_estimate(self, items: Sequence[Item], score: Scorer) -> float:
+        """Return the sum of log-ratios to the reference of mismatched prompts and answers: the KL estimate of KTO."""
+        partners = [self._kl_items[item.id] for item in items]
         now = score(partners)
         return sum(now[partner.id][0] - self._reference[partner.id][0] for partner in partners)
 
-    def terms(self, items: Sequence[Item], spans: Any, step: Weights, aside: float) -> Terms:
+    def terms(self, items: Sequence[Item], spans: Any, step: LossDenominators, kl_estimate: float) -> LossTerms:
         recipe = self._recipe
-        drift = max(0.0, aside / step.num_items)
+        kl = max(0.0, kl_estimate / step.num_items)
         completions = [completion for item in items for completion in item.completions]
         before = _like(spans, [value for item in items for value in self._reference[item.id]])
         signs = _like(spans, [1.0 if completion.is_chosen else -1.0 for completion in completions])
@@ -130,46 +130,46 @@ class Kto(Sft):
             ],
         )
         ratios = _answers(items, spans) - before
-        losses = weights * (1.0 - torch.sigmoid(signs * recipe.beta * (ratios - drift)))
-        is_right = ((signs * (ratios - drift)) > 0).sum()
-        return Terms(
+        losses = weights * (1.0 - torch.sigmoid(signs * recipe.beta * (ratios - kl)))
+        is_right = ((signs * (ratios - kl)) > 0).sum()
+        return LossTerms(
             losses.sum() / step.num_answers,
-            {"reward_accuracy": is_right / step.num_answers, "drift": drift * len(items) / step.num_items},
+            {"reward_accuracy": is_right / step.num_answers, "kl": kl * len(items) / step.num_items},
         )
 
 
 Objective = Sft | Dpo | Orpo | Kto
 
 
-def drift_partners(items: Sequence[Item]) -> dict[str, Item]:
-    """For each item its prompt with the first answer of the next item that has another prompt."""
+def kl_partners(items: Sequence[Item]) -> dict[str, Item]:
+    """Pair each item's prompt with the first completion of the next item that has another prompt."""
     made: dict[str, Item] = {}
-    for place, item in enumerate(items):
-        others = (items[(place + step) % len(items)] for step in range(1, len(items)))
+    for index, item in enumerate(items):
+        others = (items[(index + step) % len(items)] for step in range(1, len(items)))
         other = next((candidate for candidate in others if candidate.prompt != item.prompt), item)
-        made[item.id] = Item(f"{item.id}/drift", item.prompt, other.completions[:1])
+        made[item.id] = Item(f"{item.id}/kl", item.prompt, other.completions[:1])
     return made
 
 
-def objective_of(method: Method, recipe: Recipe, reference: Reference, drift_items: Mapping[str, Item]) -> Objective:
+def objective_of(method: Method, recipe: Recipe, reference: Reference, kl_items: Mapping[str, Item]) -> Objective:
     match method:
         case Method.DPO:
             return Dpo(recipe, reference)
         case Method.ORPO:
             return Orpo(recipe)
         case Method.KTO:
-            return Kto(recipe, reference, drift_items)
+            return Kto(recipe, reference, kl_items)
         case _:
             return Sft()
 
 
 def _answers(items: Sequence[Item], spans: Any) -> Any:
-    """The sums of the answers, the context's left out."""
+    """Return the spans of the completions, without those of the context."""
     keep: list[int] = []
-    place = 0
+    first = 0
     for item in items:
-        keep += range(place + 1, place + 1 + len(item.completions))
-        place += 1 + len(item.completions)
+        keep += range(first + 1, first + 1 + len(item.completions))
+        first += 1 + len(item.completions)
     return spans[to_device(torch.tensor(keep), spans.device)]
 
 
@@ -177,7 +177,7 @@ def _like(spans: Any, values: Sequence[Any]) -> Any:
     return to_device(torch.tensor(values, dtype=spans.dtype), spans.device)
 
 
-def _pair_figures(margins: Any, step: Weights) -> dict[str, Any]:
+def _pair_figures(margins: Any, step: LossDenominators) -> dict[str, Any]:
     margins = margins.detach()
     return {
         "reward_accuracy": (margins > 0).sum() / step.num_items,

@@ -114,7 +114,7 @@ def check_base(program: Program, base: Any, chat: ChatFormat, examples: Sequence
 
 
 def examine(
-    run: RunSpec, base: Any, chat: ChatFormat, examples: Sequence[Tokenized], told: Callable[[int, int], None]
+    run: RunSpec, base: Any, chat: ChatFormat, examples: Sequence[Tokenized], on_progress: Callable[[int, int], None]
 ) -> Preflight:
     """The same for everyone who asks with the same base, data and seed; takes nothing from torch's random numbers."""
     adapted_modules(base, run.recipe.target_modules)
@@ -137,7 +137,7 @@ def examine(
             best[token] = max(best.get(token, -math.inf), value)
             counts[token] = counts.get(token, 0) + 1
         num_places += len(places)
-        told(number, len(sample))
+        on_progress(number, len(sample))
     loss = -total / max(1, num_places)
     even = math.log(base.get_output_embeddings().weight.shape[0])
     _refuse_absurd(loss, even)

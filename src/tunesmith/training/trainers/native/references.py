@@ -1,8 +1,8 @@
-"""Reference log-probabilities, kept between attempts and runs: the same start, data and settings give the same ones.
+"""Reference log-probabilities, cached between attempts and runs: the same start, data and settings give the same ones.
 
-They are kept under a key that names everything they depend on, each in a file of its own in a folder of bounded size.
-What is damaged or is not what its name says is never used: the model is asked again. How items are packed, and how many
-processes ask, changes no more than the last digits; a training that goes on with smaller packs keeps its reference.
+The cache key is a hash of everything they depend on. Each entry is one file in a folder of bounded size. A damaged file
+is never used: the values are computed again. Packing and the number of processes change only the last digits, so they
+are not in the key, and a training that resumes with smaller packs keeps its reference.
 """
 
 from __future__ import annotations
@@ -28,52 +28,52 @@ from tunesmith.core.errors import DataError
 from tunesmith.core.files import canonical_json, sha256_text, write_atomic
 from tunesmith.models.packs import Item
 from tunesmith.runs.spec import RunSpec, TrainSpec
-from tunesmith.training.trainers.native.distributed import Team
+from tunesmith.training.trainers.native.distributed import TrainingGroup
 from tunesmith.training.trainers.native.objectives import Reference
 
 MAX_FILES, MAX_BYTES = 32, 1 << 30
 _FOLDER, _SUFFIX = "references", ".safetensors"
 _ARRAYS = ("sums", "counts", "ids")
-_SHOWN = 12
-HARMLESS = frozenset(
+_KEY_CHARACTERS = 12
+_NOT_IN_KEY = frozenset(
     {"lr", "epochs", "max_steps", "batch_tokens", "micro_batch_tokens", "packing", "seed", "beta", "orpo_nll"}
     | {"desirable_weight", "undesirable_weight", "warmup", "schedule", "weight_decay", "clip"}
     | {"lora_rank", "lora_alpha", "lora_dropout", "rslora", "activation_checkpointing"}
 )
-"""Settings of a recipe that change nothing about the answers of the starting weights, except which items are asked for:
-a fresh adapter adds nothing, whatever its shape. A setting that is not named here counts."""
+"""Recipe settings that do not change the log-probabilities of the starting weights: a fresh adapter adds zero, whatever
+its shape. Every other setting is part of the key."""
 
 
-def recalled(
+def cached_reference(
     spec: TrainSpec,
     adapted: Any,
-    team: Team,
+    group: TrainingGroup,
     log: Callable[[str, str], None],
-    ask: Callable[[Sequence[Item]], Reference],
+    compute: Callable[[Sequence[Item]], Reference],
     items: Sequence[Item],
 ) -> Reference:
-    """What the starting weights give the answers of these items: as kept, or asked for now and kept.
+    """Return the log-probabilities of these items under the starting weights, from the cache or computed and cached.
 
-    The whole team calls this together. Its leader alone looks and keeps, so that all take the same way.
+    Every rank must call this. Only rank 0 reads and writes the cache, so that all ranks take the same branch.
     """
     if spec.cache_dir is None:
-        return ask(items)
-    shelf, key = Shelf(Path(spec.cache_dir) / _FOLDER), ""
+        return compute(items)
+    cache, key = ReferenceCache(Path(spec.cache_dir) / _FOLDER), ""
     kept: Reference | None = None
-    if team.rank == 0:
+    if group.rank == 0:
         key = reference_key(spec.run, items, precision_of(adapted))
-        kept = _look(shelf, key, items, log)
-    kept = team.gathered(kept)[0]
+        kept = _read_cached(cache, key, items, log)
+    kept = group.all_gather(kept)[0]
     if kept is not None:
-        log(f"reference log-probabilities of {len(kept)} items: taken from the cache ({key[:_SHOWN]})", "info")
+        log(f"reference log-probabilities of {len(kept)} items: taken from the cache ({key[:_KEY_CHARACTERS]})", "info")
         return kept
     before = boot_seconds()
-    found = ask(items)
+    found = compute(items)
     seconds = max(boot_seconds() - before, 1e-9)
     rate = f"{seconds:.1f} s, {len(found) / seconds:.0f} items/s"
-    log(f"reference log-probabilities of {len(found)} items: computed in {rate} ({key[:_SHOWN]})", "info")
-    if team.rank == 0:
-        _keep(shelf, key, found, log)
+    log(f"reference log-probabilities of {len(found)} items: computed in {rate} ({key[:_KEY_CHARACTERS]})", "info")
+    if group.rank == 0:
+        _store(cache, key, found, log)
     return found
 
 
@@ -89,7 +89,7 @@ def reference_key(run: RunSpec, items: Sequence[Item], precision: Sequence[str])
         "dataset": run.dataset.fingerprint,
         "method": run.method.value,
         "context": run.base.context,
-        "recipe": run.recipe.model_dump(mode="json", exclude=set(HARMLESS)),
+        "recipe": run.recipe.model_dump(mode="json", exclude=set(_NOT_IN_KEY)),
         "items": _digest_of(items),
     }
     return sha256_text(canonical_json(facts))
@@ -102,15 +102,15 @@ def precision_of(model: Any) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Shelf:
-    """A folder with one file per key: sums of log-probabilities as float64, the items' ids, and a hash over both."""
+class ReferenceCache:
+    """A folder with one file per key: float64 sums of log-probabilities, the items' ids, and a hash over both."""
 
     folder: Path
     max_files: int = MAX_FILES
     max_bytes: int = MAX_BYTES
 
     def read(self, key: str) -> Reference | None:
-        """None where there is none; DataError where it is not what was kept under this key."""
+        """Return the entry or None. Raises DataError if the file is damaged or belongs to another key."""
         path = self._path(key)
         try:
             about = path.lstat()
@@ -120,22 +120,22 @@ class Shelf:
             raise DataError(f"{path.name} is not a file that tunesmith keeps")
         try:
             with safe_open(path, framework="numpy") as source:
-                said = json.loads((source.metadata() or {}).get("about", "{}"))
+                metadata = json.loads((source.metadata() or {}).get("about", "{}"))
                 arrays = {name: source.get_tensor(name) for name in _ARRAYS}
         except (SafetensorError, ValueError, TypeError) as error:
             raise DataError(f"{path.name} cannot be read ({type(error).__name__})") from None
-        if said != {"v": 1, "key": key, "sha256": _hash_of(key, arrays)}:
+        if metadata != {"v": 1, "key": key, "sha256": _hash_of(key, arrays)}:
             raise DataError(f"{path.name} is not what was written")
         with contextlib.suppress(OSError):
-            os.utime(path)  # what is used stays longest
+            os.utime(path)  # the least recently used files are evicted first
         ids, sums = json.loads(arrays["ids"].tobytes()), arrays["sums"].tolist()
         ends = arrays["counts"].cumsum().tolist()
         return {
             name: sums[end - num : end] for name, end, num in zip(ids, ends, arrays["counts"].tolist(), strict=True)
         }
 
-    def keep(self, key: str, reference: Reference) -> None:
-        """Publish it whole, then make room: of what is there, the longest unused goes first."""
+    def store(self, key: str, reference: Reference) -> None:
+        """Write an entry atomically, then evict the least recently used ones."""
         arrays = {
             "sums": numpy.array([value for values in reference.values() for value in values], dtype=numpy.float64),
             "counts": numpy.array([len(values) for values in reference.values()], dtype=numpy.int64),
@@ -144,10 +144,10 @@ class Shelf:
         self.folder.mkdir(parents=True, exist_ok=True)
         about = canonical_json({"v": 1, "key": key, "sha256": _hash_of(key, arrays)})
         write_atomic(self._path(key), save(arrays, {"about": about}))
-        self._make_room(self._path(key))
+        self._evict(self._path(key))
 
-    def _make_room(self, newest: Path) -> None:
-        """Half-written files of processes that were killed count too, and go in their turn."""
+    def _evict(self, newest: Path) -> None:
+        """Delete the oldest files beyond the limits, including partial files of killed processes."""
         known = [(path, about) for path in self.folder.iterdir() if (about := _about(path)) is not None]
         known.sort(key=lambda one: (one[0] == newest, one[1].st_mtime_ns), reverse=True)
         total = 0
@@ -160,29 +160,31 @@ class Shelf:
         return self.folder / f"{key}{_SUFFIX}"
 
 
-def _look(shelf: Shelf, key: str, items: Sequence[Item], log: Callable[[str, str], None]) -> Reference | None:
+def _read_cached(
+    cache: ReferenceCache, key: str, items: Sequence[Item], log: Callable[[str, str], None]
+) -> Reference | None:
     try:
-        kept = shelf.read(key)
+        kept = cache.read(key)
         if kept is not None and any(len(kept.get(item.id, ())) != len(item.completions) for item in items):
-            raise DataError(f"{key[:_SHOWN]} does not hold the items it is named for")
+            raise DataError(f"{key[:_KEY_CHARACTERS]} does not hold the items it is named for")
     except (DataError, OSError) as error:
-        log(f"kept reference log-probabilities are not used, the model is asked again: {error}", "warning")
+        log(f"cached reference log-probabilities are not used and are computed again: {error}", "warning")
         return None
     return kept
 
 
-def _keep(shelf: Shelf, key: str, found: Reference, log: Callable[[str, str], None]) -> None:
-    """A training never ends because something could not be kept for later."""
+def _store(cache: ReferenceCache, key: str, found: Reference, log: Callable[[str, str], None]) -> None:
+    """Write to the cache; a failure to write never ends a training."""
     if not all(math.isfinite(value) for values in found.values() for value in values):
-        return  # the first step will tell; nobody should find these again
+        return  # the first step will fail; do not cache these values
     try:
-        shelf.keep(key, found)
+        cache.store(key, found)
     except OSError as error:
-        log(f"reference log-probabilities are not kept for later: {error}", "warning")
+        log(f"reference log-probabilities could not be cached: {error}", "warning")
 
 
 def _digest_of(items: Sequence[Item]) -> str:
-    """Over ids and tokens, and which of them count; not over the order."""
+    """Hash ids, tokens and target positions of the items, independent of their order."""
     digest = hashlib.sha256()
     for item in sorted(items, key=lambda item: item.id):
         arrays = item.arrays
@@ -202,7 +204,7 @@ def _hash_of(key: str, arrays: dict[str, Any]) -> str:
 
 
 def _about(path: Path) -> os.stat_result | None:
-    """None for what somebody else just removed, and for what is no file."""
+    """Return the file's status; None if it was removed meanwhile or is not a regular file."""
     try:
         about = path.lstat()
     except FileNotFoundError:

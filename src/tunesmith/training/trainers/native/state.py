@@ -35,8 +35,8 @@ _KINDS = frozenset({".json", ".safetensors"})
 _MAX_STATE = 16 << 20
 
 
-class Standing(Section):
-    """Everything about a training that is neither a weight nor a random number."""
+class TrainerState(Section):
+    """Progress and counters of a training: its state apart from tensors and random number generators."""
 
     step: int = 0
     """Optimizer steps made; also the position in the order of examples and in the schedule of the learning rate."""
@@ -62,7 +62,8 @@ class SavedState(Section):
 
     v: Literal[1] = 1
     identity: dict[str, Any]
-    standing: Standing
+    standing: TrainerState
+    """Its name in the file; checkpoints of earlier versions have it too."""
     epoch: int
     position: int
     """Steps made in that epoch; follows from the step, and is checked against it."""
@@ -120,7 +121,7 @@ def restore(folder: Path, state: SavedState, adapted: Any, optimizer: Any, rank:
     put_weights(adapted, folder / ADAPTER)
     try:
         tensors = load_file(folder / TENSORS)
-        _check_memory(tensors, state.standing.step)
+        _check_optimizer_state(tensors, state.standing.step)
         if state.standing.step > 0:
             put_optimizer_tensors(adapted, optimizer, tensors)
         put_random_state(tensors, state.random, rank)
@@ -141,12 +142,12 @@ def check_restored(folder: Path, weights: dict[str, Any]) -> None:
 
 
 def state_of(
-    run: RunSpec, standing: Standing, epoch: int, position: int, random: dict[str, Any], world_size: int = 1
+    run: RunSpec, state: TrainerState, epoch: int, position: int, random: dict[str, Any], world_size: int = 1
 ) -> SavedState:
-    """What is saved now, beside the tensors; `random` as `Team.random_state` tells it."""
+    """Return the content of state.json; `random` is what `TrainingGroup.random_state` returns."""
     return SavedState(
         identity=identity_of(run, world_size),
-        standing=standing,
+        standing=state,
         epoch=epoch,
         position=position,
         random=random,
@@ -159,7 +160,7 @@ def _check_files(folder: Path, digest: str) -> None:
     try:
         listed = verify_folder(folder, digest).files
     except DataError as error:
-        # it was whole when the worker chose it: another attempt steps back to the one before
+        # it was complete when the worker chose it: another attempt falls back to the one before
         raise ProgramFailure(
             ErrorClass.TRANSIENT,
             f"checkpoint {folder.name} is damaged: {error.message}; the next attempt resumes from an earlier one",
@@ -184,8 +185,8 @@ def _check_files(folder: Path, digest: str) -> None:
             raise ProgramFailure(problem.error_class, f"checkpoint {folder.name}: {part}/{problem.message}")
 
 
-def _check_memory(tensors: dict[str, Any], step: int) -> None:
-    """The optimizer's memory is finite and as old as the standing says."""
+def _check_optimizer_state(tensors: dict[str, Any], step: int) -> None:
+    """Raise ValueError unless the optimizer's state is finite and at this step."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise ValueError(f"{name} holds NaN or infinity")

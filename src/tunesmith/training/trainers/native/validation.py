@@ -18,7 +18,7 @@ from tunesmith.models.scoring import ComputeBackend, answer_log_probs, evaluatin
 from tunesmith.profiles.profile import Method
 from tunesmith.programs.messages import SampleOutput
 from tunesmith.runs.spec import RunSpec
-from tunesmith.training.trainers.native.objectives import Objective, weigh
+from tunesmith.training.trainers.native.objectives import Objective, loss_denominators
 
 LOSS, ACCURACY = "validation_loss", "validation_reward_accuracy"
 _NUM_SAMPLES = 4
@@ -72,7 +72,7 @@ class Validator:
 
     def measure(self, on_case: Callable[[int, int], bool]) -> dict[str, float] | None:
         """The method's loss over all cases, as one step would have it, and its figures; None if `on_case` said stop."""
-        weights, done = weigh(self._items), 0
+        denominators, done = loss_denominators(self._items), 0
 
         def score(items: Sequence[Item]) -> dict[str, list[float]]:
             found = answer_log_probs(self._backend, items, self._packer, lambda _: on_case(0, len(self._items)))
@@ -82,11 +82,11 @@ class Validator:
 
         values: defaultdict[str, list[float]] = defaultdict(list)
         with evaluating(self._backend.model), contextlib.suppress(_Stopped):
-            aside = self._objective.aside(self._items, score)
+            kl_estimate = self._objective.kl_estimate(self._items, score)
             for group in self._packer.groups(self._items):
                 some = [self._items[index] for index in group]
                 spans = self._backend.span_log_probs(self._packer.micro_batch(some)).double()
-                terms = self._objective.terms(some, spans, weights, aside)
+                terms = self._objective.terms(some, spans, denominators, kl_estimate)
                 values[LOSS].append(float(terms.loss))
                 for name, figure in terms.figures.items():
                     values[f"validation_{name}"].append(float(figure))

@@ -62,10 +62,10 @@ class _Training:
         is_stopping = False
         self._program.phase(Phase.TRAIN)
         while state.step < options.steps:
-            wish = self._listen()
-            if self._program.terminating or wish in (RequestKind.PAUSE, RequestKind.CANCEL):
+            request = self._poll_requests()
+            if self._program.terminating or request in (RequestKind.PAUSE, RequestKind.CANCEL):
                 return ResultStatus.INTERRUPTED
-            is_stopping = is_stopping or wish is RequestKind.STOP
+            is_stopping = is_stopping or request is RequestKind.STOP
             if is_stopping and state.step > 0:  # there is nothing to keep before the first step
                 return ResultStatus.STOPPED
             if state.step + 1 == max(options.strikes_at, self._first_step + 1):
@@ -75,14 +75,14 @@ class _Training:
             self._report()
         return ResultStatus.SUCCEEDED
 
-    def _listen(self) -> RequestKind | None:
+    def _poll_requests(self) -> RequestKind | None:
         """Answer new wishes; the strongest decides how the attempt ends."""
-        wishes = self._program.requests()
-        for wish in wishes:
-            if wish.kind is RequestKind.CHECKPOINT:
+        requests = self._program.requests()
+        for request in requests:
+            if request.kind is RequestKind.CHECKPOINT:
                 self._save("last")
-            self._program.ack(wish.id, f"at step {self._state.step}")
-        return strongest([wish.kind for wish in wishes])
+            self._program.ack(request.id, f"at step {self._state.step}")
+        return strongest([request.kind for request in requests])
 
     def _report(self) -> None:
         options, state, run = self._options, self._state, self._spec.run

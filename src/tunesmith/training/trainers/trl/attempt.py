@@ -21,8 +21,8 @@ from tunesmith.programs.messages import Result
 from tunesmith.runs.spec import RunSpec, TrainSpec
 from tunesmith.training.rules.memory_plan import UNPLANNED_PACK_TOKENS
 from tunesmith.training.trainers.inputs import Inputs
-from tunesmith.training.trainers.native.controller import Ending, Training
-from tunesmith.training.trainers.native.distributed import Team
+from tunesmith.training.trainers.native.controller import StopReason, Training
+from tunesmith.training.trainers.native.distributed import TrainingGroup
 from tunesmith.training.trainers.native.objectives import Reference, objective_of
 from tunesmith.training.trainers.native.outcome import conclude, interrupted_early
 from tunesmith.training.trainers.native.preflight import Preflight, check_before_loading
@@ -31,17 +31,17 @@ from tunesmith.training.trainers.native.state import ADAPTER, read_state
 from tunesmith.training.trainers.native.training_setup import (
     Data,
     Interrupted,
-    Voice,
-    ask_before,
-    leading_voice,
-    look_at,
+    Reporter,
+    rank0_reporter,
     read_data,
+    reference_log_probs,
+    run_preflight,
 )
 from tunesmith.training.trainers.native.validation import Validator, check_metric
-from tunesmith.training.trainers.trl.callbacks import Session
+from tunesmith.training.trainers.trl.callbacks import TrlAttempt
 from tunesmith.training.trainers.trl.plan import Plan
 from tunesmith.training.trainers.trl.rows import num_tokens, width
-from tunesmith.training.trainers.trl.trainer import Engine, Setup
+from tunesmith.training.trainers.trl.trainer import Setup, TrlTrainer
 
 _SCRATCH = ".trl"
 
@@ -56,8 +56,8 @@ def run_attempt(
     saved = read_state(spec.resume, run) if spec.resume else None
     tokenizer = load_tokenizer(Path(run.base.path))
     chat = ChatFormat(tokenizer)
-    voice = leading_voice(program)
-    data = read_data(run, chat, voice)
+    reporter = rank0_reporter(program)
+    data = read_data(run, chat, reporter)
     check_before_loading(program, len(data.items), [item.longest for item in data.items])
     if run.recipe.packing:
         program.log(
@@ -72,12 +72,12 @@ def run_attempt(
         nonlocal found
         if spec.resume is not None:  # decided when the training began
             return bool(read_config(Path(spec.resume.path) / ADAPTER).get("modules_to_save"))
-        found, train_embeddings = look_at(run, base, chat, data, voice)
+        found, train_embeddings = run_preflight(run, base, chat, data, reporter)
         return train_embeddings
 
     adapted = make_model(run, look)
     try:
-        validator = _validator(program, chat, data, adapted, voice)
+        validator = _validator(program, chat, data, adapted, reporter)
     except Interrupted:
         return interrupted_early(program)
     try:
@@ -93,22 +93,22 @@ def run_attempt(
             first_step=saved.standing.step if saved else 0,
             folder=program.dir / _SCRATCH,
         )
-        engine = Engine(setup)
-        training = Training(adapted, engine.optimizer, plan, validator, Team())
-        session = Session(program, training, plan, data.items, saved)
+        trainer = TrlTrainer(setup)
+        training = Training(adapted, trainer.optimizer, plan, validator, TrainingGroup())
+        attempt = TrlAttempt(program, training, plan, data.items, saved)
         try:
-            if session.begin():
-                engine.run(session)
-            ending = session.ending or Ending.FINISHED
-            session.course.close(ending)
+            if attempt.on_train_begin():
+                trainer.run(attempt)
+            stop_reason = attempt.stop_reason or StopReason.FINISHED
+            attempt.controller.on_train_end(stop_reason)
         finally:
-            session.course.shelf.close()
+            attempt.controller.checkpoints.close()
     finally:
         shutil.rmtree(program.dir / _SCRATCH, ignore_errors=True)
-    return conclude(program, session.course, ending, inputs, data, str(tokenizer.chat_template), found)
+    return conclude(program, attempt.controller, stop_reason, inputs, data, str(tokenizer.chat_template), found)
 
 
-def _validator(program: Program, chat: ChatFormat, data: Data, adapted: Any, voice: Voice) -> Validator | None:
+def _validator(program: Program, chat: ChatFormat, data: Data, adapted: Any, reporter: Reporter) -> Validator | None:
     """Our own scoring of fixed cases; for dpo against the weights it starts with, so it is made before resuming."""
     spec, run = program.train_spec, program.train_spec.run
     if not data.case_items:
@@ -117,7 +117,9 @@ def _validator(program: Program, chat: ChatFormat, data: Data, adapted: Any, voi
     packer = Packer(max_tokens=tokens, pad_id=chat.pad_id, is_packing=False)
     reference: Reference = {}
     if run.method is Method.DPO:
-        reference = ask_before(TransformersBackend(adapted), packer, Team(), voice, data.case_items)
+        reference = reference_log_probs(
+            TransformersBackend(adapted), packer, TrainingGroup(), reporter, data.case_items
+        )
     objective = objective_of(run.method, run.recipe, reference, {})
     return Validator(TransformersBackend(adapted), chat, data.case_items, data.case_examples, packer, objective)
 

@@ -1,4 +1,4 @@
-"""Which examples each optimizer step sees, and in which portions: a function of seed and step alone."""
+"""Which examples each optimizer step uses, and in which micro-batches: a function of seed and step alone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tunesmith.training.rules.memory_plan import UNPLANNED_PACK_TOKENS
 
 
 @dataclass(frozen=True)
-class Portions:
-    """How TRL cuts a step: `num` forward passes of `size` examples each."""
+class MicroBatches:
+    """How TRL splits a step: `num` forward passes of `size` examples each."""
 
     size: int
     num: int
@@ -36,24 +36,24 @@ class Plan:
         self._lengths = numpy.asarray(lengths, dtype=numpy.int64)
         self._seed = recipe.seed
         self._orders: dict[int, numpy.ndarray] = {}
-        self.portions = _portions(self._lengths, longest, recipe, divisor)
-        planned = math.ceil(recipe.epochs * len(lengths) / self.portions.per_step)
+        self.micro_batches = _micro_batches(self._lengths, longest, recipe, divisor)
+        planned = math.ceil(recipe.epochs * len(lengths) / self.micro_batches.per_step)
         self.num_steps = max(1, planned if recipe.max_steps is None else min(planned, recipe.max_steps))
 
     def step(self, step: int) -> list[int]:
         """The examples of a step, counted from 0; short ones first, so that little padding is needed."""
-        first = step * self.portions.per_step
-        chosen = [self._at(place) for place in range(first, first + self.portions.per_step)]
+        first = step * self.micro_batches.per_step
+        chosen = [self._at(index) for index in range(first, first + self.micro_batches.per_step)]
         return sorted(chosen, key=lambda index: (int(self._lengths[index]), index))
 
-    def place(self, step: int) -> tuple[int, int]:
-        """Where the data stands after so many steps: passes made, and examples of the next one seen."""
-        return divmod(step * self.portions.per_step, len(self._lengths))
+    def position_after(self, step: int) -> tuple[int, int]:
+        """Return the epochs completed after `step` steps, and the examples used of the next one."""
+        return divmod(step * self.micro_batches.per_step, len(self._lengths))
 
     def epoch_ended_by(self, step: int) -> int | None:
         """The pass over the data, counted from 1, whose end lies in the last of these many steps."""
-        passes = self.place(step)[0]
-        return passes if step and passes > self.place(step - 1)[0] else None
+        passes = self.position_after(step)[0]
+        return passes if step and passes > self.position_after(step - 1)[0] else None
 
     def num_tokens(self, step: int) -> int:
         """Tokens of a step, counted from 0."""
@@ -63,8 +63,8 @@ class Plan:
         """What is still to be seen after `step` steps."""
         return Rest(self, step)
 
-    def _at(self, place: int) -> int:
-        epoch, position = divmod(place, len(self._lengths))
+    def _at(self, index: int) -> int:
+        epoch, position = divmod(index, len(self._lengths))
         if epoch not in self._orders:
             order = numpy.random.default_rng([self._seed, epoch]).permutation(len(self._lengths))
             self._orders = {known: kept for known, kept in self._orders.items() if known == epoch - 1} | {epoch: order}
@@ -78,21 +78,21 @@ class Rest:
         self._plan, self._step = plan, step
 
     def __len__(self) -> int:
-        return (self._plan.num_steps - self._step) * self._plan.portions.per_step
+        return (self._plan.num_steps - self._step) * self._plan.micro_batches.per_step
 
     def __iter__(self) -> Iterator[int]:
         for step in range(self._step, self._plan.num_steps):
             yield from self._plan.step(step)
 
 
-def _portions(lengths: numpy.ndarray, longest: int, recipe: Recipe, divisor: int) -> Portions:
+def _micro_batches(lengths: numpy.ndarray, longest: int, recipe: Recipe, divisor: int) -> MicroBatches:
     """Powers of two, so that a forward pass halved after running out of memory still gives steps of the same size."""
     most = recipe.micro_batch_tokens or UNPLANNED_PACK_TOKENS
     size = _power_of_two_up_to(min(len(lengths), most // longest))
     wanted = round(recipe.batch_tokens / float(lengths.mean()) / size)
     num = max(1, min(wanted, len(lengths) // size))
     smaller = max(1, size // divisor)
-    return Portions(smaller, num * (size // smaller))
+    return MicroBatches(smaller, num * (size // smaller))
 
 
 def _power_of_two_up_to(limit: int) -> int:

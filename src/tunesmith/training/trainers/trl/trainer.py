@@ -1,6 +1,6 @@
-"""TRL's trainers with our hands on them: our batches go in, raw losses come out, and we decide when it ends.
+"""TRL's trainers with our batches, raw losses and stop decisions.
 
-Only public doors of TRL and transformers are used where there are any: a data loader, a training step, callbacks.
+They use the public hooks of TRL and transformers where there are any: data loader, training step, callbacks.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from tunesmith.training.trainers.trl.rows import collator_of
 _LOG_EVERY = 100  # only so that TRL empties its lists of averages; nobody reads them
 
 
-class Watcher(Protocol):
-    """What a training calls while it runs."""
+class StepCallbacks(Protocol):
+    """What a `TrlTrainer` calls while it runs."""
 
-    def step_begins(self) -> None: ...
+    def on_step_begin(self) -> None: ...
 
-    def portion_done(self, loss: float) -> None:
-        """After each forward and backward pass; the losses of a step's portions add up to the step's loss."""
+    def on_micro_batch_end(self, loss: float) -> None:
+        """After each forward and backward pass; the losses of a step's micro-batches add up to the step's loss."""
 
-    def before_update(self) -> None:
+    def on_pre_optimizer_step(self) -> None:
         """All gradients are there, unclipped."""
 
-    def step_done(self) -> bool:
-        """After the update; whether to go on."""
+    def on_step_end(self) -> bool:
+        """After the update; returns whether to continue."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that TRL is given."""
+    """The inputs of a `TrlTrainer`."""
 
     method: Method
     recipe: Recipe
@@ -55,11 +55,11 @@ class Setup:
     plan: Plan
     first_step: int
     folder: Path
-    """Where TRL may write; it is told to save nothing."""
+    """Output folder of TRL, which is configured to save nothing."""
 
 
-class Engine:
-    """One training by TRL."""
+class TrlTrainer:
+    """Runs one training with TRL."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -81,41 +81,41 @@ class Engine:
         self._trainer.remove_callback(PrinterCallback)
         _freeze_reference(setup.adapted)
 
-    def run(self, watcher: Watcher) -> None:
-        """All steps that remain, unless the watcher ends it."""
+    def run(self, callbacks: StepCallbacks) -> None:
+        """Run the remaining steps, unless the callbacks stop it."""
         setup = self._setup
-        self._trainer.watcher = watcher
+        self._trainer.callbacks = callbacks
         self._trainer.loader = DataLoader(
             range(len(setup.items)),
-            batch_size=setup.plan.portions.size,
+            batch_size=setup.plan.micro_batches.size,
             sampler=setup.plan.from_step(setup.first_step),
             collate_fn=collator_of(setup.method, setup.items, setup.pad_id),
             generator=torch.Generator(),  # one of its own, so that it draws nothing from the training's numbers
         )
-        self._trainer.add_callback(_Callback(watcher))
+        self._trainer.add_callback(_Callback(callbacks))
         self._trainer.train()
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
+    def __init__(self, callbacks: StepCallbacks) -> None:
+        self._callbacks = callbacks
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._watcher.step_begins()
+        self._callbacks.on_step_begin()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._watcher.before_update()
+        self._callbacks.on_pre_optimizer_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        if not self._watcher.step_done():
+        if not self._callbacks.on_step_end():
             control.should_training_stop = True
         return control
 
 
-class _Hooked:
+class _WithCallbacks:
     """Mixed in front of a TRL trainer."""
 
-    watcher: Watcher
+    callbacks: StepCallbacks
     loader: Any
 
     def get_train_dataloader(self) -> Any:
@@ -123,20 +123,20 @@ class _Hooked:
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().training_step(*args, **kwargs)  # type: ignore[misc]
-        self.watcher.portion_done(float(loss))
+        self.callbacks.on_micro_batch_end(float(loss))
         return loss
 
 
-class _Sft(_Hooked, SFTTrainer):  # type: ignore[misc]
+class _Sft(_WithCallbacks, SFTTrainer):  # type: ignore[misc]
     pass
 
 
-class _Dpo(_Hooked, DPOTrainer):  # type: ignore[misc]
+class _Dpo(_WithCallbacks, DPOTrainer):  # type: ignore[misc]
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
         return dataset
 
 
-class _Orpo(_Hooked, ORPOTrainer):  # type: ignore[misc]
+class _Orpo(_WithCallbacks, ORPOTrainer):  # type: ignore[misc]
     @staticmethod
     def tokenize_row(feature: Any) -> Any:
         return feature
@@ -150,15 +150,15 @@ _KINDS: dict[Method, tuple[Any, Any]] = {
 
 
 def _arguments(setup: Setup) -> dict[str, Any]:
-    recipe, portions, has_cuda = setup.recipe, setup.plan.portions, torch.cuda.is_available()
+    recipe, micro_batches, has_cuda = setup.recipe, setup.plan.micro_batches, torch.cuda.is_available()
     common = {
         "output_dir": str(setup.folder),
         "use_cpu": not has_cuda,
         "bf16": has_cuda,
         "fp16": False,
         "gradient_checkpointing": has_cuda,
-        "per_device_train_batch_size": portions.size,
-        "gradient_accumulation_steps": portions.num,
+        "per_device_train_batch_size": micro_batches.size,
+        "gradient_accumulation_steps": micro_batches.num,
         "max_steps": max(1, setup.plan.num_steps - setup.first_step),
         "max_grad_norm": 0.0,  # we clip, because only we see the raw norm then
         "seed": recipe.seed,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tunesmith.profiles.profile import Checkpoints
-from tunesmith.training.rules.save_schedule import Moment, is_due, should_checkpoint, to_remove
+from tunesmith.training.rules.save_schedule import SaveContext, is_due, should_checkpoint, steps_to_delete
 from tunesmith.training.trainers.native.random_state import (
     put_random_state,
     random_json,
@@ -23,9 +23,9 @@ from tunesmith.training.trainers.native.random_state import (
 STEPS = st.sets(st.integers(1, 500), min_size=1, max_size=40)
 
 
-def a_moment(step: int = 7, **changes: object) -> Moment:
+def a_moment(step: int = 7, **changes: object) -> SaveContext:
     fields: dict[str, object] = {"num_steps": 100, "since_save_s": 0.0, "ended_epoch": None, "num_epochs": 3}
-    return Moment(step=step, **(fields | changes))  # type: ignore[arg-type]
+    return SaveContext(step=step, **(fields | changes))  # type: ignore[arg-type]
 
 
 def by(**rhythm: object) -> Checkpoints:
@@ -101,7 +101,7 @@ def test_epochs_are_saved_every_tenth_by_default() -> None:
 def test_best_and_last_and_the_newest_are_never_removed(steps: set[int], keep: int, data: st.DataObject) -> None:
     best = data.draw(st.none() | st.sampled_from(sorted(steps)))
     last = max(steps)
-    removed = to_remove(steps, best, last, keep)
+    removed = steps_to_delete(steps, best, last, keep)
     kept = steps - set(removed)
     assert {last} | ({best} if best is not None else set()) <= kept
     others = sorted(kept - {best, last})
@@ -113,12 +113,12 @@ def test_best_and_last_and_the_newest_are_never_removed(steps: set[int], keep: i
 @given(STEPS, st.integers(0, 10), st.data())
 def test_removing_again_removes_nothing(steps: set[int], keep: int, data: st.DataObject) -> None:
     best = data.draw(st.none() | st.sampled_from(sorted(steps)))
-    kept = steps - set(to_remove(steps, best, max(steps), keep))
-    assert to_remove(kept, best, max(steps), keep) == []
+    kept = steps - set(steps_to_delete(steps, best, max(steps), keep))
+    assert steps_to_delete(kept, best, max(steps), keep) == []
 
 
 def test_only_checkpoint_stays_even_where_none_is_to_be_kept() -> None:
-    assert to_remove([5], None, 5, 0) == []
+    assert steps_to_delete([5], None, 5, 0) == []
 
 
 # ---- random numbers -------------------------------------------------------------------------------------------------

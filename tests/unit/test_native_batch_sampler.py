@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.native import a_recipe
-from tunesmith.training.trainers.native.batch_sampler import Order
+from tunesmith.training.trainers.native.batch_sampler import BatchSampler
 from tunesmith.training.trainers.native.optimizer import learning_rate
 from tunesmith.training.trainers.native.validation import chosen_cases, is_better
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=50)
 
 
-def batches(order: Order) -> list[tuple[int, ...]]:
+def batches(order: BatchSampler) -> list[tuple[int, ...]]:
     return [order.batch(step).indices for step in range(order.num_steps)]
 
 
 @given(LENGTHS, st.integers(1, 300), st.integers(0, 5))
 def test_every_epoch_holds_every_example_once(lengths: list[int], batch_tokens: int, seed: int) -> None:
-    order = Order(lengths, seed=seed, epochs=3, batch_tokens=batch_tokens)
+    order = BatchSampler(lengths, seed=seed, epochs=3, batch_tokens=batch_tokens)
     by_epoch: dict[int, list[int]] = {}
     for step in range(order.num_steps):
         batch = order.batch(step)
@@ -34,29 +34,29 @@ def test_every_epoch_holds_every_example_once(lengths: list[int], batch_tokens: 
 
 @given(LENGTHS, st.integers(10, 300))
 def test_no_step_is_larger_than_asked_by_more_than_an_example(lengths: list[int], batch_tokens: int) -> None:
-    order = Order(lengths, seed=1, epochs=1, batch_tokens=batch_tokens)
+    order = BatchSampler(lengths, seed=1, epochs=1, batch_tokens=batch_tokens)
     for indices in batches(order):
         assert sum(lengths[index] for index in indices) < batch_tokens + max(lengths)
 
 
 def test_order_is_a_function_of_seed_and_step() -> None:
     lengths = list(range(5, 45))
-    one = Order(lengths, seed=1, epochs=4, batch_tokens=100)
-    again = Order(lengths, seed=1, epochs=4, batch_tokens=100)
+    one = BatchSampler(lengths, seed=1, epochs=4, batch_tokens=100)
+    again = BatchSampler(lengths, seed=1, epochs=4, batch_tokens=100)
     backwards = [again.batch(step).indices for step in reversed(range(again.num_steps))]
     assert batches(one) == backwards[::-1]
-    assert batches(one) != batches(Order(lengths, seed=2, epochs=4, batch_tokens=100))
+    assert batches(one) != batches(BatchSampler(lengths, seed=2, epochs=4, batch_tokens=100))
     assert one.batch(0).indices != one.batch(one.num_steps // 4).indices
 
 
 def test_half_an_epoch_is_half_of_the_examples() -> None:
-    order = Order([10] * 40, seed=1, epochs=1.5, batch_tokens=100)
+    order = BatchSampler([10] * 40, seed=1, epochs=1.5, batch_tokens=100)
     assert sum(len(indices) for indices in batches(order)) == 60
 
 
 def test_max_steps_limits_whatever_the_epochs_say() -> None:
-    assert Order([10] * 40, seed=1, epochs=1000, batch_tokens=100, max_steps=7).num_steps == 7
-    assert Order([10] * 40, seed=1, epochs=1, batch_tokens=100, max_steps=7).num_steps == 4
+    assert BatchSampler([10] * 40, seed=1, epochs=1000, batch_tokens=100, max_steps=7).num_steps == 7
+    assert BatchSampler([10] * 40, seed=1, epochs=1, batch_tokens=100, max_steps=7).num_steps == 4
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
@@ -97,16 +97,16 @@ def test_validation_cases_are_fixed_and_at_most_as_many_as_asked() -> None:
 
 
 def test_used_names_only_what_some_step_sees() -> None:
-    order = Order([10] * 100, seed=1, epochs=1, batch_tokens=50, max_steps=3)
+    order = BatchSampler([10] * 100, seed=1, epochs=1, batch_tokens=50, max_steps=3)
     seen = {index for step in range(order.num_steps) for index in order.batch(step).indices}
     assert order.used() == sorted(seen)
     assert 10 <= len(seen) <= 20
-    assert Order([10] * 100, seed=1, epochs=3, batch_tokens=50).used() == list(range(100))
+    assert BatchSampler([10] * 100, seed=1, epochs=3, batch_tokens=50).used() == list(range(100))
 
 
 def test_place_and_ends_of_epochs_follow_from_the_step() -> None:
-    order = Order([10] * 20, seed=1, epochs=2.5, batch_tokens=50)
-    places = [order.place(step) for step in range(order.num_steps + 1)]
+    order = BatchSampler([10] * 20, seed=1, epochs=2.5, batch_tokens=50)
+    places = [order.position_after(step) for step in range(order.num_steps + 1)]
     assert places[0] == (0, 0)
     assert len(set(places)) == len(places)
     assert places == sorted(places)
