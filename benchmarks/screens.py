@@ -32,8 +32,8 @@ from support.screen_corpus import BAD, Row, bad_rows, prose
 from support.screen_good_rows import GOOD, good_rows
 from tunesmith.datasets.preparation import prepare
 from tunesmith.datasets.report import PrepareOptions
-from tunesmith.datasets.screens.contamination import EvaluationOverlap
-from tunesmith.datasets.screens.near_duplicates import NearCopies, sketch
+from tunesmith.datasets.screens.contamination import ContaminationCheck
+from tunesmith.datasets.screens.near_duplicates import NearDuplicates, minhash_signature
 from tunesmith.datasets.screens.rows import ROW_SCREENS, RowScreens
 from tunesmith.profiles.sections.screens import DEFAULT_SCREENS, Screen
 
@@ -132,7 +132,7 @@ def near_copies(num: int = 5000) -> dict[str, float]:
     """Answers of 120 words, then each again with a few words changed, then with every third word changed."""
     rng = random.Random(SEED)
     answers = [[f"{word}{rng.randrange(40)}" for word in prose(rng, 120).split()] for _ in range(num)]
-    near = NearCopies()
+    near = NearDuplicates()
     alarms = sum(_is_near(near, number, words) for number, words in enumerate(answers))
     shares = {}
     for changed in (1, 3, 6, 40):
@@ -141,7 +141,7 @@ def near_copies(num: int = 5000) -> dict[str, float]:
             other = list(words)
             for place in rng.sample(range(len(words)), changed):
                 other[place] = f"changed{rng.randrange(10**6)}"
-            probe = sketch(number, f"Tell me about {number}", " ".join(other))
+            probe = minhash_signature(number, f"Tell me about {number}", " ".join(other))
             hits += probe is not None and near.earlier(0, 10**6, probe) == (0, number + 1)
         shares[changed] = hits / 500
     print("| near copies: words changed of 120 | found |\n|---|---|")
@@ -151,8 +151,8 @@ def near_copies(num: int = 5000) -> dict[str, float]:
     return {f"near copies found, {changed} of 120 words changed": share for changed, share in shares.items()}
 
 
-def _is_near(near: NearCopies, number: int, words: list[str]) -> bool:
-    made = sketch(number, f"Tell me about {number}", " ".join(words))
+def _is_near(near: NearDuplicates, number: int, words: list[str]) -> bool:
+    made = minhash_signature(number, f"Tell me about {number}", " ".join(words))
     return made is not None and near.earlier(0, number + 1, made) is not None
 
 
@@ -189,7 +189,7 @@ def _kept_aside(rows: list[dict[str, str]]) -> list[int]:
 def overlaps(num: int = 250) -> dict[str, float]:
     """Near copies of held-out cases, and rows that only share a template or a phrase with one."""
     cases, copies, fine = screen_whole_sets.overlaps(SEED, num)
-    overlap = EvaluationOverlap(cases)
+    overlap = ContaminationCheck(cases)
     shares = {}
     print("| beside held-out cases | rows | kept aside |\n|---|---|---|")
     for rows in (copies, fine):

@@ -27,8 +27,8 @@ from tunesmith.core.errors import DataError, Refused, UsageError
 from tunesmith.core.ids import new_id
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.example import Example, Split
+from tunesmith.datasets.prepare import remove_unrecorded
 from tunesmith.datasets.reading import iter_examples
-from tunesmith.datasets.unrecorded import remove_unrecorded
 from tunesmith.deployment import queries as deployments
 from tunesmith.experience.queries import candidates, experiences, feedback, members
 from tunesmith.experience.rules.classes import Judgement

@@ -1,4 +1,4 @@
-"""A near copy of a case that the profile's runs are judged on is kept aside, on both databases."""
+"""A near copy of a case that the profile's runs are judged on is quarantined, on both databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss outliers from the real command line: scored by a real base in its own process, shown, kept aside, released."""
+"""Loss outliers from the real command line: scored by a real base in its own process, shown, quarantined, released."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tunesmith.core.errors import ProgramError, Refused, UsageError
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.example import Split
 from tunesmith.demo import dates
-from tunesmith.evaluation.rules.outliers import Fit, judge
+from tunesmith.evaluation.rules.outliers import Fit, find_loss_outliers
 from tunesmith.evaluation.score_examples import Scored, scored
 
 pytestmark = pytest.mark.extra  # every test starts a program that loads a model: minutes in all
@@ -97,8 +97,8 @@ def test_recall_and_false_positives_over_several_datasets(tmp_path: Path) -> Non
     sets = [_rows(seed) for seed in range(8)]
     losses = [each.loss for each in _scored_here(tmp_path, quick_base(), [row for rows in sets for row in rows])]
     size = NUM_GOOD + NUM_BAD
-    verdicts = [judge(losses[size * place : size * (place + 1)]) for place in range(len(sets))]
-    called = [place for verdict in verdicts for place in verdict.places]
+    verdicts = [find_loss_outliers(losses[size * place : size * (place + 1)]) for place in range(len(sets))]
+    called = [place for verdict in verdicts for place in verdict.indices]
     num_found, num_wrong = (sum((place < NUM_GOOD) == is_good for place in called) for is_good in (False, True))
     num_unfit = sum(verdict.fit is Fit.DOES_NOT_FIT for verdict in verdicts)
     # in one of the sets a good row is surprising too, which makes seven of 126: more than one in twenty
@@ -110,7 +110,7 @@ def test_a_loss_that_is_no_number_is_a_loss_and_too_long_a_row_has_none(tmp_path
     losses = _scored_here(tmp_path, broken, [*dates.words_rows(60, 1), *rows_of([("long", "x" * 300)])])
     assert all(math.isnan(each.loss) and each.problem is None for each in losses[:-1])
     assert "more than the 256" in str(losses[-1].problem)
-    assert judge([each.loss for each in losses[:-1]]).fit is Fit.DOES_NOT_FIT
+    assert find_loss_outliers([each.loss for each in losses[:-1]]).fit is Fit.DOES_NOT_FIT
 
 
 def _scored_here(folder: Path, base: Path, rows: Sequence[Mapping[str, Any]]) -> list[Scored]:
@@ -150,7 +150,7 @@ def test_a_base_that_cannot_be_loaded_is_told_and_leaves_nothing(tmp_path: Path)
 def test_few_examples_and_members_and_bad_calls_are_told_without_a_model(tmp_path: Path) -> None:
     with a_workspace(tmp_path, profile=PARTED) as client:
         dataset_id, examples = a_dataset_of(client, 30)
-        assert client.datasets.outliers(dataset_id, keep_aside=True).fit is Fit.TOO_FEW
+        assert client.datasets.outliers(dataset_id, quarantine=True).fit is Fit.TOO_FEW
         as_member(client, client._session.database, dataset_id, examples[Split.TRAIN][0], Split.TRAIN)
         with pytest.raises(Refused, match=r"assembled from experiences.*experience review"):
             client.datasets.outliers(dataset_id, keep_aside=True)

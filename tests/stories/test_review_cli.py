@@ -1,4 +1,4 @@
-"""Review, inbox, forgetting and rows kept aside from the real command line; nothing hostile reaches the terminal."""
+"""Review, inbox, forgetting and quarantined rows from the real command line; nothing hostile reaches the terminal."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def test_rows_that_stay_aside_wait_for_nobody_any_more(root: Path, tell: Tell) -
     rows = [{"prompt": f"Question {n}", "completion": f"Answer {n}"} for n in range(30)]
     (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {**rows[0], "prompt": KEY}]))
     dataset = tell("dataset", "prepare", PROFILE, root / "rows.jsonl").last_line
-    assert tell("dataset", "quarantine", dataset, "--leave").code == 2
-    assert tell("dataset", "quarantine", dataset, "--leave", "--reason", "a key").last_line == dataset
+    assert tell("dataset", "quarantine", dataset, "--dismiss").code == 2
+    assert tell("dataset", "quarantine", dataset, "--dismiss", "--reason", "a key").last_line == dataset
     assert tell("inbox").out == "Nothing waits for you.\n"
 
 

@@ -1,4 +1,4 @@
-"""The story of a suspect: prepared by command, told on the screen, kept aside on disk, and never given to a run."""
+"""The story of a suspect: prepared by command, shown on the screen, quarantined on disk, and never given to a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_suspects_are_told_by_prepare_and_show_and_kept_aside(tmp_path: Path) ->
         shown = cli("dataset", "show", made.last_line, cwd=root)
         for said in (made.out + made.err, shown.out + shown.err):
             flat = " ".join(said.split())
-            assert "1 suspect row was kept aside" in flat
+            assert "1 suspect row was quarantined" in flat
             assert "email" in flat
             assert "rows.jsonl line 61" in flat
             assert "maria" not in flat

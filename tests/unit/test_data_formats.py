@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.data import a_call, a_tool, an_importer, read_row
-from tunesmith.datasets.bad_row import BadRow
+from tunesmith.datasets.example import BadRow
 
 USER = {"role": "user", "content": "Why?"}
 ANSWER = {"role": "assistant", "content": "Because."}

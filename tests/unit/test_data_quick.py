@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.datasets.bad_row import BadRow
-from tunesmith.datasets.example import Split, identity, num_prompt_of
-from tunesmith.datasets.formats.quick_lines import QuickLines
-from tunesmith.datasets.row_identity import RowJudge
+from tunesmith.datasets.example import BadRow, Split, identity, num_prompt_of
+from tunesmith.datasets.formats.lines import QuickLines
+from tunesmith.datasets.row_identity import RowIdentity
 from tunesmith.datasets.rows import RowParser
-from tunesmith.datasets.scoring import components, score
+from tunesmith.datasets.scoring import components, quality_score
 from tunesmith.datasets.splits import group_of, split_of
 
 TEXTS = st.text(
@@ -67,33 +66,33 @@ def test_quick_line_reads_what_is_usual() -> None:
 
 
 @given(SHAPES, st.data(), st.sampled_from([0.001, 0.1, 0.5]), st.sampled_from([0.0, 0.05, 0.3]))
-def test_judged_row_has_the_id_group_split_and_score_of_the_long_way(
+def test_identified_row_has_the_id_group_split_and_score_of_the_long_way(
     shape: str, data: st.DataObject, heldout: float, validation: float
 ) -> None:
     num = len(shape.replace("|", ""))
     contents = data.draw(st.lists(SAID, min_size=num, max_size=num))
     num_group = data.draw(st.sampled_from([0, 1]))
-    made, group, split, quality, line, num_chars, *_ = RowJudge(heldout, validation).judge(
+    made, group, split, quality, line, num_chars, *_ = RowIdentity(heldout, validation).identify(
         (shape, contents, num_group), 7
     )
     num_prompt, bar = num_prompt_of(shape), shape.find("|")
     assert made.hex() == identity(shape, contents)
     assert group.hex() == group_of(shape[: num_group or num_prompt], contents)
     assert list(Split)[split] is split_of(group.hex(), heldout, validation)
-    assert quality == score(contents[num_prompt - 1], contents[bar - 1 if bar > num_prompt else -1])
+    assert quality == quality_score(contents[num_prompt - 1], contents[bar - 1 if bar > num_prompt else -1])
     assert (line, num_chars) == (7, sum(map(len, contents)))
 
 
 @pytest.mark.parametrize("share", [0.1, 0.05, 0.25, 0.3333333333333333, 0.899])
-def test_judged_split_at_the_very_edge_of_a_share_is_that_of_the_long_way(share: float) -> None:
+def test_identified_split_at_the_very_edge_of_a_share_is_that_of_the_long_way(share: float) -> None:
     edge = int(share * 2.0**64)
-    judge = RowJudge(share, 0.0)
+    identity = RowIdentity(share, 0.0)
     for place in (0, edge - 1, edge, edge + 1, 2**64 - 1):
         group = place.to_bytes(8, "big") + hashlib.sha256().digest()[:24]
-        assert (group < judge._below) == (split_of(group.hex(), share, 0.0) is Split.HELDOUT)
+        assert (group < identity._below) == (split_of(group.hex(), share, 0.0) is Split.HELDOUT)
 
 
 @given(TEXTS, TEXTS | st.text("ab ", max_size=200))
 def test_score_is_the_product_of_its_components(question: str, answer: str) -> None:
     substance, echo, repetition, length = components(question, answer)
-    assert score(question, answer) == round(substance * echo * repetition * length, 4)
+    assert quality_score(question, answer) == round(substance * echo * repetition * length, 4)

@@ -37,11 +37,13 @@ def lines_of(path: Path, limit: int = LIMIT) -> list[tuple[int, bytes | int]]:
     st.lists(st.binary(max_size=3000).map(lambda line: line.replace(b"\n", b"")), min_size=1, max_size=20),
     st.booleans(),
 )
-def test_lines_of_any_length_come_once_and_in_order(tmp_path_factory, lines: list[bytes], ends_open: bool) -> None:
-    content = b"x" + b"\n".join(lines) + (b"" if ends_open else b"\n")
+def test_lines_of_any_length_come_once_and_in_order(
+    tmp_path_factory, lines: list[bytes], is_unterminated: bool
+) -> None:
+    content = b"x" + b"\n".join(lines) + (b"" if is_unterminated else b"\n")
     path = a_file(tmp_path_factory.mktemp("lines"), content)
-    expected = content.split(b"\n") if ends_open else content[:-1].split(b"\n")
-    if ends_open and not expected[-1]:
+    expected = content.split(b"\n") if is_unterminated else content[:-1].split(b"\n")
+    if is_unterminated and not expected[-1]:
         expected.pop()
     wanted = [(n, line if len(line) <= LIMIT else len(line)) for n, line in enumerate(expected, start=1)]
     assert lines_of(path) == wanted
@@ -64,7 +66,7 @@ def test_blocks_say_where_their_lines_begin_in_the_file(tmp_path: Path) -> None:
         if not block.num_skipped:
             assert content[block.offset : block.offset + len(block.text)] == block.text
     last = blocks_of(path)[-1]
-    assert (last.text, last.ends_open, last.end) == (b"end", True, len(content))
+    assert (last.text, last.is_unterminated, last.end) == (b"end", True, len(content))
 
 
 def test_reader_hashes_and_counts_what_it_read(tmp_path: Path) -> None:

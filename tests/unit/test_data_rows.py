@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.data import a_chat, a_pair, an_importer, read_row
-from tunesmith.datasets.bad_row import BadRow
+from tunesmith.datasets.example import BadRow
 
 USER = {"role": "user", "content": "Why?"}
 ANSWER = {"role": "assistant", "content": "Because."}
@@ -23,10 +23,10 @@ def parsed(row: Any) -> tuple[str, list[str]] | None:
     return read_row(row)
 
 
-def complaint(row: Any, *, ends_open: bool = False) -> BadRow:
+def complaint(row: Any, *, is_unterminated: bool = False) -> BadRow:
     line = row if isinstance(row, bytes) else json.dumps(row).encode()
     with pytest.raises(BadRow) as caught:
-        an_importer().read(line, ends_open=ends_open)
+        an_importer().read(line, is_unterminated=is_unterminated)
     assert caught.value.fix
     return caught.value
 
@@ -259,15 +259,15 @@ def test_line_that_is_not_json_says_why(line: bytes, reason: str) -> None:
 
 def test_line_cut_anywhere_at_the_end_of_the_file_is_cut_off() -> None:
     line = json.dumps(a_chat(), ensure_ascii=False).replace("plus", "plüs").encode()
-    reasons = {complaint(line[:end], ends_open=True).reason.value for end in range(1, len(line))}
+    reasons = {complaint(line[:end], is_unterminated=True).reason.value for end in range(1, len(line))}
     assert reasons == {"cut_off"}
     assert parsed(line) is not None
 
 
 def test_wrong_last_line_that_is_not_cut_keeps_its_reason() -> None:
-    assert complaint(b"hello", ends_open=True).reason.value == "not_json"
-    assert complaint(b'{"prompt": NaN}', ends_open=True).reason.value == "non_finite"
-    assert complaint(b'{"prompt": "\xff", "completion": "x"}', ends_open=True).reason.value == "invalid_utf8"
+    assert complaint(b"hello", is_unterminated=True).reason.value == "not_json"
+    assert complaint(b'{"prompt": NaN}', is_unterminated=True).reason.value == "non_finite"
+    assert complaint(b'{"prompt": "\xff", "completion": "x"}', is_unterminated=True).reason.value == "invalid_utf8"
 
 
 def test_unknown_fields_are_counted_and_left_out() -> None:

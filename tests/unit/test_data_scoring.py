@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunesmith.datasets.dedupe import SeenHashes
-from tunesmith.datasets.scoring import components, score
+from tunesmith.datasets.scoring import components, quality_score
 
 QUESTION = "Which city is the capital of France?"
 
@@ -32,17 +32,17 @@ def test_each_component_sees_its_fault_only(answer: str, expected: tuple[float, 
     product = 1.0
     for part in expected:
         product *= part
-    assert score(QUESTION, answer) == pytest.approx(product, abs=1e-4)
+    assert quality_score(QUESTION, answer) == pytest.approx(product, abs=1e-4)
 
 
 def test_short_question_inside_an_answer_is_no_echo() -> None:
-    assert score("May 5", "May 5 was a Tuesday.") == 1.0
+    assert quality_score("May 5", "May 5 was a Tuesday.") == 1.0
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_score_is_a_number_from_0_to_1_and_the_same_each_time(question: str, answer: str) -> None:
-    assert 0.0 <= score(question, answer) <= 1.0
-    assert score(question, answer) == score(question, answer)
+    assert 0.0 <= quality_score(question, answer) <= 1.0
+    assert quality_score(question, answer) == quality_score(question, answer)
 
 
 @given(st.lists(st.integers(0, 40) | st.integers(0, 2**64 - 1), max_size=200))

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.data import HALF, a_call, a_tool, a_tool_chat, an_importer, encoded, prepared, read_row
-from tunesmith.datasets.bad_row import BadRow
-from tunesmith.datasets.example import ROLE_OF_CODE, Example, Message, Split, pack, unpack
+from tunesmith.datasets.example import ROLE_OF_CODE, BadRow, Example, Message, Split, decode_message, encode_message
 from tunesmith.datasets.reading import read_split, verify
 from tunesmith.datasets.splits import group_of
 
@@ -233,7 +232,7 @@ def test_prompts_that_differ_in_the_ids_of_calls_are_one_group() -> None:
 @pytest.mark.parametrize("text", ["{}", "[]", "7", "not json", '{"content":"x"}', '{"content":"x","tool_calls":7}'])
 def test_stored_text_that_no_message_writes_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 (json's own error is one too)
-        unpack(Message(role="calls", content=text, weight=1))
+        decode_message(Message(role="calls", content=text, weight=1))
 
 
 def test_packed_message_comes_back() -> None:
@@ -243,7 +242,7 @@ def test_packed_message_comes_back() -> None:
         Message(role="tool", content="x", weight=0, name="f"),
         Message(role="user", content="x", weight=0),
     ):
-        assert unpack(pack(message)) == message
+        assert decode_message(encode_message(message)) == message
 
 
 ANYTHING = st.recursive(
@@ -281,5 +280,5 @@ def test_row_with_anything_in_place_of_tools_is_a_row_or_a_complaint(data: st.Da
     assert found is not None
     for code, text in zip(found[0], found[1], strict=True):
         stored = Message(role=ROLE_OF_CODE[code][0], content=text, weight=ROLE_OF_CODE[code][1])
-        assert pack(unpack(stored)) == stored
+        assert encode_message(decode_message(stored)) == stored
         text.encode()

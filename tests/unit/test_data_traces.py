@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.data import a_call, a_tool, an_importer
-from tunesmith.datasets.bad_row import BadRow
+from tunesmith.datasets.example import BadRow
 
 USER = {"role": "user", "content": "Why?"}
 ANSWER = {"role": "assistant", "content": "Because."}

@@ -1,4 +1,4 @@
-"""Loss outliers: the decision holds for any losses; keeping aside makes the dataset that the other rows would make."""
+"""Loss outliers: the decision holds for any losses; quarantining makes the dataset that the other rows would make."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tunesmith.core.errors import DataError, UsageError
 from tunesmith.datasets.example import Split
 from tunesmith.datasets.preparation import prepare
-from tunesmith.datasets.quarantine.outliers import keep_aside
+from tunesmith.datasets.quarantine.outliers import quarantine_examples
 from tunesmith.datasets.reading import read_split, summary, verify
 from tunesmith.datasets.report import PreparedDataset, PrepareOptions
-from tunesmith.evaluation.rules.outliers import FEWEST, LARGEST_SHARE, Fit, judge, why
+from tunesmith.evaluation.rules.outliers import FEWEST, LARGEST_SHARE, Fit, find_loss_outliers, why
 from tunesmith.profiles.sections.screens import Screen
 
 USUAL = st.floats(0.0, 20.0)
@@ -28,10 +28,10 @@ THRESHOLDS = st.floats(1.0, 50.0)
 
 @given(st.lists(ANY, max_size=200), THRESHOLDS)
 def test_any_losses_only_the_high_side_within_the_cap_is_called(losses: list[float], threshold: float) -> None:
-    verdict = judge(losses, threshold)
-    called = [losses[place] for place in verdict.places]
+    verdict = find_loss_outliers(losses, threshold)
+    called = [losses[place] for place in verdict.indices]
     assert len(called) <= LARGEST_SHARE * len(losses)
-    assert len(set(verdict.places)) == len(called)
+    assert len(set(verdict.indices)) == len(called)
     finite = [loss for loss in called if math.isfinite(loss)]
     assert finite == sorted(finite, reverse=True)
     assert all(math.isfinite(loss) for loss in called[len(called) - len(finite) :])  # behind what is no number
@@ -43,7 +43,7 @@ def test_any_losses_only_the_high_side_within_the_cap_is_called(losses: list[flo
     assert verdict.limit is not None
     assert verdict.limit >= verdict.median
     assert all(loss > verdict.limit for loss in finite)
-    left = [loss for place, loss in enumerate(losses) if place not in verdict.places]
+    left = [loss for place, loss in enumerate(losses) if place not in verdict.indices]
     assert all(loss <= verdict.limit for loss in left)  # and so none of them is NaN or infinite
 
 
@@ -52,54 +52,54 @@ def test_planted_losses_all_found_and_nothing_else(num: int, bad: list[float], s
     rng = random.Random(seed)
     losses = [*(rng.uniform(1.0, 2.0) for _ in range(num)), *bad]
     rng.shuffle(losses)
-    verdict = judge(losses)
+    verdict = find_loss_outliers(losses)
     assert verdict.fit is Fit.JUDGED
-    assert sorted(losses[place] for place in verdict.places) == sorted(bad)
+    assert sorted(losses[place] for place in verdict.indices) == sorted(bad)
 
 
 @given(st.lists(USUAL, min_size=FEWEST, max_size=120), st.integers(0, 1000), st.floats(1.0, 20.0), THRESHOLDS)
 def test_order_does_not_matter_and_a_higher_threshold_calls_fewer(
     losses: list[float], seed: int, more: float, threshold: float
 ) -> None:
-    verdict, mixed = judge(losses, threshold), list(losses)
+    verdict, mixed = find_loss_outliers(losses, threshold), list(losses)
     random.Random(seed).shuffle(mixed)
-    again = judge(mixed, threshold)
+    again = find_loss_outliers(mixed, threshold)
     assert (again.fit, again.limit, again.reason) == (verdict.fit, verdict.limit, verdict.reason)
-    assert [mixed[place] for place in again.places] == [losses[place] for place in verdict.places]
-    stricter = judge(losses, threshold + more)
+    assert [mixed[place] for place in again.indices] == [losses[place] for place in verdict.indices]
+    stricter = find_loss_outliers(losses, threshold + more)
     if verdict.fit is Fit.JUDGED:
         assert stricter.fit is Fit.JUDGED
-        assert set(stricter.places) <= set(verdict.places)
+        assert set(stricter.indices) <= set(verdict.indices)
 
 
 @given(USUAL, st.integers(FEWEST, 200), st.floats(0.0, 0.59))
 def test_losses_that_are_nearly_equal_have_no_outlier(loss: float, num: int, little: float) -> None:
-    assert judge([loss] * num).places == ()
-    assert judge([*[loss] * num, loss + little]).places == ()  # the MAD is 0
-    assert judge([*[loss] * num, loss + 0.7]).places == (num,)
+    assert find_loss_outliers([loss] * num).indices == ()
+    assert find_loss_outliers([*[loss] * num, loss + little]).indices == ()  # the MAD is 0
+    assert find_loss_outliers([*[loss] * num, loss + 0.7]).indices == (num,)
 
 
 @pytest.mark.parametrize("strange", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_is_an_outlier_by_itself(strange: float) -> None:
-    verdict = judge([*[1.0 + n / 100 for n in range(99)], strange])
-    assert verdict.places == (99,)
+    verdict = find_loss_outliers([*[1.0 + n / 100 for n in range(99)], strange])
+    assert verdict.indices == (99,)
     assert "no finite number" in why(strange, verdict, 6.0)
-    broken = judge([strange] * 100)
-    assert (broken.fit, broken.places, broken.median) == (Fit.DOES_NOT_FIT, (), None)
+    broken = find_loss_outliers([strange] * 100)
+    assert (broken.fit, broken.indices, broken.median) == (Fit.DOES_NOT_FIT, (), None)
 
 
 def test_too_many_say_that_the_dataset_does_not_fit() -> None:
     losses = [*[1.0] * 94, *[9.0] * 6]
-    verdict = judge(losses)
-    assert (verdict.fit, verdict.places) == (Fit.DOES_NOT_FIT, ())
+    verdict = find_loss_outliers(losses)
+    assert (verdict.fit, verdict.indices) == (Fit.DOES_NOT_FIT, ())
     assert "6 of 100" in verdict.reason
-    assert judge([1.0] * 95 + [9.0] * 5).places == tuple(range(95, 100))
+    assert find_loss_outliers([1.0] * 95 + [9.0] * 5).indices == tuple(range(95, 100))
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.99, -6.0, math.nan, math.inf, 1e9])
 def test_a_threshold_without_sense_is_refused(threshold: float) -> None:
     with pytest.raises(UsageError, match="from 1 to 1000"):
-        judge([1.0] * 100, threshold)
+        find_loss_outliers([1.0] * 100, threshold)
 
 
 OPTIONS = PrepareOptions(heldout_share=0.3, validation_share=0.2, few_heldout=25, screens=(Screen.EMAIL,))
@@ -120,7 +120,7 @@ def test_keeping_aside_makes_the_dataset_of_the_other_rows(tmp_path: Path) -> No
     whole = _prepared(tmp_path / "whole", [*_rows(80), suspect])
     wanted = {(Split.TRAIN, 0): "first", (Split.TRAIN, 17): "second", (Split.HELDOUT, 3): "third"}
     before = {path.name: path.read_bytes() for path in whole.path.iterdir()}
-    made = keep_aside(whole.path, tmp_path / "made", wanted, "ds-1")
+    made = quarantine_examples(whole.path, tmp_path / "made", wanted, "ds-1")
     assert {path.name: path.read_bytes() for path in whole.path.iterdir()} == before
     lines = {read_split(whole.path, split)[number].line for split, number in wanted}
     rest = _prepared(tmp_path / "rest", [row for line, row in enumerate(_rows(80), start=1) if line not in lines])
@@ -138,14 +138,14 @@ def test_keeping_aside_makes_the_dataset_of_the_other_rows(tmp_path: Path) -> No
     assert made.report.num_quarantined == 4
     assert sum("are held out" in warning for warning in made.report.warnings) == 1
     assert any(f"only {made.counts[Split.HELDOUT]} examples" in warning for warning in made.report.warnings)
-    twice = keep_aside(made.path, tmp_path / "twice", {(Split.VALIDATION, 0): "fourth"}, "ds-2")
+    twice = quarantine_examples(made.path, tmp_path / "twice", {(Split.VALIDATION, 0): "fourth"}, "ds-2")
     assert [(each.screen, each.num) for each in twice.report.quarantine] == [("loss_outlier", 4), ("email", 1)]
 
 
 def test_a_dataset_that_would_have_nothing_left_is_not_made(tmp_path: Path) -> None:
     whole = _prepared(tmp_path / "whole", _rows(20))
     with pytest.raises(DataError, match="no answer to learn would be left in heldout"):
-        keep_aside(
+        quarantine_examples(
             whole.path,
             tmp_path / "made",
             {(Split.HELDOUT, number): "all" for number in range(whole.counts[Split.HELDOUT])},
@@ -153,4 +153,4 @@ def test_a_dataset_that_would_have_nothing_left_is_not_made(tmp_path: Path) -> N
         )
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["whole"]
     with pytest.raises(DataError, match="holds 0 of them"):
-        keep_aside(whole.path, tmp_path / "made", {(Split.TRAIN, 99): "not there"}, "ds-1")
+        quarantine_examples(whole.path, tmp_path / "made", {(Split.TRAIN, 99): "not there"}, "ds-1")

@@ -1,4 +1,4 @@
-"""Screens inside preparation: suspects are kept aside whole, counted, explained, and never trained."""
+"""Screens inside preparation: suspects are quarantined whole, counted, explained, and never trained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunesmith.datasets.example import Split
 from tunesmith.datasets.preparation import prepare
 from tunesmith.datasets.reading import read_split, summary, verify
 from tunesmith.datasets.report import PreparedDataset
-from tunesmith.datasets.screens.near_duplicates import NearCopies, sketch
+from tunesmith.datasets.screens.near_duplicates import NearDuplicates, minhash_signature
 from tunesmith.profiles.sections.screens import DEFAULT_SCREENS, Screen
 
 SCREENED = HALF.model_copy(update={"screens": DEFAULT_SCREENS})
@@ -74,7 +74,7 @@ def test_report_and_manifest_count_suspects_by_screen(tmp_path: Path) -> None:
     assert [(found.screen, found.num) for found in report.quarantine] == [("email", 2), ("control_token", 2)]
     first = report.quarantine[0].first[0]
     assert str(first) == "rows.jsonl line 31: an e-mail address: …@gmail.com"
-    assert any("2 suspect rows were kept aside" in warning for warning in report.warnings)
+    assert any("2 suspect rows were quarantined" in warning for warning in report.warnings)
     assert report.drops == ()
     verify(dataset.path, dataset.fingerprint)
 
@@ -99,7 +99,7 @@ def test_without_suspects_nothing_changes(tmp_path: Path) -> None:
     assert screened.report.num_quarantined == 0
 
 
-def test_screens_change_the_fingerprint_only_by_what_they_keep_aside(tmp_path: Path) -> None:
+def test_screens_change_the_fingerprint_only_by_what_they_quarantine(tmp_path: Path) -> None:
     rows = [*chats(30), a_suspect()]
     without = prepared(tmp_path, encoded(*chats(30)), HALF, name="ds-1")
     screened = prepared(tmp_path, encoded(*rows), SCREENED, name="ds-2")
@@ -160,13 +160,13 @@ def test_short_answers_and_labelled_pairs_are_no_near_copies(tmp_path: Path) -> 
 
 
 def test_near_copies_recall_and_false_alarms_on_many_pairs() -> None:
-    near, found = NearCopies(), 0
+    near, found = NearDuplicates(), 0
     for number in range(2000):
-        made = sketch(number, f"topic {number}", a_long_answer(number))
+        made = minhash_signature(number, f"topic {number}", a_long_answer(number))
         assert made is not None
         assert near.earlier(0, number + 1, made) is None
     for number in range(300):
-        made = sketch(number, f"topic {number}", a_long_answer(number, changed=1))
+        made = minhash_signature(number, f"topic {number}", a_long_answer(number, changed=1))
         assert made is not None
         found += near.earlier(0, 9999, made) == (0, number + 1)
     assert found >= 280

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.screen_corpus import BAD, bad_rows
 from support.screen_good_rows import good_rows
-from tunesmith.datasets.screens.finding import Finding
+from tunesmith.datasets.screens.finding import ScreenFinding
 from tunesmith.datasets.screens.rows import ROW_SCREENS, RowScreens
 from tunesmith.profiles.sections.screens import DEFAULT_SCREENS, Screen, chosen_screens
 
@@ -145,7 +145,7 @@ def test_finding_says_where_and_shows_an_excerpt() -> None:
     text = f"The key is {KEY}."
     findings = EVERY.look(["Hello", text])
     assert [(f.screen, f.message, text[f.start : f.end]) for f in findings] == [("secret", 1, KEY)]
-    assert findings[0] == Finding("secret", 1, 11, 51, "a GitHub token, by its form", "ghp_… (40 characters)")
+    assert findings[0] == ScreenFinding("secret", 1, 11, 51, "a GitHub token, by its form", "ghp_… (40 characters)")
 
 
 def test_span_of_a_disguised_token_covers_it_in_the_original() -> None:

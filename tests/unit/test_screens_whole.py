@@ -15,7 +15,7 @@ from tunesmith.datasets.example import Split
 from tunesmith.datasets.preparation import prepare
 from tunesmith.datasets.reading import read_split, verify
 from tunesmith.datasets.report import PreparedDataset
-from tunesmith.datasets.screens.contamination import EvaluationOverlap
+from tunesmith.datasets.screens.contamination import ContaminationCheck
 from tunesmith.datasets.screens.quotas import allowed
 from tunesmith.profiles.sections.screens import Screen, ScreenLimits
 
@@ -151,7 +151,7 @@ def test_template_has_no_more_rows_than_it_may_have(tmp_path: Path) -> None:
 
 def test_near_copies_of_held_out_cases_are_found_and_templates_and_refusals_are_not() -> None:
     cases, copies, fine = overlaps(20, 40)
-    overlap = EvaluationOverlap(cases)
+    overlap = ContaminationCheck(cases)
     assert all(overlap.find(question, answer) for _, question, answer in copies)
     assert not any(overlap.find(question, answer) for _, question, answer in fine)
 
@@ -172,7 +172,7 @@ def test_overlap_minds_numbers_and_short_questions(question: str, is_found: bool
         ("What is the capital of France?", "Paris"),
         ("Yes, go on.", "Once upon a time."),
     ]
-    assert (EvaluationOverlap(cases).find(question, "Some answer.") is not None) is is_found
+    assert (ContaminationCheck(cases).find(question, "Some answer.") is not None) is is_found
 
 
 def test_overlapping_row_is_never_trained_whatever_screens_are_chosen(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`tunesmith dataset quarantine` and `release`: rows that preparation kept aside, and a person's decision."""
+"""`tunesmith dataset quarantine` and `release`: list quarantined rows, and release or dismiss them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ _SHOWN = 20
 def quarantine(
     ctx: typer.Context,
     dataset_id: Id,
-    leave: Annotated[bool, typer.Option("--leave", help="Leave out what was not released.")] = False,
-    reason: Annotated[str, typer.Option("--reason", help="Why; kept in the history.")] = "",
+    dismiss: Annotated[
+        bool, typer.Option("--dismiss", help="Keep the remaining rows out, and take them off the inbox.")
+    ] = False,
+    leave: Annotated[bool, typer.Option("--leave", hidden=True)] = False,  # the former name of --dismiss
+    reason: Annotated[str, typer.Option("--reason", help="Reason, recorded in the event history.")] = "",
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="Show at most so many.")] = _SHOWN,
     json: Json = False,
 ) -> None:
-    """The rows that were kept aside, and why each was."""
+    """List the quarantined rows with the reasons."""
     with open_client(ctx) as client:
-        if leave:
-            print_id(client.datasets.leave_aside(dataset_id, reason=reason).id)
+        if dismiss or leave:
+            print_id(client.datasets.dismiss_quarantined(dataset_id, reason=reason).id)
             return
         if reason:
-            raise UsageError("--reason goes with --leave")
+            raise UsageError("--reason goes with --dismiss")
         rows = client.datasets.quarantine(dataset_id, limit=limit)
     if json:
         print_json(rows)
@@ -46,7 +49,7 @@ def release(
     dataset_id: Id,
     numbers: Annotated[list[int], typer.Argument(metavar="ROW", help="Numbers of rows.", show_default=False)],
     target: Annotated[str, typer.Option("--to", metavar="FILE", help="Where to write them.")],
-    reason: Annotated[str, typer.Option("--reason", help="Why they are fine; kept in the history.")] = "",
+    reason: Annotated[str, typer.Option("--reason", help="Why they are fine, recorded in the event history.")] = "",
     json: Json = False,
 ) -> None:
     """Write rows that are fine after all to a file, to be prepared.

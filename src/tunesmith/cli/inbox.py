@@ -13,7 +13,7 @@ EXAMPLE = "Example: tunesmith inbox --json"
 def inbox(ctx: typer.Context, json: Json = False) -> None:
     """What waits for a person, the oldest first, each with what settles it.
 
-    Held and failed runs, parked tasks, targets in trouble, suspects, erasures, rows that were kept aside.
+    Held and failed runs, parked tasks, targets in trouble, suspects, erasures, quarantined rows.
     """
     with open_client(ctx) as client:
         items = client.system.inbox()

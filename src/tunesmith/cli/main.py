@@ -21,6 +21,7 @@ from tunesmith.cli import (
     config,
     curriculum,
     dataset,
+    dataset_quarantine,
     experience,
     forget,
     inbox,
@@ -34,7 +35,6 @@ from tunesmith.cli import (
     serve,
     system,
 )
-from tunesmith.cli import dataset_quarantine as kept_aside
 from tunesmith.cli.parser import CallError, Nouns, hoist_workspace, usage_message
 from tunesmith.core.errors import UsageError
 
@@ -59,8 +59,8 @@ app.add_typer(config.verbs, name="config")
 experience.verbs.command(epilog=review.EXAMPLE)(review.review)
 experience.verbs.command(epilog=forget.EXAMPLE)(forget.forget)
 dataset.verbs.command(epilog=outliers.EXAMPLE)(outliers.outliers)
-dataset.verbs.command()(kept_aside.quarantine)
-dataset.verbs.command(epilog=kept_aside.EXAMPLE)(kept_aside.release)
+dataset.verbs.command()(dataset_quarantine.quarantine)
+dataset.verbs.command(epilog=dataset_quarantine.EXAMPLE)(dataset_quarantine.release)
 app.add_typer(experience.verbs, name="experience")
 app.add_typer(experience.feedback_verbs, name="feedback")
 app.add_typer(curriculum.verbs, name="curriculum")

@@ -14,16 +14,17 @@ from tunesmith.cli.progress import scoring
 if TYPE_CHECKING:
     from tunesmith.evaluation.outliers import OutlierReport
 
-EXAMPLE = "Example: tunesmith dataset outliers ds-4t9k --keep-aside"
+EXAMPLE = "Example: tunesmith dataset outliers ds-4t9k --quarantine"
 _SHOWN = 20
 
 
 def outliers(
     ctx: typer.Context,
     dataset_id: Id,
-    keep_aside: Annotated[
-        bool, typer.Option("--keep-aside", help="Make a new dataset in which they are kept aside.")
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="Make a new dataset in which they are quarantined.")
     ] = False,
+    keep_aside: Annotated[bool, typer.Option("--keep-aside", hidden=True)] = False,  # the former name of --quarantine
     threshold: Annotated[
         float, typer.Option("--threshold", metavar="Z", help="From how many spreads above the median.")
     ] = 6.0,
@@ -39,7 +40,7 @@ def outliers(
         found = client.datasets.outliers(
             dataset_id,
             threshold=threshold,
-            keep_aside=keep_aside,
+            quarantine=quarantine or keep_aside,
             limit=limit,
             overrides=overrides or (),
             on_progress=on_progress,
@@ -49,11 +50,11 @@ def outliers(
         return
     _show(found)
     if found.made is not None:
-        say(coloured("ok", f"✓ {several(found.num_outliers, 'example')} kept aside in a new dataset; look at them:"))
+        say(coloured("ok", f"✓ {several(found.num_outliers, 'example')} quarantined in a new dataset; to list them:"))
         say(f"  tunesmith dataset quarantine {found.made.id}")
         print_id(found.made.id)
     elif found.num_outliers:
-        say("Nothing was changed: --keep-aside makes a dataset without them.")
+        say("Nothing was changed: --quarantine makes a dataset without them.")
 
 
 def _show(found: OutlierReport) -> None:

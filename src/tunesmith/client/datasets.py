@@ -1,4 +1,4 @@
-"""`client.datasets`: prepare files, assemble experiences, list, show, verify, compare, export."""
+"""`client.datasets`: prepare files, assemble experiences, list, show, verify, compare, export, review quarantine."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, get_args
 
-from tunesmith.client.kept_rows import KeptRows
 from tunesmith.client.views import ExportedFile
 from tunesmith.core.errors import DataError, UsageError, did_you_mean, quoted
 from tunesmith.core.files import read_manifest
 from tunesmith.datasets import queries as datasets
-from tunesmith.datasets.prepare import Progress, Reading, prepare_dataset
+from tunesmith.datasets.prepare import Progress, ReadOptions, prepare_dataset
+from tunesmith.datasets.quarantine import review as quarantine_review
+from tunesmith.datasets.quarantine.review import QuarantinedRow, Released
 from tunesmith.datasets.queries import Dataset
 from tunesmith.datasets.report import DatasetReport, Split
+from tunesmith.evaluation.outliers import OnProgress, OutlierOptions, OutlierReport, find_outliers
+from tunesmith.evaluation.rules.outliers import THRESHOLD
 from tunesmith.experience.assemble import WantedKind, assemble, preview
+from tunesmith.experience.forgetting.queries import erasures
+from tunesmith.experience.forgetting.queries.erasures import Erasure
+from tunesmith.experience.review import check_reason
 from tunesmith.orchestration.check import check
+from tunesmith.runs.session import Session
 
 if TYPE_CHECKING:
     from tunesmith.datasets.diff import DatasetDiff
@@ -35,7 +42,10 @@ class Mixing(TypedDict, total=False):
     seed: int | None
 
 
-class Datasets(KeptRows):
+class Datasets:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
     def prepare(
         self,
         profile: str,
@@ -43,7 +53,7 @@ class Datasets(KeptRows):
         *,
         overrides: Sequence[str] | Mapping[str, Any] = (),
         on_progress: Progress | None = None,
-        **reading: Unpack[Reading],
+        **reading: Unpack[ReadOptions],
     ) -> tuple[Dataset, DatasetReport]:
         """Validate, split and publish files, or all that match a pattern, as one dataset of the profile.
 
@@ -110,11 +120,6 @@ class Datasets(KeptRows):
         checked, _, _ = check(session.database, session.workspace, profile, overrides=laid, environ=session.environ)
         return checked
 
-    def list(self, profile: str | None = None) -> list[Dataset]:
-        profile = self._session.known_profile(profile)
-        with self._session.database.read() as tx:
-            return datasets.listing(tx, profile)
-
     def show(self, dataset_id: str) -> tuple[Dataset, DatasetReport]:
         dataset = self._find(dataset_id)
         meta = read_manifest(self._session.workspace.data_dir / dataset.path).meta
@@ -132,7 +137,7 @@ class Datasets(KeptRows):
         return dataset
 
     def diff(self, before: str, after: str) -> DatasetDiff:
-        """What the second dataset has, and has not, that the first one has not, and has."""
+        """Return the examples added and removed from the first dataset to the second."""
         from tunesmith.datasets.diff import diff
 
         return diff(*(self._session.workspace.data_dir / self._find(name).path for name in (before, after)))
@@ -159,3 +164,79 @@ class Datasets(KeptRows):
         folder = self._session.workspace.data_dir / dataset.path
         num_examples = export(folder, path, chosen, splits, replace=force)
         return ExportedFile(dataset.id, path, chosen, num_examples, path.stat().st_size)
+
+    def quarantine(self, dataset_id: str, *, limit: int = 20) -> list[QuarantinedRow]:
+        """Return the first quarantined rows, with the reasons; every text in them is safe to show."""
+        if limit < 1:
+            raise UsageError(f"limit is {limit}; show at least one row")
+        return quarantine_review.rows(self._session.workspace.data_dir / self._find(dataset_id).path, limit)
+
+    def outliers(
+        self,
+        dataset_id: str,
+        *,
+        threshold: float = THRESHOLD,
+        quarantine: bool = False,
+        limit: int = 20,
+        overrides: Sequence[str] | Mapping[str, Any] = (),
+        on_progress: OnProgress | None = None,
+        keep_aside: bool = False,
+    ) -> OutlierReport:
+        """Return examples with a far higher loss under the profile's base than the rest, the highest first.
+
+        `threshold`: how many spreads above the median. `quarantine` (or its former name `keep_aside`): make a new
+        dataset in which they are quarantined; this one is not changed. `limit`: the most that are returned.
+        `on_progress` is called with the number of examples scored and the total. The base runs in its own process, on
+        the device that training would use.
+        """
+        session, dataset = self._session, self._find(dataset_id)
+        hooks = () if on_progress is None else (on_progress,)
+        options = OutlierOptions(threshold, quarantine or keep_aside, limit, *hooks)
+        options.check()
+        checked, _, _ = check(
+            session.database, session.workspace, dataset.profile, overrides=overrides, environ=session.environ
+        )
+        timing = session.settings.worker
+        return find_outliers(
+            session.database, session.workspace, timing, checked, dataset, options, actor=session.actor
+        )
+
+    def dismiss_quarantined(self, dataset_id: str, *, reason: str) -> Dataset:
+        """Record that a person keeps all rows that were not released in quarantine; they leave the inbox."""
+        dataset, checked_reason = self._find(dataset_id), check_reason(reason)
+        with self._session.database.write() as tx:
+            quarantine_review.decide(tx, dataset.id, actor=self._session.actor, reason=checked_reason, released=None)
+        return dataset
+
+    def leave_aside(self, dataset_id: str, *, reason: str) -> Dataset:
+        """The former name of `dismiss_quarantined`."""
+        return self.dismiss_quarantined(dataset_id, reason=reason)
+
+    def release(self, dataset_id: str, numbers: Sequence[int], target: str | Path, *, reason: str) -> Released:
+        """Write quarantined rows to a file that can be prepared. Who released them and why is recorded."""
+        dataset, checked_reason = self._find(dataset_id), check_reason(reason)
+        if not numbers:
+            raise UsageError("name the rows to release by their numbers, which `dataset quarantine` shows")
+        folder = self._session.workspace.data_dir / dataset.path
+        screens = DatasetReport.model_validate(read_manifest(folder).meta).options.screens
+        released = quarantine_review.release(folder, numbers, Path(target), [screen.value for screen in screens])
+        with self._session.database.write() as tx:
+            quarantine_review.decide(
+                tx, dataset.id, actor=self._session.actor, reason=checked_reason, released=(numbers, released)
+            )
+        return released
+
+    def erasures(self, dataset_id: str) -> list[Erasure]:
+        """Which forgotten experiences were taken out, or wait to be, the oldest first."""
+        dataset = self._find(dataset_id)
+        with self._session.database.read() as tx:
+            return erasures.of_dataset(tx, dataset.id)
+
+    def _find(self, dataset_id: str) -> Dataset:
+        with self._session.database.read() as tx:
+            return datasets.find(tx, dataset_id)
+
+    def list(self, profile: str | None = None) -> list[Dataset]:  # last: it hides the built-in name in this class
+        profile = self._session.known_profile(profile)
+        with self._session.database.read() as tx:
+            return datasets.listing(tx, profile)

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from tunesmith.datasets import queries as datasets
-from tunesmith.datasets.quarantine import review as kept_aside
+from tunesmith.datasets.quarantine import review as quarantine_review
 from tunesmith.deployment import queries as deployments
 from tunesmith.evaluation import queries as evaluations
 from tunesmith.evaluation.rules.gate import missing_evidence
@@ -73,22 +73,22 @@ def read_inbox(session: Session) -> list[InboxItem]:
             *_rejected(tx),
             *_erasures(tx),
         ]
-        items += [*_kept_aside(tx, session.workspace.data_dir), *_no_room(tx, session.no_room)]
+        items += [*_quarantined(tx, session.workspace.data_dir), *_no_room(tx, session.no_room)]
     return sorted(items, key=lambda item: item.since)
 
 
-def _kept_aside(tx: Tx, data_dir: Path) -> Iterator[InboxItem]:
+def _quarantined(tx: Tx, data_dir: Path) -> Iterator[InboxItem]:
     """Of the newest datasets, those with suspect rows that nobody has decided about."""
     for dataset in datasets.listing(tx, limit=_DATASETS):
-        num = kept_aside.num_undecided(tx, dataset.id, data_dir / dataset.path)
+        num = quarantine_review.num_undecided(tx, dataset.id, data_dir / dataset.path)
         if num:
             yield InboxItem(
                 "rows kept aside",
                 dataset.id,
                 dataset.profile,
                 dataset.created_at,
-                f"{num} suspect {'row of the dataset was' if num == 1 else 'rows of the dataset were'} kept aside",
-                f"`dataset quarantine {dataset.id}`, then `dataset release`, or the same with `--leave`",
+                f"{num} suspect {'row of the dataset was' if num == 1 else 'rows of the dataset were'} quarantined",
+                f"`dataset quarantine {dataset.id}`, then `dataset release`, or the same with `--dismiss`",
                 num=num,
             )
 

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunesmith.core.errors import quoted
-from tunesmith.datasets.bad_row import BadRow
 from tunesmith.datasets.columns import ParsedRow, batch_from_bytes, batch_to_bytes, to_batch
-from tunesmith.datasets.example import Reason
+from tunesmith.datasets.example import BadRow, Reason
 from tunesmith.datasets.formats.lines import Found, LineImporter
 from tunesmith.datasets.kept_splits import read_kept
 from tunesmith.datasets.parse_pool import ParseRules
 from tunesmith.datasets.readers.text import Block
-from tunesmith.datasets.row_identity import RowJudge
+from tunesmith.datasets.rejected_rows import RejectedRows
+from tunesmith.datasets.row_identity import RowIdentity
 from tunesmith.datasets.screens.block import BlockScreener, Screened
-from tunesmith.datasets.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class ParsedBlock:
     """Its lines, without the blank ones."""
     num_blank: int
     passed_over: dict[str, int]
-    bad: Tally
+    bad: RejectedRows
     ignored_fields: dict[str, int]
     batch: Any
     """The valid rows, as an Arrow record batch."""
@@ -55,7 +54,7 @@ class ParsedBlock:
     def from_bytes(cls, data: bytes) -> ParsedBlock:
         batch, text = batch_from_bytes(data)
         facts = json.loads(text)
-        facts["bad"], facts["screened"] = Tally.from_json(facts["bad"]), Screened.from_json(facts["screened"])
+        facts["bad"], facts["screened"] = RejectedRows.from_json(facts["bad"]), Screened.from_json(facts["screened"])
         return cls(**facts, batch=batch)
 
 
@@ -66,7 +65,7 @@ class BlockParser:
         self._rules = rules
         self._screener = BlockScreener(rules.screens, rules.cases, rules.detectors)
         kept = read_kept(rules.kept_splits) if rules.kept_splits else None
-        self._judge = RowJudge(rules.heldout_share, rules.validation_share, kept)
+        self._identity = RowIdentity(rules.heldout_share, rules.validation_share, kept)
         longest_first = sorted(rules.control_tokens, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
@@ -81,39 +80,39 @@ class BlockParser:
                 gc.enable()
 
     def _parsed(self, block: Block) -> ParsedBlock:
-        tally, importer = Tally(), LineImporter(self._rules)
+        rejected, importer = RejectedRows(), LineImporter(self._rules)
         rows: list[ParsedRow] = []
         if block.num_skipped:
-            tally.add(block.source, block.first_line, self._too_long(block.num_skipped))
-            return ParsedBlock(block.end, 1, 0, {}, tally, {}, to_batch(rows, block.source), Screened())
+            rejected.add(block.source, block.first_line, self._too_long(block.num_skipped))
+            return ParsedBlock(block.end, 1, 0, {}, rejected, {}, to_batch(rows, block.source), Screened())
         if not block.text or block.text.isspace():  # a small packed file may hold millions of blank lines
             num_blank = block.text.count(b"\n") + 1
-            return ParsedBlock(block.end, 0, num_blank, {}, tally, {}, to_batch(rows, block.source), Screened())
+            return ParsedBlock(block.end, 0, num_blank, {}, rejected, {}, to_batch(rows, block.source), Screened())
         lines = block.text.split(b"\n")
-        open_index = len(lines) - 1 if block.ends_open else -1
-        read, judge = importer.read, self._judge.judge
+        open_index = len(lines) - 1 if block.is_unterminated else -1
+        read, identify = importer.read, self._identity.identify
         num_blank = 0
         for index, line in enumerate(lines):
             if not line or line.isspace():
                 num_blank += 1
                 continue
             try:
-                found = read(line, ends_open=index == open_index)
+                found = read(line, is_unterminated=index == open_index)
                 if self._control is not None:
                     self._refuse_control_tokens(found, self._control)
             except BadRow as bad:
                 if bad.at_byte is not None and block.offset >= 0:
                     place = block.offset + sum(len(before) + 1 for before in lines[:index]) + bad.at_byte
                     bad.problem += f" at byte {place} of the file"
-                tally.add(block.source, block.first_line + index, bad)
+                rejected.add(block.source, block.first_line + index, bad)
                 continue
             for row in found:
-                rows.append(judge(row, block.first_line + index))
+                rows.append(identify(row, block.first_line + index))
         passed_over = dict(importer.passed_over)
         ignored = dict(importer.ignored_fields)
         num_rows, batch = len(lines) - num_blank, to_batch(rows, block.source)
         screened = self._screener.screen(rows)
-        return ParsedBlock(block.end, num_rows, num_blank, passed_over, tally, ignored, batch, screened)
+        return ParsedBlock(block.end, num_rows, num_blank, passed_over, rejected, ignored, batch, screened)
 
     def _refuse_control_tokens(self, found: Sequence[Found], control: re.Pattern[str]) -> None:
         """A text that the model would read as the end of a turn, or the start of another, is no text."""

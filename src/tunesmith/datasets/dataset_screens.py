@@ -1,4 +1,4 @@
-"""Looks a second time, at the dataset as a whole: what only shows beside all other rows is kept aside at the end.
+"""Screens the dataset as a whole: quarantines rows that are suspect only in comparison with all other rows.
 
 While rows come in, a few numbers are noted. Only if these say that there may be something, the rows that were written
 are read again; and only if there is, they are written again without the suspects.
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from tunesmith.datasets.example import Split
 from tunesmith.datasets.quarantine.file import Quarantine
 from tunesmith.datasets.report import PrepareOptions, SourceFile
-from tunesmith.datasets.screens.finding import Finding
+from tunesmith.datasets.screens.finding import ScreenFinding
 from tunesmith.datasets.screens.outliers import GRAIN_BITS, Languages, Lengths, length_reason
 from tunesmith.datasets.screens.quotas import SourceRows, TemplateRows, allowed
 from tunesmith.datasets.screens.triggers import Openings, TriggerClusters, opening_of
@@ -32,10 +32,10 @@ _SPLIT_BITS = 40
 
 
 class Suspects:
-    """Rows by place: the split, and behind it the row's number in it; eight bytes each, however many there are."""
+    """Suspect rows by position (`row_position`), eight bytes each."""
 
     def __init__(self) -> None:
-        self._groups: list[tuple[array[int], Finding]] = []
+        self._groups: list[tuple[array[int], ScreenFinding]] = []
 
     def __bool__(self) -> bool:
         return any(places for places, _ in self._groups)
@@ -43,20 +43,22 @@ class Suspects:
     def group(self, screen: Screen, reason: str, *, first: bool = False) -> array[int]:
         """A new group of rows with one reason, to be filled in their order; what comes first is told of a row."""
         places = array("Q")
-        self._groups.insert(0 if first else len(self._groups), (places, Finding(screen.value, 0, 0, 0, reason, "")))
+        self._groups.insert(
+            0 if first else len(self._groups), (places, ScreenFinding(screen.value, 0, 0, 0, reason, ""))
+        )
         return places
 
-    def between(self, begin: int, end: int) -> dict[int, Finding]:
+    def between(self, begin: int, end: int) -> dict[int, ScreenFinding]:
         """What is suspect from one place up to another."""
-        found: dict[int, Finding] = {}
+        found: dict[int, ScreenFinding] = {}
         for places, finding in self._groups:
             for place in places[bisect_left(places, begin) : bisect_left(places, end)]:
                 found.setdefault(place, finding)
         return found
 
 
-class SecondLook:
-    """Notes what is needed, then finds the suspects of the whole dataset."""
+class DatasetScreens:
+    """Collects statistics while rows are written, then finds the suspects of the whole dataset."""
 
     def __init__(self, options: PrepareOptions) -> None:
         chosen, limits = frozenset(options.screens), options.limits
@@ -202,24 +204,24 @@ class _Rows:
                 marked.append(self.begin + number)
 
 
-def place_of(split: Split, number: int) -> int:
-    """Where a row is in the whole: the split, and behind it the row's number in it."""
+def row_position(split: Split, number: int) -> int:
+    """Return a row's position in the dataset: its split in the high bits, its index in the split in the low ones."""
     return (tuple(Split).index(split) << _SPLIT_BITS) + number
 
 
-def without(
+def rewrite_without(
     staged: Path,
-    suspects: Callable[[int, int], Mapping[int, Finding]],
+    suspects: Callable[[int, int], Mapping[int, ScreenFinding]],
     quarantine: Quarantine,
     files: Sequence[SourceFile],
 ) -> dict[Split, Any]:
-    """Write the splits again without the suspects, which are kept aside; the writers, finished.
+    """Rewrite the splits without the suspects, which are quarantined. Return the finished writers.
 
-    `suspects` tells what is suspect from one place up to another.
+    `suspects` returns the suspects between two positions.
     """
     writers = {}
     for split in Split:
-        path, begin = staged / f"{split.value}.parquet", place_of(split, 0)
+        path, begin = staged / f"{split.value}.parquet", row_position(split, 0)
         fresh = path.with_suffix(".again")
         writers[split] = SplitWriter(fresh)
         with pq.ParquetFile(path) as file:

@@ -91,7 +91,7 @@ def to_json(value: Any) -> str:
     return _ENCODER.encode(value)
 
 
-def pack(message: Message) -> Message:
+def encode_message(message: Message) -> Message:
     """A message as it is stored and hashed: role, text and weight, nothing else."""
     role = CALLS if "tool_calls" in message else RESULT if "tool_call_id" in message or "name" in message else None
     if role is None:
@@ -101,15 +101,15 @@ def pack(message: Message) -> Message:
     return Message(role=role, content=text, weight=message["weight"])
 
 
-def unpack(stored: Message) -> Message:
-    """The message of a stored one; raises ValueError when its text is not what `pack` writes."""
+def decode_message(stored: Message) -> Message:
+    """The message of a stored one; raises ValueError when its text is not what `encode_message` writes."""
     if stored["role"] not in _PACKED:
         return stored
     fields, known = json.loads(stored["content"]), _FIELDS[stored["role"]]
     if type(fields) is not dict or any(type(value) is not known.get(key) for key, value in fields.items()):
         raise ValueError("not a stored message")
     message: Any = {"role": _PACKED[stored["role"]], "content": "", "weight": stored["weight"], **fields}
-    if pack(message) != stored:
+    if encode_message(message) != stored:
         raise ValueError("not a stored message")
     return message  # type: ignore[no-any-return]
 
@@ -191,3 +191,31 @@ class Reason(StrEnum):
     BAD_TOOLS = "bad_tools"
     CONTROL_TOKEN = "control_token"  # noqa: S105 - a reason, no password
     MIXED_KIND = "mixed_kind"
+
+
+_NAMES = {
+    type(None): "null",
+    list: "an array",
+    dict: "an object",
+    str: "a string",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+}
+
+
+class BadRow(Exception):
+    """A row that cannot be an example: why, where in it, and what to do."""
+
+    def __init__(self, reason: Reason, field: str, problem: str, fix: str, at_byte: int | None = None) -> None:
+        super().__init__(problem)
+        self.at_byte = at_byte  # in the line, where one byte is to blame
+        self.reason = reason
+        self.field = field
+        self.problem = problem
+        self.fix = fix
+
+
+def named(value: Any) -> str:
+    """What a JSON value is, in words."""
+    return _NAMES.get(type(value)) or f"a Python {type(value).__name__}"  # from a client, not from JSON

@@ -7,8 +7,7 @@ from typing import Any
 
 from tunesmith.core.errors import quoted
 from tunesmith.core.visible_text import says_nothing
-from tunesmith.datasets.bad_row import BadRow, named
-from tunesmith.datasets.example import Reason
+from tunesmith.datasets.example import BadRow, Reason, named
 from tunesmith.datasets.tool_calls import packed_calls, packed_result
 
 _AFTER: dict[str, dict[str, str]] = {  # who may speak next, with the letter it gets, after whom ("" begins)

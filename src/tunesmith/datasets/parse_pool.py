@@ -102,7 +102,7 @@ class ParsePool:
 
 
 def _write_block(sink: IO[bytes], block: Block) -> None:
-    head = (block.source, block.first_line, block.offset, block.end, block.ends_open, block.num_skipped)
+    head = (block.source, block.first_line, block.offset, block.end, block.is_unterminated, block.num_skipped)
     sink.write(_BLOCK.pack(*head, len(block.text)))
     sink.write(block.text)
     sink.flush()
@@ -120,8 +120,8 @@ def _answer(rules: ParseRules, source: IO[bytes], sink: IO[bytes]) -> None:
 
     parser = BlockParser(rules)
     while head := source.read(_BLOCK.size):
-        number, first_line, offset, end, ends_open, num_skipped, size = _BLOCK.unpack(head)
-        block = Block(number, first_line, offset, _read(source, size), end, bool(ends_open), num_skipped)
+        number, first_line, offset, end, is_unterminated, num_skipped, size = _BLOCK.unpack(head)
+        block = Block(number, first_line, offset, _read(source, size), end, bool(is_unterminated), num_skipped)
         data = parser.parse(block).to_bytes()
         sink.write(_SIZE.pack(len(data)))
         sink.write(data)

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 from tunesmith.core.errors import Conflict, DataError, UsageError
 from tunesmith.core.files import publish_folder
 from tunesmith.core.staging import staging_for
-from tunesmith.datasets.bad_row import BadRow
 from tunesmith.datasets.dedupe import SeenHashes
-from tunesmith.datasets.example import Kind, Reason, Split
-from tunesmith.datasets.filters import read_conditions
+from tunesmith.datasets.example import BadRow, Kind, Reason, Split
 from tunesmith.datasets.kept_splits import write_kept
 from tunesmith.datasets.messages import count_ignored
 from tunesmith.datasets.parse_pool import ParsePool, ParseRules
 from tunesmith.datasets.readers.text import Block, LineReader, size_of
+from tunesmith.datasets.rejected_rows import RejectedRows
 from tunesmith.datasets.report import (
     DatasetReport,
     LengthBucket,
@@ -36,8 +35,7 @@ from tunesmith.datasets.report import (
     fingerprint,
 )
 from tunesmith.datasets.screens.contamination import HeldCase, write_cases
-from tunesmith.datasets.sources import open_source
-from tunesmith.datasets.tally import Tally
+from tunesmith.datasets.sources import open_source, read_conditions
 
 if TYPE_CHECKING:
     from tunesmith.datasets.blocks import ParsedBlock
@@ -63,7 +61,7 @@ def prepare(
     """Publish the dataset of these files, in this order, as the folder `out_dir`.
 
     Again with the same content is fine; a folder that holds something else is never replaced. A row that overlaps one
-    of the `cases`, which the model is judged on, is kept aside. A group in `kept` has that split, whatever the shares
+    of the `cases`, which the model is judged on, is quarantined. A group in `kept` has that split, whatever the shares
     say. How many processes parse is decided by the size of the files unless told; the result is the same to the byte.
     """
     if not sources:
@@ -170,15 +168,15 @@ class _Intake:
     """Takes parsed blocks, keeps what is new, and writes it to its split."""
 
     def __init__(self, staged: Path, options: PrepareOptions) -> None:
-        from tunesmith.datasets.dataset_screens import SecondLook
+        from tunesmith.datasets.dataset_screens import DatasetScreens
         from tunesmith.datasets.quarantine.file import FILE_NAME, Quarantine
         from tunesmith.datasets.split_files import SplitWriter  # pyarrow takes longer to import than `--help` may take
 
         self.num_rows = 0
         self._staged = staged
-        self._second_look = SecondLook(options)
+        self._dataset_screens = DatasetScreens(options)
         self._options = options
-        self._tally = Tally()
+        self._rejected = RejectedRows()
         self._seen = SeenHashes()
         self._kind: Kind | None = None
         self._num_blank = 0
@@ -202,7 +200,7 @@ class _Intake:
 
         self.num_rows += parsed.num_rows
         self._num_blank += parsed.num_blank
-        self._tally.merge(parsed.bad)
+        self._rejected.merge(parsed.bad)
         self.ignore(parsed.ignored_fields)
         for why, num in parsed.passed_over.items():
             count_ignored(self._passed_over, why, num)
@@ -212,8 +210,8 @@ class _Intake:
         keep = bytes(map(self._seen.add, keys_of(batch)))
         self._num_duplicates += keep.count(0)
         keep = self._quarantine.sift(batch, keep, parsed.screened, source, name)
-        if not self._second_look.is_off:
-            self._second_look.note(kept_rows(batch, keep), parsed.screened.openings, source)
+        if not self._dataset_screens.is_off:
+            self._dataset_screens.note(kept_rows(batch, keep), parsed.screened.openings, source)
         for split, rows in part(batch, keep):
             self._writers[split].write(rows)
         if self._seen.num > self._options.max_examples:
@@ -255,15 +253,15 @@ class _Intake:
             fix = "prepare the two kinds as two datasets"
             if {other, self._kind} == {Kind.LABELLED, Kind.SUPERVISED}:
                 fix = f"give every line a label, or {fix}"
-            self._tally.add(source, line, BadRow(Reason.MIXED_KIND, "", problem, fix))
+            self._rejected.add(source, line, BadRow(Reason.MIXED_KIND, "", problem, fix))
         return ours
 
     def finish(self, files: Sequence[SourceFile]) -> DatasetReport:
         """Write what is left; the report, or a refusal."""
-        self._tally.refuse_too_many(self.num_rows, self._options.max_bad_share, files)
+        self._rejected.refuse_too_many(self.num_rows, self._options.max_bad_share, files)
         for writer in self._writers.values():
             writer.finish()
-        self._look_again(files)
+        self._screen_dataset(files)
         self._quarantine.close()
         digests = {split: writer.digest for split, writer in self._writers.items()}
         counts = {split: digest.num for split, digest in digests.items()}
@@ -286,7 +284,7 @@ class _Intake:
             num_blank=self._num_blank,
             num_duplicates=self._num_duplicates,
             passed_over=dict(self._passed_over),
-            drops=self._tally.drops(files),
+            drops=self._rejected.rejections(files),
             num_quarantined=self._quarantine.num,
             quarantine=quarantine,
             ignored_fields=dict(sorted(self._ignored.items())),
@@ -297,21 +295,21 @@ class _Intake:
             mean_score=round(sum(writer.total_score for writer in self._writers.values()) / num_examples, 4),
         )
 
-    def _look_again(self, files: Sequence[SourceFile]) -> None:
-        """Keep aside what only shows beside all other rows."""
-        from tunesmith.datasets.dataset_screens import without
+    def _screen_dataset(self, files: Sequence[SourceFile]) -> None:
+        """Quarantine rows that are suspect only in comparison with all other rows."""
+        from tunesmith.datasets.dataset_screens import rewrite_without
 
-        if not self._second_look.is_off and (suspects := self._second_look.suspects(self._staged)):
-            self._writers = without(self._staged, suspects.between, self._quarantine, files)
+        if not self._dataset_screens.is_off and (suspects := self._dataset_screens.suspects(self._staged)):
+            self._writers = rewrite_without(self._staged, suspects.between, self._quarantine, files)
 
     def _warnings(self, counts: dict[Split, int], undesirable: dict[Split, int]) -> tuple[str, ...]:
         found = few_heldout(counts[Split.HELDOUT] - undesirable[Split.HELDOUT], self._options)
         if not counts[Split.VALIDATION] and self._options.validation_share:
             found.append("no example fell into validation; training cannot tell its best step")
-        if self._tally.num_bad:
-            found.append(f"{self._tally.num_bad} bad lines were left out")
+        if self._rejected.num_bad:
+            found.append(f"{self._rejected.num_bad} bad lines were left out")
         if num := self._quarantine.num:
-            found.append(f"{num} suspect {'row was' if num == 1 else 'rows were'} kept aside; look at quarantine.jsonl")
+            found.append(f"{num} suspect {'row was' if num == 1 else 'rows were'} quarantined; see quarantine.jsonl")
         if self._ignored:
             found.append(f"fields that nobody reads: {', '.join(sorted(self._ignored)[:10])}")
         return tuple(found)

@@ -1,22 +1,29 @@
-"""Prepare: files become a dataset of the profile, and its held-out part joins the profile's pool."""
+"""Prepares a dataset of a profile from files; its held-out examples join the profile's held-out pool.
+
+Until the dataset's row is in the store, a mark file lies beside its folder. A killed process leaves folder and mark. A
+worker that can lock the mark removes the folder, unless the row exists. A folder without a mark is never removed: it
+may belong to another store, or to one that was restored from a backup.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict, get_args
 
 from tunesmith.core.errors import DataError, UsageError, did_you_mean, quoted
-from tunesmith.core.files import verify_folder
+from tunesmith.core.files import sha256_text, verify_folder, write_atomic
 from tunesmith.core.ids import new_id
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.earlier_splits import kept_splits
 from tunesmith.datasets.example import Message
 from tunesmith.datasets.queries import Dataset, HeldoutCase
 from tunesmith.datasets.report import DatasetReport, Format, PreparedDataset, PrepareOptions, Split, Windows
-from tunesmith.datasets.unrecorded import unrecorded
 from tunesmith.profiles.architecture import read_control_tokens
 from tunesmith.profiles.checks import CheckedProfile
 from tunesmith.profiles.rules.lock_check import check_lock
@@ -29,8 +36,8 @@ Progress = Callable[[int, int, int], None]
 _MAX_CASES = 20_000  # of the pool that new data is compared with; more are spread evenly over it
 
 
-class Reading(TypedDict, total=False):
-    """How to read the sources; what is missing is found out, or everything is taken."""
+class ReadOptions(TypedDict, total=False):
+    """How to read the sources. A missing format is detected; without `where` and `max_examples`, all rows are read."""
 
     format: str
     windows: str
@@ -45,7 +52,7 @@ def prepare_dataset(
     sources: Sequence[Path],
     *,
     actor: str,
-    reading: Reading | None = None,
+    reading: ReadOptions | None = None,
     on_progress: Progress | None = None,
 ) -> tuple[Dataset, DatasetReport]:
     """Validate, split and publish the files, then record them. The same content again is the same dataset.
@@ -112,7 +119,7 @@ def _asked_and_answered(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str
     return "\n".join(asked), str(messages[-1]["content"])
 
 
-def _as_read(options: PrepareOptions, reading: Reading) -> PrepareOptions:
+def _as_read(options: PrepareOptions, reading: ReadOptions) -> PrepareOptions:
     for what, known in (("format", get_args(Format)), ("windows", get_args(Windows))):
         given = str(reading.get(what, known[0]))
         if given not in known:
@@ -176,3 +183,47 @@ def heldout_cases(folder: Path, cap: int) -> list[HeldoutCase]:
 
 def _without_weight(message: Message) -> dict[str, Any]:
     return {key: value for key, value in message.items() if key != "weight"}
+
+
+_END = ".unrecorded"
+_YOUNG_S = 60.0  # a mark is made a moment before it is locked
+
+
+@contextlib.contextmanager
+def unrecorded(database: Database, folder: Path) -> Iterator[None]:
+    """Mark a dataset's folder as unrecorded while it is published and recorded; remove the folder if that fails."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    mark = folder.with_name(f".{folder.name}{_END}")
+    write_atomic(mark, _store(database))
+    with mark.open() as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            yield
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        finally:
+            mark.unlink(missing_ok=True)
+
+
+def remove_unrecorded(database: Database, workspace: Workspace) -> list[str]:
+    """Remove folders that killed processes published and never recorded. Return the ids of these datasets."""
+    removed = []
+    for mark in sorted(workspace.datasets_dir.glob(f".*{_END}")):
+        with contextlib.suppress(OSError), mark.open() as handle:
+            if time.time() - mark.stat().st_mtime < _YOUNG_S or handle.read() != _store(database):
+                continue
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while its owner is alive
+            dataset_id = mark.name.removesuffix(_END)[1:]
+            folder = mark.with_name(dataset_id)
+            with database.read() as tx:
+                is_known = datasets.is_known_path(tx, folder.relative_to(workspace.data_dir).as_posix())
+            if not is_known:
+                shutil.rmtree(folder, ignore_errors=True)
+                removed.append(dataset_id)
+            mark.unlink(missing_ok=True)
+    return removed
+
+
+def _store(database: Database) -> str:
+    return sha256_text(database.where)

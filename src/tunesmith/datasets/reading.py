@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from tunesmith.core.errors import DataError
 from tunesmith.core.files import Manifest, read_manifest, verify_folder
-from tunesmith.datasets.example import Example, Split, codes_of, pack
+from tunesmith.datasets.example import Example, Split, codes_of, encode_message
 from tunesmith.datasets.report import DatasetReport, PreparedDataset, SplitDigest, fingerprint
 from tunesmith.datasets.splits import group_of
 
@@ -56,7 +56,7 @@ def verify(folder: Path, expected: str) -> None:
 
 def _has_its_group(example: Example) -> bool:
     """Whether its group is that of its prompt, or, for a window of a conversation, of what began the conversation."""
-    prompt = [pack(message) for message in example.prompt]
+    prompt = [encode_message(message) for message in example.prompt]
     codes, contents = codes_of(prompt), [message["content"] for message in prompt]
     if example.group == group_of(codes, contents):
         return True

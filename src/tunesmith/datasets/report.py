@@ -135,7 +135,7 @@ class SourceFile(Section):
 
 
 class Suspect(Section):
-    """One suspicious place in a row that was kept aside. The excerpt never repeats a secret."""
+    """One finding in a quarantined row. The excerpt never repeats a secret."""
 
     source: str
     line: int
@@ -152,7 +152,7 @@ class Suspect(Section):
 
 
 class Quarantined(Section):
-    """The rows that one screen kept aside; a row may be counted by several screens."""
+    """The rows that one screen quarantined; a row may be counted by several screens."""
 
     screen: str
     num: int
@@ -182,7 +182,7 @@ class PrepareOptions(Section):
     control_tokens: tuple[str, ...] = ()
     """Texts that the base model reads as control tokens; a line that holds one could forge a turn, so it is bad."""
     screens: tuple[Screen, ...] = ()
-    """What every row is searched for; suspects are kept aside."""
+    """Screens that every row is checked with; suspect rows are quarantined."""
     detectors: tuple[str, ...] = ()
     """Installed detectors that search every text too."""
     limits: ScreenLimits = ScreenLimits()

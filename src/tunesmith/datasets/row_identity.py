@@ -1,4 +1,4 @@
-"""Gives a valid row what it is known by: its id, its group, its split and its score."""
+"""Computes the id, group, split and quality score of a valid row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hashlib import sha256 as _sha256
 from tunesmith.datasets.columns import ParsedRow
 from tunesmith.datasets.example import Split, num_prompt_of
 from tunesmith.datasets.formats.lines import Found
-from tunesmith.datasets.scoring import score
+from tunesmith.datasets.scoring import quality_score
 from tunesmith.datasets.splits import FOLD_ASCII, group_of, group_salt
 
 _TRAIN, _VALIDATION, _HELDOUT = map(list(Split).index, (Split.TRAIN, Split.VALIDATION, Split.HELDOUT))
@@ -18,17 +18,17 @@ _FOLD_PARTS = b"\x1e" + FOLD_ASCII[1:] + bytes(128)
 _MAX_SHAPES = 4096
 
 
-class RowJudge:
-    """Judges rows by the same rules as `splitting` and `domain.example.identity`, with less work for each."""
+class RowIdentity:
+    """Computes the same ids and splits as `example.identity` and `splits`, but faster."""
 
     def __init__(self, heldout_share: float, validation_share: float, kept: Mapping[bytes, int] | None = None) -> None:
-        self._below = _edge(heldout_share)
-        self._from = _edge(1.0 - validation_share)
+        self._below = _share_boundary(heldout_share)
+        self._from = _share_boundary(1.0 - validation_share)
         self._kept = kept or {}
         self._shapes: dict[str, tuple[int, int, int, bytes]] = {}
 
-    def judge(self, row: Found, line: int) -> ParsedRow:
-        """A row with its id, group, split and score."""
+    def identify(self, row: Found, line: int) -> ParsedRow:
+        """Return the row with its id, group, split and quality score."""
         shape, contents, num_group = row
         known = self._shapes.get(shape) if not num_group else None
         question, answer, num_group, salt = known or self._learnt(shape, num_group)
@@ -40,7 +40,7 @@ class RowJudge:
         split = _HELDOUT if group < self._below else _VALIDATION if group >= self._from else _TRAIN
         if self._kept:
             split = self._kept.get(group, split)
-        quality = score(contents[question], contents[answer])
+        quality = quality_score(contents[question], contents[answer])
         num_chars = len(text) - len(shape) - len(contents)
         return _sha256(data).digest(), group, split, quality, line, num_chars, shape, contents
 
@@ -69,7 +69,7 @@ def _quick_group(contents: list[str], num: int, salt: bytes, data: bytes) -> byt
     return b"" if b"  " in folded else _sha256(salt + folded).digest()
 
 
-def _edge(share: float) -> bytes:
-    """The least group that is not below a share of all; beyond every group where that is none."""
+def _share_boundary(share: float) -> bytes:
+    """Return the smallest group hash outside the first `share` of all hashes, or one above every hash."""
     place = math.ceil(share * 2.0**64)
     return place.to_bytes(8, "big") if place < 1 << 64 else b"\xff" * 33

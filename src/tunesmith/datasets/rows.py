@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections import Counter
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
+from orjson import JSONDecodeError
 
 from tunesmith.core.errors import quoted
 from tunesmith.core.visible_text import looks, says_nothing
-from tunesmith.datasets.bad_row import BadRow, named
-from tunesmith.datasets.example import Reason
+from tunesmith.datasets.example import BadRow, Reason, named
 from tunesmith.datasets.formats.formats import FIELDS
 from tunesmith.datasets.messages import MessageChecker, count_ignored, empty_text
-from tunesmith.datasets.syntax import explain
 from tunesmith.datasets.tool_calls import packed_definitions, refuse_duplicate_keys
 
 _FORMS = "messages, or prompt and completion (and label), or prompt, chosen and rejected"
@@ -50,28 +50,28 @@ _OTHER_NAMES = {  # what other tools call our fields
 
 
 Row = tuple[str, list[str]]
-"""A valid row: the shape of the example (`domain.dataset.Shape`) and its texts in order. A bare tuple, for speed."""
+"""A valid row: the shape of the example (see `example`) and its texts in order. A bare tuple, for speed."""
 
 
 class RowParser:
     """Parses rows; remembers only how often it saw fields that nobody reads."""
 
-    def __init__(self, *, may_end_open: bool = False) -> None:
+    def __init__(self, *, may_lack_answer: bool = False) -> None:
         self._checker = MessageChecker()
-        self._may_end_open = may_end_open  # what follows the last answer of a conversation is cut off
+        self._may_lack_answer = may_lack_answer  # what follows the last answer of a conversation is cut off
 
     @property
     def ignored_fields(self) -> Counter[str]:
         return self._checker.ignored
 
-    def load(self, line: bytes, *, ends_open: bool = False) -> dict[str, Any] | None:
-        """The object of a line, None if it is blank; raises BadRow. `ends_open`: no newline follows the line."""
+    def load(self, line: bytes, *, is_unterminated: bool = False) -> dict[str, Any] | None:
+        """The object of a line, None if it is blank; raises BadRow. `is_unterminated`: no newline follows the line."""
         try:
             fields: Any = orjson.loads(line)
         except orjson.JSONDecodeError as error:
             if line.isspace() or not line:
                 return None
-            raise explain(line, error, ends_open=ends_open) from None
+            raise explain(line, error, is_unterminated=is_unterminated) from None
         if type(fields) is not dict:
             problem = f"the line is {named(fields)}, not an object"
             raise BadRow(Reason.NOT_OBJECT, "", problem, "write one JSON object per line, without an array around them")
@@ -120,7 +120,7 @@ class RowParser:
             num_objects = len(contents)
             if shape[-1] not in "aA":
                 end = max(shape.rfind("a"), shape.rfind("A")) + 1
-                if not end or not self._may_end_open:
+                if not end or not self._may_lack_answer:
                     raise _no_answer("messages", shape)
                 shape = shape[:end]
                 del contents[end:]
@@ -301,3 +301,62 @@ def _refuse_duplicate_keys(pairs: list[tuple[str, Any]], read_keys: frozenset[st
     if len(set(keys)) != len(keys):
         twice = Counter(keys).most_common(1)[0][0]
         raise BadRow(Reason.DUPLICATE_KEY, twice, f"'{twice}' appears twice in one object", "keep one of the two")
+
+
+_MAX_DIGITS = 308  # of the largest number that a double holds
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def explain(line: bytes, error: JSONDecodeError, *, is_unterminated: bool) -> BadRow:
+    """What to tell the user about such a line. `is_unterminated`: no newline follows, so it may be cut off."""
+    if line.startswith(b"\xef\xbb\xbf"):
+        return BadRow(Reason.BYTE_ORDER_MARK, "", "begins with a byte-order mark", "remove its first three bytes")
+    if b"\0" in line:
+        fix = "remove the NUL bytes; is the file damaged, or UTF-16?"
+        return BadRow(Reason.NUL, "", "holds a NUL byte", fix, at_byte=line.index(0))
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as wrong:
+        if is_unterminated and wrong.end == len(line):
+            return _cut_off()
+        return BadRow(Reason.INVALID_UTF8, "", "is not UTF-8", "write the file as UTF-8", at_byte=wrong.start)
+    return _explain_text(text, error, is_unterminated)
+
+
+def _explain_text(text: str, error: JSONDecodeError, is_unterminated: bool) -> BadRow:
+    try:
+        json.loads(text, parse_constant=_refuse_non_finite, parse_float=_refuse_overflow, parse_int=_refuse_long_number)
+    except BadRow as found:
+        return found
+    except RecursionError:
+        return BadRow(Reason.NOT_JSON, "", "is nested too deeply", "flatten it, or remove the line")
+    except ValueError:
+        has_other_ends = "\r" in text.rstrip()
+        if is_unterminated and not has_other_ends and text.lstrip().startswith("{"):
+            return _cut_off()
+        fix = "write one JSON object per line" + ("; end lines with LF" if has_other_ends else "")
+        return BadRow(Reason.NOT_JSON, "", f"is not JSON at character {error.pos + 1}", fix)
+    if _HALF_PAIR.search(text):
+        fix = "write characters beyond U+FFFF as a pair of escapes, or as UTF-8"
+        return BadRow(Reason.BAD_ESCAPE, "", "holds half of a surrogate pair", fix)
+    return BadRow(Reason.NOT_JSON, "", f"is not usable JSON ({error.msg})", "simplify it, or remove the line")
+
+
+def _cut_off() -> BadRow:
+    fix = "the file ends inside this line: copy it again, or remove the line"
+    return BadRow(Reason.CUT_OFF, "", "is cut off", fix)
+
+
+def _refuse_non_finite(text: str) -> NoReturn:
+    raise BadRow(Reason.NON_FINITE, "", f"holds {quoted(text, 20)}, which is not a number", "replace it, or use null")
+
+
+def _refuse_long_number(text: str) -> None:
+    if len(text) > _MAX_DIGITS:
+        problem = f"holds a number of {len(text)} digits, too large to be one"
+        raise BadRow(Reason.NON_FINITE, "", problem, "write it as a text, or use null")
+
+
+def _refuse_overflow(text: str) -> None:
+    if math.isinf(float(text)):
+        _refuse_non_finite(text)

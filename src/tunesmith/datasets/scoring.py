@@ -32,7 +32,7 @@ def components(question: str, answer: str) -> tuple[float, float, float, float]:
     return substance, echo, repetition, 1.0 if size <= _LONG else _LONG / size
 
 
-def score(question: str, answer: str) -> float:
+def quality_score(question: str, answer: str) -> float:
     """The product of the components, to four decimals."""
     size = len(answer)
     if (

@@ -1,4 +1,5 @@
-"""The Parquet files of a dataset, one per split: written in row groups, read back example by example."""
+"""The Parquet files of a dataset, one per split: parsed batches are divided by kind and split, written in row groups,
+and read back example by example."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 
 from tunesmith.core.errors import DataError
 from tunesmith.datasets.columns import SCHEMA, numbers
-from tunesmith.datasets.example import Example, Kind, Message, Split, codes_of, identity, num_prompt_of, unpack
+from tunesmith.datasets.example import Example, Kind, Message, Split, codes_of, decode_message, identity, num_prompt_of
 from tunesmith.datasets.report import SplitDigest
 
 _DICTIONARIES = ["score", "source", "messages.list.element.role", "rejected.list.element.role"]
@@ -99,13 +100,13 @@ def _examples(batch: Any, path: Path) -> Iterator[Example]:
         num_prompt = num_prompt_of(shape)
         prompt, chosen, worse = messages[:num_prompt], messages[num_prompt:], rejected
         if not _PLAIN.issuperset(shape):
-            prompt, chosen, worse = (_unpacked(part, path) for part in (prompt, chosen, worse))
+            prompt, chosen, worse = (_decode(part, path) for part in (prompt, chosen, worse))
         yield Example(example_id, prompt, chosen, worse, group, score, source, line)
 
 
-def _unpacked(stored: Sequence[Message] | None, path: Path) -> Any:
+def _decode(stored: Sequence[Message] | None, path: Path) -> Any:
     try:
-        return None if stored is None else tuple(map(unpack, stored))
+        return None if stored is None else tuple(map(decode_message, stored))
     except (ValueError, RecursionError):
         raise DataError(f"{path}: holds a tool call that is not one; prepare the dataset again") from None
 
@@ -125,7 +126,7 @@ def kind_of_first(batch: Any) -> Kind:
 
 
 def part_by_kind(batch: Any, kind: Kind | None) -> tuple[Any, list[tuple[int, Kind]]]:
-    """The rows of that kind in a parsed batch, and the lines of the others with what they are."""
+    """Return the rows of `kind` in a parsed batch, and line and kind of all other rows."""
     ours = _are(batch, kind or Kind.SUPERVISED)
     if ours.true_count == batch.num_rows:
         return batch, []

@@ -8,8 +8,7 @@ from typing import Any
 
 import orjson
 
-from tunesmith.datasets.bad_row import BadRow, named
-from tunesmith.datasets.example import CALLS, RESULT, Message, Reason, pack, to_json
+from tunesmith.datasets.example import CALLS, RESULT, BadRow, Message, Reason, encode_message, named, to_json
 
 _CALL_FIELDS = ("id", "type", "function")
 _DEFINITION_FIELDS = ("name", "description", "parameters", "strict", "return")
@@ -143,7 +142,7 @@ def _refuse_unknown(holder: dict[str, Any], known: tuple[str, ...], field: str) 
 
 
 def _packed(message: Message, role: str, field: str) -> str:
-    stored: Message = _checked(pack, message, field)
+    stored: Message = _checked(encode_message, message, field)
     assert stored["role"] == role
     return stored["content"]
 

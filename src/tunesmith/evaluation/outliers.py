@@ -1,4 +1,4 @@
-"""Outliers: what the base finds far more surprising than the rest of a dataset is shown, or kept aside in a new one."""
+"""Loss outliers: lists examples with a far higher loss under the base, or quarantines them in a new dataset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from tunesmith.datasets.prepare import publish_dataset
 from tunesmith.datasets.queries import Dataset
 from tunesmith.datasets.report import DatasetReport
 from tunesmith.datasets.screens.excerpts import escaped, safe_text
-from tunesmith.evaluation.rules.outliers import FEWEST, THRESHOLD, Fit, Verdict, check_threshold, judge, too_few, why
+from tunesmith.evaluation.rules.outliers import (
+    FEWEST,
+    THRESHOLD,
+    Fit,
+    OutlierResult,
+    check_threshold,
+    find_loss_outliers,
+    too_few,
+    why,
+)
 from tunesmith.evaluation.score_examples import Scorer
 from tunesmith.experience.queries import members
 from tunesmith.profiles.checks import CheckedProfile
@@ -28,21 +37,23 @@ from tunesmith.store.database import Database
 Place = tuple[Split, int]
 OnProgress = Callable[[int, int], None]
 """Called with how many examples are scored, and how many there are."""
-_SHOWN = 20
+_MAX_SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Wish:
+class OutlierOptions:
+    """How to search, and what to do with the outliers found."""
+
     threshold: float = THRESHOLD
-    keep_aside: bool = False
-    shown: int = _SHOWN
-    """At most so many outliers are told with their texts."""
+    quarantine: bool = False
+    max_shown: int = _MAX_SHOWN
+    """The most outliers that are returned with their texts."""
     on_progress: OnProgress = lambda done, total: None
 
     def check(self) -> None:
         check_threshold(self.threshold)
-        if self.shown < 1:
-            raise UsageError(f"limit is {self.shown}; show at least one outlier")
+        if self.max_shown < 1:
+            raise UsageError(f"limit is {self.max_shown}; show at least one outlier")
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,7 @@ class OutlierReport:
     outliers: tuple[Outlier, ...]
     """The most surprising first."""
     made: Dataset | None = None
-    """The dataset without them, where that was wished and there are some."""
+    """The dataset in which they are quarantined, if that was requested and there are some."""
 
 
 @dataclass
@@ -101,30 +112,30 @@ def find_outliers(
     timing: WorkerSettings,
     checked: CheckedProfile,
     dataset: Dataset,
-    wish: Wish,
+    options: OutlierOptions,
     *,
     actor: str,
 ) -> OutlierReport:
-    """Score every example under the profile's base and judge; the dataset itself stays as it is."""
-    wish.check()
+    """Score every example under the profile's base and find the outliers; the dataset itself is not changed."""
+    options.check()
     folder = workspace.data_dir / dataset.path
     report = DatasetReport.model_validate(read_manifest(folder).meta)
-    if wish.keep_aside:
+    if options.quarantine:
         _refuse_assembled(database, dataset, report)
     total = sum(report.counts.values()) - sum(report.num_undesirable.values())
     if total < FEWEST:  # no model is needed to say so
-        return _told(dataset, wish, too_few(total), _Losses(array("d"), array("B"), array("Q")), ())
+        return _told(dataset, options, too_few(total), _Losses(array("d"), array("B"), array("Q")), ())
     scorer = Scorer(
-        workspace, timing, base_of(checked), checked.profile.evaluation, lambda done: wish.on_progress(done, total)
+        workspace, timing, base_of(checked), checked.profile.evaluation, lambda done: options.on_progress(done, total)
     )
     losses = _losses(folder, scorer)
-    verdict = judge(losses.values, wish.threshold)
-    reasons = {losses.place(index): why(losses.values[index], verdict, wish.threshold) for index in verdict.places}
-    shown = _shown(folder, report, losses, verdict.places[: wish.shown], reasons)
+    result = find_loss_outliers(losses.values, options.threshold)
+    reasons = {losses.place(index): why(losses.values[index], result, options.threshold) for index in result.indices}
+    shown = _shown(folder, report, losses, result.indices[: options.max_shown], reasons)
     made = None
-    if wish.keep_aside and reasons:
-        made = _keep_aside(database, workspace, checked, dataset, reasons, wish, actor)
-    return _told(dataset, wish, verdict, losses, shown, made)
+    if options.quarantine and reasons:
+        made = _quarantine(database, workspace, checked, dataset, reasons, options, actor)
+    return _told(dataset, options, result, losses, shown, made)
 
 
 def _refuse_assembled(database: Database, dataset: Dataset, report: DatasetReport) -> None:
@@ -194,22 +205,22 @@ def _shown(
     return tuple(found[index] for index in indices)
 
 
-def _keep_aside(
+def _quarantine(
     database: Database,
     workspace: Workspace,
     checked: CheckedProfile,
     dataset: Dataset,
     reasons: Mapping[Place, str],
-    wish: Wish,
+    options: OutlierOptions,
     actor: str,
 ) -> Dataset:
-    from tunesmith.datasets.quarantine.outliers import keep_aside
+    from tunesmith.datasets.quarantine.outliers import quarantine_examples
 
     folder = workspace.data_dir / dataset.path
     made, _ = publish_dataset(
-        database, workspace, checked, lambda final: keep_aside(folder, final, reasons, dataset.id), actor=actor
+        database, workspace, checked, lambda final: quarantine_examples(folder, final, reasons, dataset.id), actor=actor
     )
-    detail = {"made": made.id, "num": len(reasons), "threshold": wish.threshold}
+    detail = {"made": made.id, "num": len(reasons), "threshold": options.threshold}
     with database.write() as tx:
         events.record(tx, "dataset", dataset.id, "outliers_kept_aside", actor=actor, detail=detail)
     return made
@@ -217,24 +228,24 @@ def _keep_aside(
 
 def _told(
     dataset: Dataset,
-    wish: Wish,
-    verdict: Verdict,
+    options: OutlierOptions,
+    result: OutlierResult,
     losses: _Losses,
     shown: tuple[Outlier, ...],
     made: Dataset | None = None,
 ) -> OutlierReport:
     return OutlierReport(
         dataset_id=dataset.id,
-        fit=verdict.fit,
-        reason=verdict.reason,
-        threshold=wish.threshold,
-        median=verdict.median,
-        spread=verdict.spread,
-        limit=verdict.limit,
+        fit=result.fit,
+        reason=result.reason,
+        threshold=options.threshold,
+        median=result.median,
+        spread=result.spread,
+        limit=result.limit,
         num_scored=len(losses.values),
         num_unscored=losses.num_unscored,
         unscored_because=losses.problem,
-        num_outliers=len(verdict.places),
+        num_outliers=len(result.indices),
         outliers=shown,
         made=made,
     )

@@ -20,10 +20,9 @@ from tunesmith.core.ids import new_id
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.earlier_splits import kept_splits
 from tunesmith.datasets.example import Example, Split
-from tunesmith.datasets.prepare import heldout_cases, judging_cases, options_of
+from tunesmith.datasets.prepare import heldout_cases, judging_cases, options_of, remove_unrecorded, unrecorded
 from tunesmith.datasets.queries import Dataset
 from tunesmith.datasets.report import DatasetReport, MemberRole, MixKind, MixReport, PreparedDataset, PrepareOptions
-from tunesmith.datasets.unrecorded import remove_unrecorded, unrecorded
 from tunesmith.experience.assembly_lines import Splitter, line_of, provenance, told_of
 from tunesmith.experience.held_out import too_few_cases
 from tunesmith.experience.queries import candidates, members

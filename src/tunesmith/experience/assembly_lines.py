@@ -67,7 +67,7 @@ class Splitter:
         Turns of one conversation belong into one split: what is trained on holds the answers of the others. Preparing
         groups pairs by their whole prompt, so a pair whose prompt and whose conversation disagree stays out.
         """
-        from tunesmith.datasets.bad_row import BadRow
+        from tunesmith.datasets.example import BadRow
         from tunesmith.datasets.splits import group_of, split_of
 
         try:

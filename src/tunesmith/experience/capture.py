@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from tunesmith.core.errors import DataError, UsageError, did_you_mean, quoted
 from tunesmith.core.files import canonical_json, sha256_text
 from tunesmith.core.visible_text import says_nothing
-from tunesmith.datasets.bad_row import BadRow
+from tunesmith.datasets.example import BadRow
 from tunesmith.datasets.messages import MessageChecker
 from tunesmith.datasets.screens.rows import ROW_SCREENS, RowScreens
 from tunesmith.experience import rate

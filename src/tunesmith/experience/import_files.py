@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunesmith.core.errors import DataError, Refused, StoreError, TunesmithError, UsageError
-from tunesmith.datasets.example import unpack
+from tunesmith.datasets.example import decode_message
 from tunesmith.datasets.report import PrepareOptions, SourceFile
 from tunesmith.experience import capture
 from tunesmith.experience.capture import Capture, Checked, Rules
@@ -94,16 +94,16 @@ def _look(
     files: Sequence[Path], reading: PrepareOptions, parser: BlockParser, max_bad_share: float, report: ImportReport
 ) -> list[SourceFile]:
     """Read everything once; the files as they were found."""
+    from tunesmith.datasets.rejected_rows import RejectedRows
     from tunesmith.datasets.sources import open_source
-    from tunesmith.datasets.tally import Tally
 
-    tally, described = Tally(), []
+    rejected, described = RejectedRows(), []
     for number, path in enumerate(files):
         num_lines = 0
         with open_source(path, number, reading) as reader:
             for block in reader.blocks():
                 parsed = parser.parse(block)
-                tally.merge(parsed.bad)
+                rejected.merge(parsed.bad)
                 report.num_rows += parsed.num_rows
                 num_lines += parsed.num_rows + parsed.num_blank
             reader.finish()
@@ -116,8 +116,8 @@ def _look(
                     unit=reader.unit,
                 )
             )
-    tally.refuse_too_many(report.num_rows, max_bad_share, described)
-    for drop in tally.drops(described):
+    rejected.refuse_too_many(report.num_rows, max_bad_share, described)
+    for drop in rejected.rejections(described):
         report.num_refused += drop.num
         report.problems += [str(line) for line in drop.first[: max(0, _SHOWN - len(report.problems))]]
     return described
@@ -163,7 +163,7 @@ def _capture(row: dict[str, Any]) -> Capture:
 
 
 def _plain(stored: Sequence[Any]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in unpack(message).items() if key != "weight"} for message in stored]
+    return [{key: value for key, value in decode_message(message).items() if key != "weight"} for message in stored]
 
 
 def _store(

@@ -24,7 +24,7 @@ from tunesmith.curriculum.cycle import ABANDONED_AFTER, curriculum
 from tunesmith.curriculum.cycle_config import remove_left_behind
 from tunesmith.curriculum.due import open_due
 from tunesmith.curriculum.queries import spends
-from tunesmith.datasets.unrecorded import remove_unrecorded
+from tunesmith.datasets.prepare import remove_unrecorded
 from tunesmith.deployment.deploy import deploy
 from tunesmith.deployment.reconcile import look_at_targets, roll_back
 from tunesmith.deployment.watch import watch

@@ -179,7 +179,7 @@ class Data(Section):
     heldout_cap: int = Field(default=1000, ge=10, le=100_000)
     """Most held-out cases that one dataset brings to the profile's pool."""
     screens: ScreenChoice = "default"
-    """What every row is searched for before it may be trained; suspects are kept aside, see docs/screens.md."""
+    """Screens that check every row before it may be trained; suspect rows are quarantined, see docs/screens.md."""
     detectors: tuple[str, ...] = ()
     """Installed detectors that search every text for personal data, e.g. presidio; see docs/screens.md."""
     limits: ScreenLimits = ScreenLimits()

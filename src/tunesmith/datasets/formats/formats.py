@@ -9,8 +9,7 @@ from typing import Any
 import orjson
 
 from tunesmith.core.errors import quoted
-from tunesmith.datasets.bad_row import BadRow, named
-from tunesmith.datasets.example import Reason
+from tunesmith.datasets.example import BadRow, Reason, named
 
 _SPEAKERS = {"human": "user", "user": "user", "system": "system", "tool": "tool", "observation": "tool"}
 _SPEAKERS |= dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "bot", "model", "ai"), "assistant")

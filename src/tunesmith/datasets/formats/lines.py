@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
-from tunesmith.datasets.bad_row import BadRow
-from tunesmith.datasets.example import Reason
-from tunesmith.datasets.filters import read_conditions
+from tunesmith.core.visible_text import plainly_seen
+from tunesmith.datasets.example import BadRow, Reason
 from tunesmith.datasets.formats.formats import (
     Raw,
     Translated,
@@ -19,10 +19,10 @@ from tunesmith.datasets.formats.formats import (
     shared_pair,
     sharegpt,
 )
-from tunesmith.datasets.formats.quick_lines import QuickLines
 from tunesmith.datasets.formats.traces import NoConversation, is_langfuse, is_mlflow, langfuse, mlflow
-from tunesmith.datasets.messages import count_ignored
+from tunesmith.datasets.messages import MessageChecker, count_ignored
 from tunesmith.datasets.rows import Row, RowParser, exact, refuse_foreign_duplicates
+from tunesmith.datasets.sources import read_conditions
 
 if TYPE_CHECKING:
     from tunesmith.datasets.parse_pool import ParseRules
@@ -42,7 +42,7 @@ class LineImporter:
     """Reads lines; remembers counts only."""
 
     def __init__(self, rules: ParseRules) -> None:
-        self._rows = RowParser(may_end_open=rules.windows != "whole")
+        self._rows = RowParser(may_lack_answer=rules.windows != "whole")
         self._quick = QuickLines()
         self._format = rules.format
         self._windows = rules.windows
@@ -55,9 +55,12 @@ class LineImporter:
     def ignored_fields(self) -> Counter[str]:
         return self._rows.ignored_fields
 
-    def read(self, line: bytes, *, ends_open: bool = False) -> Sequence[Found]:
-        """The rows of a line, none if it is blank or left aside; raises BadRow. `ends_open`: no newline follows it."""
-        fields = self._rows.load(line, ends_open=ends_open)
+    def read(self, line: bytes, *, is_unterminated: bool = False) -> Sequence[Found]:
+        """Return the rows of a line: none if it is blank or filtered out. Raises BadRow.
+
+        `is_unterminated`: no newline follows the line.
+        """
+        fields = self._rows.load(line, is_unterminated=is_unterminated)
         if fields is None:
             self.num_blank += 1
             return ()
@@ -189,3 +192,49 @@ def _only(*names: str) -> Translator:
         return [Translated({name: fields[name] for name in (*names, "tools") if name in fields})]
 
     return translate
+
+
+_MAX_SHAPES = 4096
+_ROLE, _CONTENT = itemgetter("role"), itemgetter("content")
+
+
+class QuickLines:
+    """Parses the most common line quickly: `messages` with `role` and `content` and nothing else.
+
+    It reports no errors. Any other line is left to `RowParser`. Caches which sequences of roles end with an answer.
+    """
+
+    def __init__(self) -> None:
+        self._shapes: dict[tuple[str, ...], str | None] = {}
+
+    def read(self, line: bytes, fields: dict[str, Any]) -> Row | None:
+        """The row of such a line; None: not this way."""
+        messages = fields["messages"]
+        if type(messages) is not list:
+            return None
+        try:
+            roles = tuple(map(_ROLE, messages))
+            shape = self._shapes[roles] if roles in self._shapes else self._learnt(roles)
+            contents = list(map(_CONTENT, messages))
+            are_texts = all(map(plainly_seen, contents))  # of what is no text, it raises
+        except (KeyError, TypeError):
+            return None
+        # Two quotes for each key and text we know of: then there is nothing else in the line, no key twice either.
+        if not are_texts or shape is None or line.count(b'"') != 2 + 8 * len(contents):
+            return None
+        if b"\\" in line and b"\\u0000" in line:
+            return None
+        return shape, contents
+
+    def _learnt(self, roles: tuple[Any, ...]) -> str | None:
+        """The shape of a conversation with these roles, None if it is none."""
+        if len(self._shapes) >= _MAX_SHAPES:
+            self._shapes.clear()
+        shape: str | None = None
+        if all(type(role) is str for role in roles):
+            try:
+                shape = MessageChecker().check([{"role": role, "content": "…"} for role in roles], "messages", "", [])
+            except BadRow:
+                shape = None
+        self._shapes[roles] = shape if shape is not None and shape[-1] == "a" else None
+        return self._shapes[roles]

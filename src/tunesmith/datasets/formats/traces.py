@@ -8,8 +8,7 @@ from typing import Any
 import orjson
 
 from tunesmith.core.visible_text import says_nothing
-from tunesmith.datasets.bad_row import BadRow
-from tunesmith.datasets.example import Reason
+from tunesmith.datasets.example import BadRow, Reason
 from tunesmith.datasets.formats.formats import Raw, Translated
 
 _SPEAKERS = {"developer": "system", "human": "user", "ai": "assistant", "model": "assistant", "function": "tool"}

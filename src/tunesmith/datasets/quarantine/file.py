@@ -1,4 +1,4 @@
-"""Keeps suspect rows aside: whole, in a file of the dataset's folder, with what was found and where; never trained."""
+"""Writes suspect rows, with their findings, to the dataset's `quarantine.jsonl`; they are never trained."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tunesmith.datasets.example import to_json
 from tunesmith.datasets.report import Quarantined, SourceFile, Suspect
 from tunesmith.datasets.screens.block import Screened
 from tunesmith.datasets.screens.contradictions import Contradictions
-from tunesmith.datasets.screens.finding import Finding
-from tunesmith.datasets.screens.near_duplicates import NearCopies
+from tunesmith.datasets.screens.finding import ScreenFinding
+from tunesmith.datasets.screens.near_duplicates import NearDuplicates
 from tunesmith.datasets.split_files import keys_of
 
 FILE_NAME = "quarantine.jsonl"
@@ -20,22 +20,22 @@ _KEPT_PER_SCREEN = 20
 
 
 class Quarantine:
-    """Sifts rows; remembers the first few suspects of each screen only, whatever a file holds."""
+    """Moves suspect rows to the quarantine file. Keeps the first few of each screen only for the report."""
 
     def __init__(self, path: Path, overruled: Mapping[int, Collection[str]] | None = None) -> None:
         self.num = 0
-        """Rows kept aside."""
+        """Number of quarantined rows."""
         self._path = path
         self._overruled = overruled or {}
         self._sink: IO[str] | None = None
-        self._near: NearCopies | None = None
+        self._near: NearDuplicates | None = None
         self._contradictions: Contradictions | None = None
         self._counts: dict[str, int] = {}
-        self._first: dict[str, list[tuple[int, int, str, Finding]]] = {}
+        self._first: dict[str, list[tuple[int, int, str, ScreenFinding]]] = {}
 
     def sift(self, batch: Any, keep: bytes, screened: Screened, source: int, name: str) -> bytes:
         """`keep` without the suspect rows of a parsed batch, which are written to the file."""
-        if not screened.findings and not screened.sketches and not screened.answers:
+        if not screened.findings and not screened.signatures and not screened.answers:
             return keep
         kept = bytearray(keep)
         lines: list[int] = batch.column("line").to_pylist()
@@ -49,28 +49,28 @@ class Quarantine:
                 self.put(batch.slice(place, 1), findings, source, name)
         return bytes(kept)
 
-    def _in_row(self, key: int, screened: Screened, source: int, line: int) -> Sequence[Finding]:
+    def _in_row(self, key: int, screened: Screened, source: int, line: int) -> Sequence[ScreenFinding]:
         """What is suspect about a row itself, but for what a person has overruled."""
         findings = screened.findings.get(key, ())
         overruled = self._overruled.get(line, ()) if source == 0 else ()
         return [finding for finding in findings if finding.screen not in overruled] if overruled else findings
 
-    def _beside_earlier(self, key: int, screened: Screened, source: int, line: int) -> list[Finding]:
+    def _beside_earlier(self, key: int, screened: Screened, source: int, line: int) -> list[ScreenFinding]:
         """What is suspect about a row because of an earlier one."""
-        if (sketch := screened.sketches.get(key)) is not None:
-            self._near = self._near or NearCopies()  # not sooner: it takes memory
-            if (earlier := self._near.earlier(source, line, sketch)) is not None:
+        if (signature := screened.signatures.get(key)) is not None:
+            self._near = self._near or NearDuplicates()  # not sooner: it takes memory
+            if (earlier := self._near.earlier(source, line, signature)) is not None:
                 reason = f"says almost the same as {_told(earlier, source)}, in the question and in the answer"
-                return [Finding("near_copy", 0, 0, 0, reason, "")]
+                return [ScreenFinding("near_copy", 0, 0, 0, reason, "")]
         if (answer := screened.answers.get(key)) is not None:
             self._contradictions = self._contradictions or Contradictions()
             if (earlier := self._contradictions.earlier(source, line, answer)) is not None:
                 reason = f"answers the same question otherwise than {_told(earlier, source)}; one of the two is wrong"
-                return [Finding("contradiction", 0, 0, 0, reason, "")]
+                return [ScreenFinding("contradiction", 0, 0, 0, reason, "")]
         return []
 
-    def put(self, row: Any, findings: Sequence[Finding], source: int, name: str) -> None:
-        """Keep one row aside."""
+    def put(self, row: Any, findings: Sequence[ScreenFinding], source: int, name: str) -> None:
+        """Write one row to the quarantine file."""
         fields = row.select(["line", "messages", "rejected"]).to_pylist()[0]
         num_messages = len(fields["messages"])
         told = []
@@ -125,4 +125,4 @@ def _told(earlier: tuple[int, int], source: int) -> str:
 
 
 SCREEN = "loss_outlier"
-"""The name under which these rows are kept aside."""
+"""Screen name of rows that are quarantined as loss outliers."""

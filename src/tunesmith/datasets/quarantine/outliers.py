@@ -1,4 +1,4 @@
-"""Makes a dataset of another one without some of its examples, which are kept aside in it as suspects."""
+"""Makes a new dataset from another one in which some examples are quarantined."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from typing import Any
 from tunesmith.core.errors import DataError
 from tunesmith.core.files import publish_folder, verify_folder
 from tunesmith.core.staging import staging_for
-from tunesmith.datasets.dataset_screens import place_of, without
+from tunesmith.datasets.dataset_screens import rewrite_without, row_position
 from tunesmith.datasets.example import Split
 from tunesmith.datasets.preparation import few_heldout
 from tunesmith.datasets.quarantine.file import FILE_NAME, SCREEN, Quarantine
 from tunesmith.datasets.reading import summary
 from tunesmith.datasets.report import DatasetReport, PreparedDataset, Quarantined, fingerprint
-from tunesmith.datasets.screens.finding import Finding
+from tunesmith.datasets.screens.finding import ScreenFinding
 
 _KEPT_PER_SCREEN = 20
 _ADDED = "added.jsonl"
-Place = tuple[Split, int]
-"""An example by its split and its number in it, from 0."""
+ExampleIndex = tuple[Split, int]
+"""An example: its split and its index in it, from 0."""
 
 
-def keep_aside(folder: Path, final: Path, reasons: Mapping[Place, str], name: str) -> PreparedDataset:
-    """Publish `final`: the dataset in `folder`, called `name`, without the examples at these places.
+def quarantine_examples(folder: Path, final: Path, reasons: Mapping[ExampleIndex, str], name: str) -> PreparedDataset:
+    """Publish `final`: the dataset `name` in `folder` without the examples in `reasons`.
 
-    They lie in its quarantine.jsonl, behind what lies there already, each with its reason.
+    These are appended to its quarantine.jsonl, each with its reason.
     """
     manifest = verify_folder(folder)  # a damaged dataset is not made to look whole
     splits = {f"{split.value}.parquet" for split in Split}
     if unknown := sorted(set(manifest.files) - splits - {FILE_NAME}):
         raise DataError(f"{folder}: {unknown[0]} is no file of a dataset that was prepared from files; prepare it anew")
     report = summary(folder).report
-    findings = {place_of(*place): Finding(SCREEN, 0, 0, 0, reason, "") for place, reason in reasons.items()}
+    findings = {row_position(*place): ScreenFinding(SCREEN, 0, 0, 0, reason, "") for place, reason in reasons.items()}
     with staging_for(final) as staged:
         for split in splits:
             shutil.copyfile(folder / split, staged / split)
         aside = Quarantine(staged / _ADDED)
         try:
-            writers = without(staged, lambda begin, end: _between(findings, begin, end), aside, report.sources)
+            writers = rewrite_without(staged, lambda begin, end: _between(findings, begin, end), aside, report.sources)
         finally:
             aside.close()
         if aside.num != len(reasons):
@@ -54,7 +54,7 @@ def keep_aside(folder: Path, final: Path, reasons: Mapping[Place, str], name: st
     return PreparedDataset(final, made.fingerprint, made.counts, made)
 
 
-def _between(findings: Mapping[int, Finding], begin: int, end: int) -> dict[int, Finding]:
+def _between(findings: Mapping[int, ScreenFinding], begin: int, end: int) -> dict[int, ScreenFinding]:
     return {place: findings[place] for place in range(begin, end) if place in findings}
 
 
@@ -95,7 +95,7 @@ def _warnings(report: DatasetReport, heldout: int, num_added: int, name: str) ->
     stale = few_heldout(before, report.options)
     kept = [warning for warning in report.warnings if warning not in stale]
     outliers = f"{num_added} loss {'outlier' if num_added == 1 else 'outliers'} of dataset {name}"
-    return (*few_heldout(heldout, report.options), *kept, f"{outliers} kept aside; look at quarantine.jsonl")
+    return (*few_heldout(heldout, report.options), *kept, f"{outliers} quarantined; see quarantine.jsonl")
 
 
 def _joined(known: Sequence[Quarantined], added: Sequence[Quarantined]) -> list[Quarantined]:

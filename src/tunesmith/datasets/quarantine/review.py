@@ -1,4 +1,4 @@
-"""Rows that preparation kept aside: shown safely, and released by a person into a file of their own."""
+"""Quarantined rows of a dataset: listed with safe excerpts, and released or dismissed by a person."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from tunesmith.core.errors import Conflict, DataError, NotFound, UsageError, quoted
 from tunesmith.core.files import fsync_folder, read_manifest
 from tunesmith.core.ids import new_token
-from tunesmith.datasets.example import Example, Message, codes_of, num_prompt_of, to_json, unpack
+from tunesmith.datasets.example import Example, Message, codes_of, decode_message, num_prompt_of, to_json
 from tunesmith.datasets.screens.excerpts import escaped, safe_text
 from tunesmith.store import events
 from tunesmith.store.database import Tx
@@ -24,11 +24,11 @@ _Numbered = tuple[int, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class KeptRow:
-    """One row that was kept aside. Every text in it is safe to show."""
+class QuarantinedRow:
+    """One quarantined row. Every text in it is safe to show."""
 
     number: int
-    """Its place in quarantine.jsonl, from 1."""
+    """Its line in quarantine.jsonl, from 1."""
     source: str
     line: int
     screens: tuple[str, ...]
@@ -50,7 +50,7 @@ class Released:
 
 
 def num_undecided(tx: Tx, dataset_id: str, folder: Path) -> int:
-    """How many rows lie aside that nobody has released or left there; rows are read only where some were released."""
+    """Return how many quarantined rows nobody has released or dismissed. Reads the rows only if some were released."""
     num = _num_rows(folder)
     if num == 0:
         return 0
@@ -58,7 +58,7 @@ def num_undecided(tx: Tx, dataset_id: str, folder: Path) -> int:
     for event in events.of_entity(tx, "dataset", dataset_id):
         if event.action == _DECIDED:
             if "places" not in event.detail:
-                return 0  # left where they are, all of them
+                return 0  # all of them were dismissed
             decided.update(event.detail["places"])
     return sum(place not in decided for place, _ in _placed(_read(folder))) if decided else num
 
@@ -73,17 +73,17 @@ def _num_rows(folder: Path) -> int:
         return 0  # damaged; `dataset verify` tells
 
 
-def rows(folder: Path, limit: int) -> list[KeptRow]:
-    """The first rows that were kept aside, with why."""
+def rows(folder: Path, limit: int) -> list[QuarantinedRow]:
+    """Return the first quarantined rows, with the reasons."""
     found = []
     for number, row in _read(folder):
         if number > limit:
             break
-        messages = [unpack(message) for message in row["messages"]]
+        messages = [decode_message(message) for message in row["messages"]]
         asked = [message["content"] for message in messages if message["role"] == "user"]
         findings = row["findings"]
         found.append(
-            KeptRow(
+            QuarantinedRow(
                 number=number,
                 source=escaped(str(row["source"])),
                 line=row["line"],
@@ -110,7 +110,7 @@ def release(folder: Path, numbers: Sequence[int], target: Path, screens: Sequenc
             stopped_by |= {str(each["screen"]) for each in row["findings"]}
             places.append(place)
     if wanted:
-        raise NotFound(f"no row {min(wanted)} was kept aside; `dataset quarantine` numbers them")
+        raise NotFound(f"no quarantined row {min(wanted)}; `dataset quarantine` lists them with their numbers")
     try:
         _write_privately(target, "".join(written))
     except OSError as error:
@@ -136,7 +136,7 @@ def _write_privately(target: Path, text: str) -> None:
 def decide(
     tx: Tx, dataset_id: str, *, actor: str, reason: str, released: tuple[Sequence[int], Released] | None
 ) -> None:
-    """A person has looked: these rows were released, or all that are left stay aside; they wait for nobody any more."""
+    """Record a person's decision: these rows were released, or (`released` None) all remaining rows are dismissed."""
     detail = {} if released is None else {"released": list(released[0]), "places": list(released[1].places)}
     events.record(tx, "dataset", dataset_id, _DECIDED, actor=actor, reason=reason, detail=detail)
 
@@ -153,7 +153,7 @@ def _placed(rows: Iterable[_Numbered]) -> Iterator[tuple[str, _Numbered]]:
 def _read(folder: Path) -> Iterator[_Numbered]:
     path = folder / FILE_NAME
     if not path.is_file():
-        raise UsageError("no row of this dataset was kept aside")
+        raise UsageError("no row of this dataset is quarantined")
     with path.open(encoding="utf-8") as source:
         for number, line in enumerate(source, start=1):
             yield number, json.loads(line)
@@ -173,6 +173,6 @@ def _example(row: dict[str, Any]) -> Example:
     stored, rejected = row["messages"], row["rejected"]
     codes = codes_of(stored)
     shape = codes if rejected is None else f"{codes}|{codes_of(rejected)}"
-    messages, place = tuple(map(unpack, stored)), num_prompt_of(shape)
-    worse = None if rejected is None else tuple(map(unpack, rejected))
+    messages, place = tuple(map(decode_message, stored)), num_prompt_of(shape)
+    worse = None if rejected is None else tuple(map(decode_message, rejected))
     return Example("", messages[:place], messages[place:], worse, "", 0.0, 0, row["line"])

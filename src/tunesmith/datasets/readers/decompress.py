@@ -1,4 +1,4 @@
-"""Unpacks gzip and zstd as it is read, and refuses what unpacks to far more than any text does."""
+"""Decompresses gzip and zstd while reading, and refuses decompression bombs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _FREE = 64 << 20  # bytes that may come out before the ratio counts
 
 
 def codec_of(beginning: bytes) -> str | None:
-    """How a file that begins like this is packed; None: it is not."""
+    """Return the compression of a file that begins with these bytes, or None."""
     return next((codec for mark, codec in _CODECS if beginning.startswith(mark)), None)
 
 
-def unpacked(
-    codec: str, packed: Iterable[bytes], size: int, name: str, num_lines: Callable[[], int]
+def decompressed(
+    codec: str, compressed: Iterable[bytes], size: int, name: str, num_lines: Callable[[], int]
 ) -> Iterator[bytes]:
-    """The text of a packed file, in chunks of `size` bytes. `num_lines`: how far its reader has come."""
+    """Yield the text of a compressed file in chunks of `size` bytes. `num_lines` returns how many lines were read."""
     import pyarrow as pa
 
-    source = _Packed(packed)
+    source = _CompressedFile(compressed)
     num_out = 0
     try:
         with pa.CompressedInputStream(pa.PythonFile(source, mode="r"), codec) as stream:
@@ -31,8 +31,8 @@ def unpacked(
                 num_out += len(chunk)
                 if num_out > max(_FREE, _MAX_RATIO * source.num_bytes):
                     raise DataError(
-                        f"{name} unpacks to more than {_MAX_RATIO} times its size, like a file made to fill a disk; "
-                        f"if it is meant, unpack it first: {codec} -d"
+                        f"{name} decompresses to more than {_MAX_RATIO} times its size, like a decompression bomb; "
+                        f"if it is not one, decompress it first: {codec} -d"
                     )
                 yield chunk
     except OSError as error:
@@ -44,8 +44,8 @@ def unpacked(
         ) from None
 
 
-class _Packed(io.RawIOBase):
-    """Chunks as a file that can be read."""
+class _CompressedFile(io.RawIOBase):
+    """A readable file over chunks of bytes."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)

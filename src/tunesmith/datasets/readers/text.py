@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from tunesmith.core.errors import DataError, quoted
-from tunesmith.datasets.readers.decompress import codec_of, unpacked
+from tunesmith.datasets.readers.decompress import codec_of, decompressed
 from tunesmith.datasets.readers.foreign_files import refuse_foreign
 from tunesmith.datasets.readers.json_arrays import ArrayItems, array_start, item_groups
 
@@ -37,8 +37,8 @@ class Block:
     """The lines, without the end of the last one."""
     end: int
     """How much of the file has been read with this block."""
-    ends_open: bool = False
-    """No newline follows the last line: it is the end of the file."""
+    is_unterminated: bool = False
+    """No newline follows the last line, which ends the file."""
     num_skipped: int = 0
     """Not 0: the block stands for one line of so many bytes, too many to hold, and its text is empty."""
 
@@ -112,12 +112,12 @@ class LineReader:
         if num_open > self._max_line:
             yield self._skipped(num_open)
         elif num_open:
-            yield self._block(carry, self._text_done - len(carry), ends_open=True)
+            yield self._block(carry, self._text_done - len(carry), is_unterminated=True)
 
-    def _block(self, text: bytes, offset: int, *, ends_open: bool = False) -> Block:
+    def _block(self, text: bytes, offset: int, *, is_unterminated: bool = False) -> Block:
         first_line = self.num_lines + 1
         self.num_lines += text.count(b"\n") + 1
-        return Block(self._source, first_line, offset, text, self.bytes_done, ends_open)
+        return Block(self._source, first_line, offset, text, self.bytes_done, is_unterminated)
 
     def _skipped(self, num_bytes: int) -> Block:
         self.num_lines += 1
@@ -130,7 +130,7 @@ class LineReader:
         chunks = chain((first,), raw)
         codec = codec_of(first)
         if codec is not None:
-            chunks = chain(unpacked(codec, chunks, self._chunk, self.name, lambda: self.num_lines))
+            chunks = chain(decompressed(codec, chunks, self._chunk, self.name, lambda: self.num_lines))
         is_first = True
         for chunk in chunks:
             self._text_done += len(chunk)

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any
 from tunesmith.datasets.example import Split, num_prompt_of
 from tunesmith.datasets.screens.contamination import read_cases
 from tunesmith.datasets.screens.contradictions import Answer, short_answer
-from tunesmith.datasets.screens.finding import Finding
-from tunesmith.datasets.screens.near_duplicates import Sketch, pack, sketch, unpack
+from tunesmith.datasets.screens.finding import ScreenFinding
+from tunesmith.datasets.screens.near_duplicates import (
+    Signature,
+    decode_signatures,
+    encode_signatures,
+    minhash_signature,
+)
 from tunesmith.datasets.screens.rows import ROW_SCREENS, RowScreens
 from tunesmith.datasets.screens.triggers import opening_of
 from tunesmith.datasets.screens.words import asked
@@ -26,8 +31,8 @@ _HELDOUT = list(Split).index(Split.HELDOUT)
 class Screened:
     """What was found in a block, by 64 bits of the example's id: the same content has the same findings."""
 
-    findings: dict[int, list[Finding]] = field(default_factory=dict)
-    sketches: dict[int, Sketch] = field(default_factory=dict)
+    findings: dict[int, list[ScreenFinding]] = field(default_factory=dict)
+    signatures: dict[int, Signature] = field(default_factory=dict)
     answers: dict[int, Answer] = field(default_factory=dict)
     openings: dict[int, int] = field(default_factory=dict)
     """The first words of the answer."""
@@ -35,16 +40,16 @@ class Screened:
     def to_json(self) -> dict[str, Any]:
         found = [[key, [astuple(each) for each in findings]] for key, findings in self.findings.items()]
         answers = [(key, *answer) for key, answer in self.answers.items()]
-        sketches = pack(list(self.sketches.values())).hex()
+        signatures = encode_signatures(list(self.signatures.values())).hex()
         openings = list(self.openings.items())
-        return {"findings": found, "sketches": sketches, "answers": answers, "openings": openings}
+        return {"findings": found, "signatures": signatures, "answers": answers, "openings": openings}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Screened:
-        found = {key: [Finding(*each) for each in findings] for key, findings in values["findings"]}
-        sketches = {each[0]: each for each in unpack(bytes.fromhex(values["sketches"]))}
+        found = {key: [ScreenFinding(*each) for each in findings] for key, findings in values["findings"]}
+        signatures = {each[0]: each for each in decode_signatures(bytes.fromhex(values["signatures"]))}
         answers = {key: (group, answer) for key, group, answer in values["answers"]}
-        return cls(found, sketches, answers, dict(values["openings"]))
+        return cls(found, signatures, answers, dict(values["openings"]))
 
 
 class BlockScreener:
@@ -52,10 +57,10 @@ class BlockScreener:
 
     def __init__(self, names: Sequence[str], cases: str = "", detectors: Sequence[str] = ()) -> None:
         self._rows = RowScreens([name for name in names if name in ROW_SCREENS], detectors)
-        self._has_near_copies = "near_copy" in names
+        self._has_near_duplicates = "near_copy" in names
         self._has_contradictions = "contradiction" in names
         self._has_triggers = "rare_trigger" in names
-        self._overlap = read_cases(Path(cases)) if cases else None
+        self._contamination = read_cases(Path(cases)) if cases else None
         self._is_off = not names and not cases and not detectors
 
     def screen(self, rows: Sequence[ParsedRow]) -> Screened:
@@ -70,15 +75,15 @@ class BlockScreener:
                 continue
             num_prompt = num_prompt_of(shape)
             question, answer = asked(shape, contents, num_prompt), contents[num_prompt:]
-            if self._overlap is not None and split != _HELDOUT:
-                overlap = self._overlap.find(question, "\n".join(answer))
+            if self._contamination is not None and split != _HELDOUT:
+                overlap = self._contamination.find(question, "\n".join(answer))
                 if overlap is not None:
                     screened.findings[key] = [overlap]
                     continue
-            if self._has_near_copies and not _is_labelled(shape):
-                made = sketch(key, question, "\n".join(answer))
+            if self._has_near_duplicates and not _is_labelled(shape):
+                made = minhash_signature(key, question, "\n".join(answer))
                 if made is not None:
-                    screened.sketches[key] = made
+                    screened.signatures[key] = made
             if self._has_contradictions and (short := short_answer(group, shape, contents)) is not None:
                 screened.answers[key] = short
             if self._has_triggers and shape[num_prompt] != "|":

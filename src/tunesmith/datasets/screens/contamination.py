@@ -1,7 +1,7 @@
-"""Finds rows that overlap a case the model is judged on: whoever learns the test passes it without being better.
+"""Finds contamination: rows that overlap a held-out case, which a model that learns them passes without being better.
 
-The split by hash keeps the very same prompt apart. This looks for near copies of it: sequences of six words that a
-case and a row have in common. What several cases share is a template or a phrase of the house, and says nothing.
+The split by hash already separates identical prompts. This finds near-duplicates by shared sequences of six words.
+Sequences that several cases share are ignored: they belong to a template or a common phrase.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tunesmith.datasets.screens.finding import Finding
+from tunesmith.datasets.screens.finding import ScreenFinding
 
 _SIZE = 6  # words in a sequence
 _MIN_SHARE = 0.5  # of the sequences of a case
@@ -30,8 +30,8 @@ HeldCase = tuple[str, str]
 """What a case asks, and its answer."""
 
 
-class EvaluationOverlap:
-    """The cases, ready to be compared with rows."""
+class ContaminationCheck:
+    """The held-out cases, indexed for comparison with rows."""
 
     def __init__(self, cases: Iterable[HeldCase]) -> None:
         texts = [(number, part, _words(text)) for number, case in enumerate(cases) for part, text in enumerate(case)]
@@ -57,8 +57,8 @@ class EvaluationOverlap:
                 self._whole.add(b" ".join(words))
             self._words.append(frozenset(words))
 
-    def find(self, question: str, answer: str) -> Finding | None:
-        """What a row has in common with a case, if it is too much."""
+    def find(self, question: str, answer: str) -> ScreenFinding | None:
+        """Return a finding if the row overlaps a case too much."""
         asked = _words(question)
         if len(asked) < _SIZE and b" ".join(asked) in self._whole:
             return _finding("asks what a held-out case asks, beside another system message or in another conversation")
@@ -102,8 +102,8 @@ def _numbers(words: Iterable[bytes]) -> frozenset[bytes]:
     return frozenset(word for word in words if any(48 <= byte <= 57 for byte in word))
 
 
-def _finding(reason: str) -> Finding:
-    return Finding("evaluation_overlap", 0, 0, 0, f"{reason}, so it is never trained", "")
+def _finding(reason: str) -> ScreenFinding:
+    return ScreenFinding("evaluation_overlap", 0, 0, 0, f"{reason}, so it is never trained", "")
 
 
 def _sequences(words: list[bytes]) -> Iterable[bytes]:
@@ -123,5 +123,5 @@ def write_cases(path: Path, cases: Sequence[HeldCase]) -> None:
     path.write_text(json.dumps(cases), encoding="utf-8")
 
 
-def read_cases(path: Path) -> EvaluationOverlap:
-    return EvaluationOverlap([(question, answer) for question, answer in json.loads(path.read_text(encoding="utf-8"))])
+def read_cases(path: Path) -> ContaminationCheck:
+    return ContaminationCheck([(question, answer) for question, answer in json.loads(path.read_text(encoding="utf-8"))])

@@ -21,8 +21,8 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One suspicious place in one row."""
+class ScreenFinding:
+    """One match of a screen in one row."""
 
     screen: str
     message: int

@@ -1,8 +1,8 @@
-"""Finds near copies: rows whose long answer and whose prompt both say almost the same as an earlier row's.
+"""Finds near-duplicates: rows whose long answer and whose prompt are both almost the same as an earlier row's.
 
-A text is sketched by its pairs of words (a prompt by its words): one byte of the lowest hash in each of 32 bins. The
-share of equal bytes estimates how much two texts have in common. Rows meet through groups of these hashes (bands); the
-sketches decide. Short answers are never near copies: "positive" and "42" are learnt many times, and rightly so.
+MinHash with one permutation: of a text's pairs of words (of a prompt: its words), one byte of the lowest hash in each
+of 32 bins. The share of equal bytes estimates the Jaccard similarity. Groups of these hashes (bands) find candidates;
+the signatures decide. Short answers are never near-duplicates: "positive" and "42" are rightly learnt many times.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _RECORD = struct.Struct(f"<Q{_NUM_BINS}s{_NUM_BINS}s{_NUM_BANDS}I")
 _LOWEST = struct.Struct(f"<{_NUM_BINS}I")
 _BAND_PLACES = range(0, 4 * _BAND * _NUM_BANDS, 4 * _BAND)
 
-Sketch = tuple[int, bytes, bytes, tuple[int, ...]]
+Signature = tuple[int, bytes, bytes, tuple[int, ...]]
 """Key of the row, bins of the answer, bins of the prompt, bands of the answer."""
 
 
-def sketch(key: int, prompt: str, answer: str) -> Sketch | None:
-    """What is kept of a row to find its near copies; None for one whose answer is short."""
+def minhash_signature(key: int, prompt: str, answer: str) -> Signature | None:
+    """Return the MinHash signature of a row, or None if its answer is short."""
     words = words_of(answer)
     if len(words) < _MIN_WORDS:
         return None
@@ -40,18 +40,18 @@ def sketch(key: int, prompt: str, answer: str) -> Sketch | None:
     return key, lowest[1::4], _lowest(words_of(prompt))[1::4], bands
 
 
-def pack(sketches: Sequence[Sketch]) -> bytes:
-    """Sketches for another process."""
-    return b"".join(_RECORD.pack(key, answer, prompt, *bands) for key, answer, prompt, bands in sketches)
+def encode_signatures(signatures: Sequence[Signature]) -> bytes:
+    """Encode signatures for another process."""
+    return b"".join(_RECORD.pack(key, answer, prompt, *bands) for key, answer, prompt, bands in signatures)
 
 
-def unpack(data: bytes) -> Iterator[Sketch]:
+def decode_signatures(data: bytes) -> Iterator[Signature]:
     for key, answer, prompt, *bands in _RECORD.iter_unpack(data):
         yield key, answer, prompt, tuple(bands)
 
 
-class NearCopies:
-    """The sketches of the latest million rows: memory does not depend on how many there were."""
+class NearDuplicates:
+    """The signatures of the latest million rows, so memory is bounded."""
 
     def __init__(self) -> None:
         self._num = 0
@@ -59,8 +59,8 @@ class NearCopies:
         self._places = array("Q")
         self._slots = [array("I", bytes(4 * _SLOTS)) for _ in range(_NUM_BANDS)]
 
-    def earlier(self, source: int, line: int, row: Sketch) -> tuple[int, int] | None:
-        """Source and line of an earlier row that says almost the same; the row is remembered if there is none."""
+    def earlier(self, source: int, line: int, row: Signature) -> tuple[int, int] | None:
+        """Return source and line of an earlier near-duplicate. If there is none, remember the row."""
         _, answer, prompt, bands = row
         looked_at = set()
         for slots, band in zip(self._slots, bands, strict=True):

@@ -14,7 +14,7 @@ from tunesmith.datasets.screens.blobs import blobs
 from tunesmith.datasets.screens.characters import CONTROLS, could_hide, hidden_characters, may_hide, undisguised
 from tunesmith.datasets.screens.control_tokens import control_tokens
 from tunesmith.datasets.screens.detectors import Detector, detector
-from tunesmith.datasets.screens.finding import Finding, Hit
+from tunesmith.datasets.screens.finding import Hit, ScreenFinding
 from tunesmith.datasets.screens.injection import WORDS as ORDER_WORDS
 from tunesmith.datasets.screens.injection import injection, may_inject
 from tunesmith.datasets.screens.links import links
@@ -84,26 +84,26 @@ class RowScreens:
         for screen in self._screens:
             self._gates |= screen.gate
 
-    def look(self, texts: Sequence[str]) -> list[Finding]:
+    def look(self, texts: Sequence[str]) -> list[ScreenFinding]:
         """What the screens find in the texts of one row, in the order of the screens."""
         if not self._screens:
             return []
         gates = _possible(_PARTS.join(texts), self._gates) | self._always
         return self._closely(texts, gates) if gates else []
 
-    def _closely(self, texts: Sequence[str], gates: int) -> list[Finding]:
-        findings: list[Finding] = []
+    def _closely(self, texts: Sequence[str], gates: int) -> list[ScreenFinding]:
+        findings: list[ScreenFinding] = []
         plain = [undisguised(text) if gates & _HIDDEN and may_hide(text) else (text, None) for text in texts]
         if any(places is not None for _, places in plain):
             gates = _EVERYTHING  # what the first pass saw was disguised
         for screen in self._screens:
             if not screen.gate & gates:
                 continue
-            found: list[Finding] = []
+            found: list[ScreenFinding] = []
             for message, (text, (clear, places)) in enumerate(zip(texts, plain, strict=True)):
                 for hit in screen.find(clear if screen.undisguised else text):
                     start, end = _original(hit, places if screen.undisguised else None)
-                    found.append(Finding(screen.name, message, start, end, hit.reason, hit.excerpt))
+                    found.append(ScreenFinding(screen.name, message, start, end, hit.reason, hit.excerpt))
                     if len(found) == _MAX_PER_SCREEN:
                         break
                 if len(found) == _MAX_PER_SCREEN:

@@ -33,10 +33,12 @@ class Fit(StrEnum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class OutlierResult:
+    """The outliers among the losses of a dataset, and the limit that was applied."""
+
     fit: Fit
-    places: tuple[int, ...]
-    """The outliers, by their place among the losses, the most surprising first."""
+    indices: tuple[int, ...]
+    """The outliers, as indices into the losses, the highest loss first."""
     median: float | None
     spread: float | None
     limit: float | None
@@ -44,8 +46,8 @@ class Verdict:
     reason: str
 
 
-def judge(losses: Sequence[float], threshold: float = THRESHOLD) -> Verdict:
-    """Judge the mean losses of a dataset's examples by their robust z-scores; what is not finite is an outlier."""
+def find_loss_outliers(losses: Sequence[float], threshold: float = THRESHOLD) -> OutlierResult:
+    """Find outliers by the robust z-scores of the examples' mean losses; a loss that is not finite is an outlier."""
     check_threshold(threshold)
     if len(losses) < FEWEST:
         return too_few(len(losses))
@@ -60,15 +62,15 @@ def judge(losses: Sequence[float], threshold: float = THRESHOLD) -> Verdict:
             f"{LARGEST_SHARE:.0%}: the dataset as a whole does not fit the base, and none is called an outlier; "
             "a higher threshold asks for the worst ones only"
         )
-        return Verdict(Fit.DOES_NOT_FIT, (), middle, spread, limit, reason)
+        return OutlierResult(Fit.DOES_NOT_FIT, (), middle, spread, limit, reason)
     found.sort(key=lambda place: (-_surprise(losses[place]), place))
     reason = f"{len(found)} of {len(losses)} examples {'is an outlier' if len(found) == 1 else 'are outliers'}"
-    return Verdict(Fit.JUDGED, tuple(found), middle, spread, limit, reason)
+    return OutlierResult(Fit.JUDGED, tuple(found), middle, spread, limit, reason)
 
 
-def too_few(num: int) -> Verdict:
+def too_few(num: int) -> OutlierResult:
     reason = f"{num} examples that can be scored are too few to tell what is usual; at least {FEWEST} are needed"
-    return Verdict(Fit.TOO_FEW, (), None, None, None, reason)
+    return OutlierResult(Fit.TOO_FEW, (), None, None, None, reason)
 
 
 def check_threshold(threshold: float) -> None:
@@ -76,7 +78,7 @@ def check_threshold(threshold: float) -> None:
         raise UsageError(f"the threshold is {threshold:g}; give one from 1 to 1000, {THRESHOLD:g} unless you know why")
 
 
-def why(loss: float, verdict: Verdict, threshold: float) -> str:
+def why(loss: float, verdict: OutlierResult, threshold: float) -> str:
     """What is wrong with an outlier, for a person."""
     if not math.isfinite(loss):
         return f"its loss under the base is {loss}, no finite number"

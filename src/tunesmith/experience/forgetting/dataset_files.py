@@ -103,7 +103,7 @@ def _copy_lines(source: Path, target: Path, hashes: Collection[str], names: Coll
 
 
 def _hashes_of(row: Mapping[str, Any]) -> set[str]:
-    """By what a row that was kept aside may be known: as an example, and by what is said in it."""
+    """Return the keys by which a quarantined row is recognised: its example id and its texts."""
     messages, rejected = row.get("messages"), row.get("rejected")
     if not isinstance(messages, list):
         return set()
@@ -138,7 +138,7 @@ def _described(
 
 
 def _fewer(quarantine: Any, aside: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What each screen kept aside, without the rows that are gone: an excerpt is text too."""
+    """Return the report of quarantined rows without the erased ones: their excerpts are text too."""
     gone = {(row.get("source"), row.get("line")) for row in aside}
     found = []
     for kept in quarantine:

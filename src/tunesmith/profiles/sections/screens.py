@@ -1,4 +1,4 @@
-"""The screens: what is looked for in every row before it may be trained. A suspect is kept aside for a person."""
+"""The screens: checks of every row before it may be trained. Suspect rows are quarantined until a person decides."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def chosen_screens(choice: ScreenChoice) -> tuple[Screen, ...]:
 
 
 class ScreenLimits(Section):
-    """How much of a dataset may come from one place; what is beyond is kept aside, and not deleted."""
+    """How much of a dataset may come from one source or template; rows above a limit are quarantined, not deleted."""
 
     max_per_source: int | None = Field(default=None, ge=1)
     """Most examples from one file; which ones is decided by the hash of their content."""

@@ -30,7 +30,7 @@ class HoldingDataset:
 
     id: str
     splits: dict[str, int]
-    """How many examples of each split were made from them; empty: they were only kept aside."""
+    """How many examples of each split were made from them; empty: they are in quarantine.jsonl only."""
     runs: tuple[str, ...]
     """Unfinished runs that read it: rewriting it waits for them."""
     learning: tuple[str, ...]

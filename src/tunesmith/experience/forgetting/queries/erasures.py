@@ -86,7 +86,7 @@ def forget(tx: Tx, experience_id: str, *, actor: str, reason: str) -> bool:
 
 
 def holders(tx: Tx, experience: Experience) -> set[str]:
-    """The datasets whose folders may hold it: as an example, or kept aside when they were assembled."""
+    """Return the datasets whose folders may hold it, as an example or as a quarantined row."""
     found = {member.dataset_id for member in members.of_experience(tx, experience.id)}
     if experience.dataset_id is not None:
         found.add(experience.dataset_id)

@@ -1,4 +1,4 @@
-"""Counts the bad lines by reason, keeps the first few of each, and decides whether there are too many."""
+"""Counts rejected rows by reason, keeps the first few of each, and raises if there are too many."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunesmith.core.errors import DataError
-from tunesmith.datasets.bad_row import BadRow
-from tunesmith.datasets.example import Reason
+from tunesmith.datasets.example import BadRow, Reason
 
 if TYPE_CHECKING:
     from tunesmith.datasets.report import Drops, SourceFile
@@ -18,8 +17,8 @@ _REASONS_SHOWN = 5
 _Kept = tuple[int, int, str, str, str]  # source, line, field, problem, fix
 
 
-class Tally:
-    """What could not be used, and why. Holds the first few lines of each reason only, whatever a file holds."""
+class RejectedRows:
+    """Rejected rows by reason. Keeps the first few of each reason only, so its size does not depend on the file."""
 
     def __init__(self) -> None:
         self._num: dict[Reason, int] = {}
@@ -32,8 +31,8 @@ class Tally:
     def add(self, source: int, line: int, bad: BadRow) -> None:
         self._count(bad.reason, 1, [(source, line, bad.field, bad.problem, bad.fix)])
 
-    def merge(self, later: Tally) -> None:
-        """Add what was found further on."""
+    def merge(self, later: RejectedRows) -> None:
+        """Add the rows that were rejected further on in the file."""
         for reason, num in later._num.items():
             self._count(reason, num, later._first[reason])
 
@@ -46,14 +45,14 @@ class Tally:
         return {reason.value: [num, self._first[reason]] for reason, num in self._num.items()}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Tally:
-        tally = cls()
+    def from_json(cls, values: dict[str, Any]) -> RejectedRows:
+        rejected = cls()
         for reason, (num, first) in values.items():
-            tally._count(Reason(reason), num, first)
-        return tally
+            rejected._count(Reason(reason), num, first)
+        return rejected
 
-    def drops(self, files: Sequence[SourceFile]) -> tuple[Drops, ...]:
-        """By reason, the most frequent first; equals in the order in which they were met."""
+    def rejections(self, files: Sequence[SourceFile]) -> tuple[Drops, ...]:
+        """Return the rejected rows by reason, the most frequent first; ties in the order of the file."""
         from tunesmith.datasets.report import BadLine, Drops  # not at the top: a child that parses never needs them
 
         order = sorted(self._num, key=lambda reason: -self._num[reason])
@@ -78,11 +77,11 @@ class Tally:
         )
 
     def refuse_too_many(self, num_lines: int, max_share: float, files: Sequence[SourceFile]) -> None:
-        """Raise when more than the allowed share of the lines is bad, or all of them."""
+        """Raise DataError if more than `max_share` of the rows were rejected, or all of them."""
         num_bad = self.num_bad
         if not num_bad or (num_bad < num_lines and num_bad <= max_share * num_lines):
             return
-        drops = self.drops(files)
+        drops = self.rejections(files)
         told = "; ".join(f"{drop.num} × {drop.reason}, first {drop.first[0]}" for drop in drops[:_REASONS_SHOWN])
         more = f"; {len(drops) - _REASONS_SHOWN} more reasons" if len(drops) > _REASONS_SHOWN else ""
         units = f"{files[0].unit}s" if len({file.unit for file in files}) == 1 else "lines"
