@@ -225,7 +225,7 @@ def test_base_outside_the_workspace_keeps_its_absolute_path(make_fleet: MakeFlee
 
 def test_servers_of_the_original_are_not_those_of_the_copy(mover: Mover) -> None:
     """Its file and its row are copied along, and its process lives: here, this one."""
-    from tunesmith.deployment.serving_targets import followers
+    from tunesmith.deployment.serving_targets import serving_targets
     from tunesmith.deployment.targets.base import TargetError
     from tunesmith.deployment.targets.registry import make_target
     from tunesmith.programs.device.queries import servers
@@ -241,10 +241,10 @@ def test_servers_of_the_original_are_not_those_of_the_copy(mover: Mover) -> None
                          {}, utc_now())  # fmt: skip
     with original.database.write() as tx:
         servers.register(tx, row, 60.0)
-        assert [each.kind for each in followers(tx, [{}], original.client.workspace)] == ["directory", "embedded"]
+        assert [each.kind for each in serving_targets(tx, [{}], original.client.workspace)] == ["directory", "embedded"]
     copy = mover.copied()
     with copy.database.read() as tx:
-        assert [each.kind for each in followers(tx, [{}], copy.client.workspace)] == ["directory"]
+        assert [each.kind for each in serving_targets(tx, [{}], copy.client.workspace)] == ["directory"]
     with pytest.raises(TargetError, match="no server of this workspace runs"):
         make_target("embedded", {}, root=copy.root, profile=PROFILE).observe()
     presence.leave()

@@ -117,20 +117,20 @@ def test_targets_are_followed_by_one_task_that_pauses_until_they_answer(database
             return [(row["state"], row["available_at"] is not None) for row in tx.all(query)]
 
     with database.write() as tx:
-        deployments.have_followed(tx, PROFILE, actor=ACTOR)
-        deployments.have_followed(tx, PROFILE, actor=ACTOR)
+        deployments.request_reconcile(tx, PROFILE, actor=ACTOR)
+        deployments.request_reconcile(tx, PROFILE, actor=ACTOR)
     assert opened() == [("waiting", False)]
     with database.write() as tx:
         claim = tasks.claim(tx, WORKER, [TaskKind.ROLLBACK], 30.0)
         assert claim is not None
-        deployments.have_followed(tx, PROFILE, actor=ACTOR, at_once=True)
+        deployments.request_reconcile(tx, PROFILE, actor=ACTOR, at_once=True)
         lifecycle.settle(tx, claim, StageEnd.failed(ErrorClass.TRANSIENT, "it is down"), actor=WORKER)
     assert opened() == [("waiting", True)]
     with database.write() as tx:
-        deployments.have_followed(tx, PROFILE, actor=ACTOR)
+        deployments.request_reconcile(tx, PROFILE, actor=ACTOR)
     assert opened() == [("waiting", True)], "it is still down: no second task, no shorter pause"
     with database.write() as tx:
-        deployments.have_followed(tx, PROFILE, actor=ACTOR, at_once=True)
+        deployments.request_reconcile(tx, PROFILE, actor=ACTOR, at_once=True)
     assert opened() == [("waiting", False)], "it answers again"
 
 
@@ -139,7 +139,7 @@ def test_targets_looked_at_by_many_at_once_have_one_task(database: Database) -> 
 
     def look() -> None:
         with database.write() as tx:
-            deployments.have_followed(tx, PROFILE, actor=ACTOR, at_once=True)
+            deployments.request_reconcile(tx, PROFILE, actor=ACTOR, at_once=True)
 
     _in_threads([look] * 8)
     with database.read() as tx:
@@ -366,7 +366,7 @@ def test_observation_of_a_target_that_cannot_be_asked_keeps_what_was_last_seen(d
         deployments.observe(tx, PROFILE, "directory", adapter_id=adapter.id)
         deployments.observe(tx, PROFILE, "directory", is_known=False, error="down")
         deployments.observe(tx, PROFILE, "old one", adapter_id=adapter.id)
-        deployments.forget_others(tx, PROFILE, ["directory"])
+        deployments.remove_other_targets(tx, PROFILE, ["directory"])
         [seen] = deployments.observed(tx, PROFILE)
         assert (seen.target, seen.observed_adapter_id, seen.error) == ("directory", adapter.id, "down")
         deployments.observe(tx, PROFILE, "directory", adapter_id=None, error="it serves the bare base")

@@ -17,11 +17,11 @@ from tunesmith.core.disk import is_disk_trouble, says_disk_trouble
 from tunesmith.core.errors import DataError, Refused
 from tunesmith.core.files import verify_folder
 from tunesmith.deployment import queries as deployments
-from tunesmith.deployment.leased_target import HeldTarget
-from tunesmith.deployment.parity import Probed, probe, references_of
+from tunesmith.deployment.leased_target import LeasedTarget
+from tunesmith.deployment.parity import ParityProbe, probe, references_of
 from tunesmith.deployment.reconcile import reconcile
 from tunesmith.deployment.rules.forced import forced_by
-from tunesmith.deployment.serving_targets import Follower, followers, served_adapter
+from tunesmith.deployment.serving_targets import ServingTarget, served_adapter, serving_targets
 from tunesmith.deployment.targets.base import ServedAdapter, TargetError
 from tunesmith.evaluation import queries as evaluations
 from tunesmith.evaluation.evaluate import policy_digest
@@ -48,7 +48,7 @@ def deploy(context: StageContext) -> StageEnd:
         adapter = adapters.of_run(tx, run.id)
         is_cancelled = requests.is_cancelled(tx, run.id)
     assert adapter is not None, run.id
-    probed: dict[str, Probed] = {}
+    probed: dict[str, ParityProbe] = {}
     if adapter.state is not AdapterState.LIVE:
         if is_cancelled:
             return StageEnd.cancelled()
@@ -74,7 +74,9 @@ def deploy(context: StageContext) -> StageEnd:
     return StageEnd.succeeded(Flipped(), {"parity": {name: each.numbers for name, each in probed.items()}})
 
 
-def _try_everywhere(context: StageContext, run: Run, adapter: Adapter, probed: dict[str, Probed]) -> NotFlipped | None:
+def _try_everywhere(
+    context: StageContext, run: Run, adapter: Adapter, probed: dict[str, ParityProbe]
+) -> NotFlipped | None:
     """Why a target cannot serve the adapter as it was judged; nothing that is served changes. Raises TargetError."""
     served = served_adapter(context.workspace, adapter)
     try:
@@ -82,17 +84,17 @@ def _try_everywhere(context: StageContext, run: Run, adapter: Adapter, probed: d
     except (DataError, OSError) as error:
         return NotFlipped(f"the adapter is not what was evaluated: {error}", "refused")
     with context.database.read() as tx:
-        every = followers(tx, run.spec.targets, context.workspace)
+        every = serving_targets(tx, run.spec.targets, context.workspace)
         references = references_of(context.workspace, evaluations.latest_of_adapter(tx, adapter.id))
-    busy = next((follower.name for follower in every if follower.is_busy), None)
+    busy = next((serving.name for serving in every if serving.is_busy), None)
     if busy is not None:
         return NotFlipped(f"{busy} has given its device away for a while; it is asked when it has it back", "later")
-    for number, follower in enumerate(every, start=1):
+    for number, serving in enumerate(every, start=1):
         context.pulse.check()
-        refusal = _try(context, run.profile, follower, served, references, probed)
+        refusal = _try(context, run.profile, serving, served, references, probed)
         if refusal is not None:
             _withdraw(context, run.profile, every[:number], served)
-            return NotFlipped(f"target {follower.name} {refusal}", "refused")
+            return NotFlipped(f"target {serving.name} {refusal}", "refused")
         context.pulse.progress()
     return None
 
@@ -100,36 +102,36 @@ def _try_everywhere(context: StageContext, run: Run, adapter: Adapter, probed: d
 def _try(
     context: StageContext,
     profile: str,
-    follower: Follower,
+    serving: ServingTarget,
     served: ServedAdapter,
     references: References | None,
-    probed: dict[str, Probed],
+    probed: dict[str, ParityProbe],
 ) -> str | None:
     """One target: limits and trial load, load, parity."""
-    target = HeldTarget(context, follower, profile)
+    target = LeasedTarget(context, serving, profile)
     try:
         refusal = target.refusal(served)
         if refusal is not None:
             return f"cannot load it: {refusal}"
         target.load(served)
         context.pulse.progress()
-        probed[follower.name] = found = probe(target, follower, served, references)
+        probed[serving.name] = found = probe(target, serving, served, references)
     except TargetError as error:
-        raise TargetError(f"target {follower.name}: {error.message}") from error
+        raise TargetError(f"target {serving.name}: {error.message}") from error
     return None if found.refusal is None else f"does not answer as it was trained: {found.refusal}"
 
 
 def _withdraw_all(context: StageContext, run: Run, adapter: Adapter) -> None:
     with context.database.read() as tx:
-        every = followers(tx, run.spec.targets, context.workspace)
+        every = serving_targets(tx, run.spec.targets, context.workspace)
     _withdraw(context, run.profile, every, served_adapter(context.workspace, adapter))
 
 
-def _withdraw(context: StageContext, profile: str, tried: list[Follower], served: ServedAdapter) -> None:
+def _withdraw(context: StageContext, profile: str, tried: list[ServingTarget], served: ServedAdapter) -> None:
     """A version that does not go live takes nobody's memory; where that fails now, the next deployment tidies up."""
-    for follower in tried:
+    for serving in tried:
         with contextlib.suppress(TargetError):
-            HeldTarget(context, follower, profile).unload(served.name)
+            LeasedTarget(context, serving, profile).unload(served.name)
 
 
 def _obstacle(context: StageContext, run: Run, adapter: Adapter) -> NotFlipped | None:
@@ -156,7 +158,7 @@ def _obstacle(context: StageContext, run: Run, adapter: Adapter) -> NotFlipped |
     return None
 
 
-def _flip(context: StageContext, run: Run, adapter: Adapter, probed: dict[str, Probed]) -> NotFlipped | None:
+def _flip(context: StageContext, run: Run, adapter: Adapter, probed: dict[str, ParityProbe]) -> NotFlipped | None:
     """The compare-and-swap. The verdict must be about this adapter, this policy and what is live now."""
     parity = "; ".join(f"{name} {each.told}" for name, each in probed.items())
     forced = forced_by(context.claim.task.payload)

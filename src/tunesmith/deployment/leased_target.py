@@ -1,5 +1,6 @@
-"""A target in the hands of whoever holds a task: before every verb that changes something there, the store is asked
-whether the task is still theirs. A worker that was suspended learns it before it moves anything.
+"""A target that checks the task's lease in the store before every action that changes it.
+
+A worker that was suspended and lost its lease changes nothing.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunesmith.core.errors import LeaseLost
-from tunesmith.deployment.serving_targets import Follower
+from tunesmith.deployment.serving_targets import ServingTarget
 from tunesmith.deployment.targets.base import ServedAdapter
 from tunesmith.deployment.targets.flip_order import InOrder, StaleFlip
 from tunesmith.programs.readings import Reading
@@ -16,12 +17,12 @@ from tunesmith.programs.stage import StageContext
 from tunesmith.runs.queries import tasks
 
 
-class HeldTarget:
-    """A `Target`; `order` is when what is flipped to came to be wanted."""
+class LeasedTarget:
+    """A `Target` for the holder of a task; `order` says when the version to flip to became the live one."""
 
-    def __init__(self, context: StageContext, follower: Follower, profile: str, order: int = 0) -> None:
-        self._target = follower.target(context.workspace, profile)
-        self._context, self._name, self._order = context, follower.name, order
+    def __init__(self, context: StageContext, serving: ServingTarget, profile: str, order: int = 0) -> None:
+        self._target = serving.target(context.workspace, profile)
+        self._context, self._name, self._order = context, serving.name, order
         self.may_have_flipped = False
 
     def refusal(self, adapter: ServedAdapter) -> str | None:

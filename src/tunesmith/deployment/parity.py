@@ -8,7 +8,7 @@ from typing import Any
 
 from tunesmith.core.errors import ProgramError
 from tunesmith.deployment.rules.parity import Parity, Tolerance, compare
-from tunesmith.deployment.serving_targets import Follower, served_adapter
+from tunesmith.deployment.serving_targets import ServingTarget, served_adapter
 from tunesmith.deployment.targets.base import ServedAdapter, Target
 from tunesmith.evaluation import queries as evaluations
 from tunesmith.evaluation.queries import Evaluation
@@ -22,8 +22,8 @@ _ANYTHING = ({"role": "user", "content": "hello"},)
 
 
 @dataclass(frozen=True)
-class Probed:
-    """What a target answered; no parity where nobody can be asked."""
+class ParityProbe:
+    """The result of a parity check; `parity` is None if the target cannot be probed."""
 
     refusal: str | None = None
     parity: Parity | None = None
@@ -63,30 +63,32 @@ def references_of(workspace: Workspace, evaluation: Evaluation | None) -> Refere
         return None
 
 
-def probe(target: Target, follower: Follower, served: ServedAdapter, references: References | None) -> Probed:
-    """Whether a loaded adapter answers in the target as it did when it was evaluated; raises TargetError."""
+def probe(target: Target, serving: ServingTarget, served: ServedAdapter, references: References | None) -> ParityProbe:
+    """Check whether the target answers with the loaded adapter as the evaluation did. Raises TargetError."""
     if references is None or references.adapter != served.digest:
         if target.probe(served, [_ANYTHING], 1) is None:
-            return Probed()
-        return Probed("there is nothing to compare its answers with: evaluate it again (`adapter evaluate`)")
+            return ParityProbe()
+        return ParityProbe("there is nothing to compare its answers with: evaluate it again (`adapter evaluate`)")
     prompts = [reading.messages for reading in references.readings]
     readings = target.probe(served, prompts, references.max_tokens)
     if readings is None:
-        return Probed()
-    tolerance = follower.tolerance(references.dtype)
+        return ParityProbe()
+    tolerance = serving.tolerance(references.dtype)
     parity = compare(references, readings, tolerance.log_prob)
-    return Probed(None if parity.is_same else parity.told, parity, tolerance)
+    return ParityProbe(None if parity.is_same else parity.told, parity, tolerance)
 
 
-def differs_after_loading(context: StageContext, live: Adapter, follower: Follower, target: Target) -> str | None:
-    """Why what is live must not be brought back: the target lost it, and is by now another model or another template.
+def parity_problem_after_reload(
+    context: StageContext, live: Adapter, serving: ServingTarget, target: Target
+) -> str | None:
+    """Return why the live version must not be flipped to again: the target now runs another model or chat template.
 
-    What went live before there were references is believed.
+    A version that went live before references were stored passes.
     """
     with context.database.read() as tx:
         evaluation = None if live.run_id is None else evaluations.latest(tx, live.run_id)
     references = references_of(context.workspace, evaluation)
     if references is None or references.adapter != live.digest:
         return None
-    refusal = probe(target, follower, served_adapter(context.workspace, live), references).refusal
+    refusal = probe(target, serving, served_adapter(context.workspace, live), references).refusal
     return None if refusal is None else f"it answers otherwise than it did when it was evaluated: {refusal}"

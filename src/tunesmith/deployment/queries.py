@@ -143,7 +143,7 @@ def _usable_previous(tx: Tx, deployment: Deployment | None) -> str | None:
 
 
 def lock(tx: Tx, profile: str) -> None:
-    """Flips of one profile happen one after the other. Whoever needs a task's row too takes that one first.
+    """Lock the profile row to serialize flips. Lock order: task row, then profile row.
 
     Rows that only refer to the profile may still be added: who submits a run has locked its dataset by then, and a
     roll-back locks that one after the profile, so each would wait for the other.
@@ -171,23 +171,23 @@ def _want(
     events.record(tx, "deployment", profile, "wanted", actor=actor, detail={"wanted": wanted, "previous": previous})
 
 
-def have_followed(tx: Tx, profile: str, *, actor: str, at_once: bool = False) -> None:
-    """Have the targets brought to what is wanted: one task is open for that, due now if it should be done at once."""
+def request_reconcile(tx: Tx, profile: str, *, actor: str, at_once: bool = False) -> None:
+    """Request a reconcile of the profile's targets: keep one such task open, due now with `at_once`."""
     if at_once:
-        hasten(tx, profile)
+        retry_now(tx, profile)
     lock(tx, profile)
-    if tx.first(sa.select(tasks.c.id).where(*_following(profile))) is None:
+    if tx.first(sa.select(tasks.c.id).where(*_open_reconciles(profile))) is None:
         add_task(tx, TaskKind.ROLLBACK, actor=actor, profile=profile, priority=0)
 
 
-def hasten(tx: Tx, profile: str) -> None:
-    """A target answers again: what pauses because it did not is due."""
-    paused = (*_following(profile), tasks.c.state == TaskState.WAITING, tasks.c.available_at.is_not(None))
+def retry_now(tx: Tx, profile: str) -> None:
+    """End the backoff of the profile's reconcile task: a target answers again."""
+    paused = (*_open_reconciles(profile), tasks.c.state == TaskState.WAITING, tasks.c.available_at.is_not(None))
     tx.run(tasks.update().where(*paused).values(available_at=None, available_clock=None))
 
 
-def _following(profile: str) -> tuple[sa.ColumnElement[bool], ...]:
-    """The open tasks that bring a profile's targets along."""
+def _open_reconciles(profile: str) -> tuple[sa.ColumnElement[bool], ...]:
+    """Select the open reconcile tasks of a profile."""
     is_open = tasks.c.state.in_([TaskState.WAITING, TaskState.LEASED])
     return (tasks.c.profile == profile, tasks.c.kind == TaskKind.ROLLBACK, is_open)
 
@@ -214,8 +214,8 @@ def observe(
     events.record(tx, "deployment", profile, "observed", actor="target", reason=error or "", detail=detail)
 
 
-def forget_others(tx: Tx, profile: str, targets: Collection[str]) -> None:
-    """Drop what was seen of targets that are none of the profile's any more."""
+def remove_other_targets(tx: Tx, profile: str, targets: Collection[str]) -> None:
+    """Remove the observations of targets that the profile no longer has."""
     others = (observations.c.profile == profile, observations.c.target.not_in(sorted(targets)))
     tx.run(observations.delete().where(*others))
 

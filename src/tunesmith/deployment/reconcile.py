@@ -1,4 +1,4 @@
-"""Reconcile: bring every target to what is wanted, look now and then whether it is still there, let old versions go."""
+"""Reconcile: make every serving target serve the live version, check periodically that it does, unload old versions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from tunesmith.core import logs
 from tunesmith.core.errors import LeaseLost, StoreError, TunesmithError
 from tunesmith.deployment import queries as deployments
-from tunesmith.deployment.leased_target import HeldTarget
-from tunesmith.deployment.parity import differs_after_loading
-from tunesmith.deployment.serving_targets import Follower, followers, served_adapter
+from tunesmith.deployment.leased_target import LeasedTarget
+from tunesmith.deployment.parity import parity_problem_after_reload
+from tunesmith.deployment.serving_targets import ServingTarget, served_adapter, serving_targets
 from tunesmith.deployment.targets.base import Target, TargetError
 from tunesmith.evaluation.rules.gate import BARE_BASE
 from tunesmith.models import queries as adapters
@@ -37,16 +37,16 @@ class _Wanted:
     previous: str | None
     kept: frozenset[str]
     revoked: frozenset[str]
-    followers: tuple[Follower, ...]
+    targets: tuple[ServingTarget, ...]
     is_under_way: bool
     """A deployment that its own task brings along, or that its watch looks at."""
     order: int
     """Grows with every change of what is wanted."""
 
     @property
-    def asked(self) -> list[Follower]:
-        """Those who can be asked now; a server that has given its device away follows the store when it is back."""
-        return [each for each in self.followers if not each.is_busy]
+    def available(self) -> list[ServingTarget]:
+        """Targets that can be reached now. A server that has yielded its device reads the store when it is back."""
+        return [each for each in self.targets if not each.is_busy]
 
     @property
     def digest(self) -> str:
@@ -58,8 +58,8 @@ class _Wanted:
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """What one look at a target found."""
+class _Observed:
+    """What one check of a target found."""
 
     digest: str | None = None
     """BARE_BASE for the bare base; None where it could not be asked."""
@@ -67,8 +67,8 @@ class _Seen:
     error: str | None = None
 
 
-def roll_back(context: StageContext) -> StageEnd:
-    """Bring the targets to what is wanted after the pointer moved, or a target did; goes on under e-stop."""
+def reconcile_task(context: StageContext) -> StageEnd:
+    """Reconcile the targets after the live version or a target changed. Runs under e-stop too."""
     assert context.claim.task.profile is not None
     error = reconcile(context, context.claim.task.profile)
     if error is not None:
@@ -77,35 +77,37 @@ def roll_back(context: StageContext) -> StageEnd:
 
 
 def reconcile(context: StageContext, profile: str) -> str | None:
-    """Make every target serve what is wanted and note what it really serves; the first trouble, if any.
+    """Make every target serve the live version and record what it serves. Return the first problem, if any.
 
-    What is wanted may move while a target is slow. Whoever moves a target looks once more after it, so the last one
-    to do so has moved it to what is wanted then.
+    The live version may change while a target is slow, so it is read again after every change of a target. The last
+    worker to change a target has therefore flipped it to the version that is live by then.
     """
     for _ in range(_MAX_ROUNDS):
         with context.database.read() as tx:
             wanted = _wanted(tx, context.workspace, profile)
         if wanted is None:
             return None
-        settled = [(follower, _settle(context, wanted, follower)) for follower in wanted.asked]
+        settled = [(serving, _settle(context, wanted, serving)) for serving in wanted.available]
         troubles = [trouble for _, trouble in settled if trouble is not None]
         if _MOVED in troubles:
             continue
-        for follower in (each for each, trouble in settled if trouble is None):
+        for serving in (each for each, trouble in settled if trouble is None):
             context.pulse.check()
-            _let_go(context, wanted, follower)  # where it does not serve what is wanted, the old one may be all it has
+            _unload_old(
+                context, wanted, serving
+            )  # where it does not serve what is wanted, the old one may be all it has
             context.pulse.progress()
         return troubles[0] if troubles else None
     return "what is wanted keeps changing"
 
 
-def _settle(context: StageContext, wanted: _Wanted, follower: Follower) -> str | None:
-    """Bring one target to what is wanted; `_MOVED` if something else is wanted by now."""
+def _settle(context: StageContext, wanted: _Wanted, serving: ServingTarget) -> str | None:
+    """Reconcile one target. Return its problem, or `_MOVED` if another version is live by now."""
     context.pulse.check()
-    target: HeldTarget | None = None
+    target: LeasedTarget | None = None
     try:
-        target = HeldTarget(context, follower, wanted.profile, wanted.order)
-        error = _bring(context, wanted, follower, target)
+        target = LeasedTarget(context, serving, wanted.profile, wanted.order)
+        error = _sync(context, wanted, serving, target)
     except LeaseLost:
         raise
     except TunesmithError as problem:
@@ -118,52 +120,51 @@ def _settle(context: StageContext, wanted: _Wanted, follower: Follower) -> str |
                 return _MOVED
             adapter_id = None if wanted.live is None else wanted.live.id
             is_known = error is None
-            name = follower.name
+            name = serving.name
             deployments.observe(tx, wanted.profile, name, adapter_id=adapter_id, is_known=is_known, error=error)
-            deployments.forget_others(tx, wanted.profile, [each.name for each in wanted.followers])
+            deployments.remove_other_targets(tx, wanted.profile, [each.name for each in wanted.targets])
     except LeaseLost as lost:
         if target is None or not target.may_have_flipped:
             raise
-        _have_it_looked_at(context, wanted.profile)
+        _request_reconcile(context, wanted.profile)
         raise LeaseLost(
-            f"{lost}; target {follower.name} may have been flipped to {wanted.name}: a task looks at it again"
+            f"{lost}; target {serving.name} may have been flipped to {wanted.name}: a task looks at it again"
         ) from lost
     context.pulse.progress()
-    return None if error is None else f"target {follower.name}: {error}"
+    return None if error is None else f"target {serving.name}: {error}"
 
 
-def _have_it_looked_at(context: StageContext, profile: str) -> None:
-    """We moved a target after we had lost the task: whoever holds it may have been done before us."""
+def _request_reconcile(context: StageContext, profile: str) -> None:
+    """Request another reconcile: a target was changed after losing the lease, perhaps after the new holder finished."""
     with context.database.write() as tx:
         tasks.add(tx, TaskKind.ROLLBACK, actor=context.worker_id, profile=profile, priority=0)
 
 
-def _bring(context: StageContext, wanted: _Wanted, follower: Follower, target: HeldTarget) -> str | None:
-    """Load, flip, observe; why it does not serve what is wanted. Raises what a target says, and LeaseLost.
+def _sync(context: StageContext, wanted: _Wanted, serving: ServingTarget, target: LeasedTarget) -> str | None:
+    """Load, flip, observe. Return why the target does not serve the live version. Raises TargetError and LeaseLost.
 
-    A target that lost all it had may be another one by now, so it is compared again.
-
-    One that still holds versions is not: a way back must not depend on anything.
+    Check parity again only if the target lost every adapter (it may run another model). Otherwise skip it, so that a
+    rollback always works.
     """
     live = wanted.live
     served = None if live is None else served_adapter(context.workspace, live)
     if live is not None and served is not None:
         has_lost_all = not target.loaded()
         target.load(served)
-        if has_lost_all and (difference := differs_after_loading(context, live, follower, target)) is not None:
+        if has_lost_all and (difference := parity_problem_after_reload(context, live, serving, target)) is not None:
             return difference
     target.flip(served)
     observed = target.observe()
     return None if (observed or BARE_BASE) == wanted.digest else "it serves something else than what was asked for"
 
 
-def _let_go(context: StageContext, wanted: _Wanted, follower: Follower) -> None:
-    """Let answers of the old version end; unload what is neither wanted nor a way back. What is busy stays for now."""
+def _unload_old(context: StageContext, wanted: _Wanted, serving: ServingTarget) -> None:
+    """Drain old versions, then unload those that are neither live nor needed for a rollback. Busy ones stay for now."""
     try:
-        target = HeldTarget(context, follower, wanted.profile)
+        target = LeasedTarget(context, serving, wanted.profile)
         loaded = target.loaded() - (wanted.kept - {wanted.previous})
     except TunesmithError:
-        return  # told already, where it was brought along
+        return  # `_settle` has reported it
     for name in sorted(loaded):
         try:
             with contextlib.suppress(*([TargetError] if name in wanted.revoked else [])):
@@ -171,40 +172,40 @@ def _let_go(context: StageContext, wanted: _Wanted, follower: Follower) -> None:
             if name not in wanted.kept:
                 target.unload(name)
         except TargetError as error:
-            log.info("version_stays", profile=wanted.profile, target=follower.name, reason=error.message)
+            log.info("version_stays", profile=wanted.profile, target=serving.name, reason=error.message)
 
 
-def look(context: StageContext, profile: str) -> dict[str, str]:
-    """By target, what is wrong with it; nothing means healthy."""
+def unhealthy_targets(context: StageContext, profile: str) -> dict[str, str]:
+    """Return what is wrong with each unhealthy target, by its name."""
     with context.database.read() as tx:
         wanted = _wanted(tx, context.workspace, profile)
     if wanted is None:
         return {}
-    found = {each.name: _problem(wanted, _see(context.workspace, wanted, each)) for each in wanted.asked}
+    found = {each.name: _problem(wanted, _observe(context.workspace, wanted, each)) for each in wanted.available}
     return {name: problem for name, problem in found.items() if problem is not None}
 
 
-def look_at_targets(database: Database, workspace: Workspace, *, actor: str) -> None:
-    """One look at the targets of every deployment; a task brings back what is off. Never raises about a target."""
+def check_targets(database: Database, workspace: Workspace, *, actor: str) -> None:
+    """Check the targets of every deployment once, and open a task for those that differ. Never raises for a target."""
     with database.read() as tx:
         profiles = [deployment.profile for deployment in deployments.listing(tx)]
     for profile in profiles:
         with database.read() as tx:
             wanted = _wanted(tx, workspace, profile)
         if wanted is not None and not wanted.is_under_way:
-            seen = {each.name: _see(workspace, wanted, each) for each in wanted.asked}
+            seen = {each.name: _observe(workspace, wanted, each) for each in wanted.available}
             with database.write(durable=False) as tx:
                 _note(tx, wanted, seen, actor)
 
 
-def _note(tx: Tx, wanted: _Wanted, seen: dict[str, _Seen], actor: str) -> None:
-    """Keep the observations true, and have brought back what is off.
+def _note(tx: Tx, wanted: _Wanted, seen: dict[str, _Observed], actor: str) -> None:
+    """Record the observations, and request a reconcile where a target does not serve the live version.
 
-    A target that is down is tried again with growing pauses; once it answers, the pause is over.
+    A target that is down is retried with backoff; once it answers, the backoff ends.
     """
     live = adapters.live(tx, wanted.profile)
     if (None if live is None else live.id) != (None if wanted.live is None else wanted.live.id):
-        return  # it moved while we looked, and whoever moved it brings the targets along
+        return  # another version went live meanwhile, and that flip reconciles the targets
     problems = {name: _problem(wanted, one) for name, one in seen.items()}
     for name, one in seen.items():
         known = one.digest is not None
@@ -212,13 +213,13 @@ def _note(tx: Tx, wanted: _Wanted, seen: dict[str, _Seen], actor: str) -> None:
         deployments.observe(
             tx, wanted.profile, name, adapter_id=adapter_id, is_known=known, error=problems[name]
         )  # fmt: skip
-    deployments.forget_others(tx, wanted.profile, [each.name for each in wanted.followers])
+    deployments.remove_other_targets(tx, wanted.profile, [each.name for each in wanted.targets])
     if any(problems[name] is not None and one.digest is not None for name, one in seen.items()):
-        deployments.have_followed(tx, wanted.profile, actor=actor, at_once=True)
+        deployments.request_reconcile(tx, wanted.profile, actor=actor, at_once=True)
     elif any(problem is not None for problem in problems.values()):
-        deployments.have_followed(tx, wanted.profile, actor=actor)
+        deployments.request_reconcile(tx, wanted.profile, actor=actor)
     else:
-        deployments.hasten(tx, wanted.profile)
+        deployments.retry_now(tx, wanted.profile)
 
 
 def _version_of(tx: Tx, wanted: _Wanted, digest: str | None) -> str | None:
@@ -230,20 +231,20 @@ def _version_of(tx: Tx, wanted: _Wanted, digest: str | None) -> str | None:
     return None if found is None else found.id
 
 
-def _see(workspace: Workspace, wanted: _Wanted, follower: Follower) -> _Seen:
+def _observe(workspace: Workspace, wanted: _Wanted, serving: ServingTarget) -> _Observed:
     try:
-        target: Target = follower.target(workspace, wanted.profile)
-        return _Seen(target.observe() or BARE_BASE, target.loaded())
+        target: Target = serving.target(workspace, wanted.profile)
+        return _Observed(target.observe() or BARE_BASE, target.loaded())
     except StoreError:
         raise
     except TunesmithError as error:
-        return _Seen(error=error.message)
+        return _Observed(error=error.message)
     except Exception as error:  # a target of another package must not end a worker
-        log.exception("target_failed", profile=wanted.profile, target=follower.name)
-        return _Seen(error=f"{type(error).__name__}: {error}")
+        log.exception("target_failed", profile=wanted.profile, target=serving.name)
+        return _Observed(error=f"{type(error).__name__}: {error}")
 
 
-def _problem(wanted: _Wanted, seen: _Seen) -> str | None:
+def _problem(wanted: _Wanted, seen: _Observed) -> str | None:
     if seen.error is not None:
         return seen.error
     if seen.digest != wanted.digest:
@@ -264,7 +265,7 @@ def _wanted(tx: Tx, workspace: Workspace, profile: str) -> _Wanted | None:
         previous=None if previous is None else previous.name,
         kept=deployments.kept(tx, profile),
         revoked=adapters.names_in(tx, profile, AdapterState.REVOKED),
-        followers=tuple(followers(tx, deployment.targets, workspace)),
+        targets=tuple(serving_targets(tx, deployment.targets, workspace)),
         is_under_way=watched is not None or deployments.being_deployed(tx, live) is not None,
         order=deployment.order,
     )

@@ -1,7 +1,7 @@
-"""Who follows what is live: a profile's targets, and the `tunesmith serve` of this machine where none of them answers.
+"""Serving targets of a profile: its configured ones, and `tunesmith serve` of this machine if none of these answers.
 
-The targets of a deployment are stored with it and must follow. A server that merely runs is not: it is checked and
-brought along for as long as it lives, under a name that no target of a profile can have.
+The targets of a deployment are stored with it. A running server is not: it is checked and reconciled while it lives,
+under a name that no target of a profile can have.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _EMBEDDED = "embedded"
 
 
 @dataclass(frozen=True)
-class Follower:
-    """One target that should serve what is live."""
+class ServingTarget:
+    """One target that must serve the live version."""
 
     name: str
     kind: str
     options: dict[str, Any] = field(default_factory=dict)
     parity_tolerance: float | None = None
     is_busy: bool = False
-    """A server that has given its device away for a while."""
+    """A server that has yielded its device to a training run."""
 
     def target(self, workspace: Workspace, profile: str) -> Target:
         return make_target(self.kind, self.options, root=workspace.root, profile=profile)
@@ -46,18 +46,20 @@ class Follower:
         return tolerance_of(self.kind, self.options, dtype, self.parity_tolerance)
 
 
-def followers(tx: Tx, targets: Sequence[TargetConfig | Mapping[str, Any]], workspace: Workspace) -> list[Follower]:
-    """Everybody who has to serve what is live now, in the order in which they are brought along."""
+def serving_targets(
+    tx: Tx, targets: Sequence[TargetConfig | Mapping[str, Any]], workspace: Workspace
+) -> list[ServingTarget]:
+    """Return all targets that must serve the live version, in the order in which they are reconciled."""
     parsed = [TargetConfig.model_validate(target) for target in targets]
-    found = [Follower(each.name, each.kind, each.options, each.parity_tolerance) for each in parsed]
+    found = [ServingTarget(each.name, each.kind, each.options, each.parity_tolerance) for each in parsed]
     server = _server_here(tx, workspace)
     if server is None:
         return found
     is_busy = server.state is not ServerState.SERVING
     if not ANSWERING & {each.kind for each in found}:
-        return [*found, Follower(SERVER, _EMBEDDED, is_busy=is_busy)]
+        return [*found, ServingTarget(SERVER, _EMBEDDED, is_busy=is_busy)]
     return [
-        Follower(each.name, each.kind, each.options, each.parity_tolerance, is_busy and each.kind == _EMBEDDED)
+        ServingTarget(each.name, each.kind, each.options, each.parity_tolerance, is_busy and each.kind == _EMBEDDED)
         for each in found
     ]
 

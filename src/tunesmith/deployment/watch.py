@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunesmith.deployment import queries as deployments
-from tunesmith.deployment.reconcile import look
+from tunesmith.deployment.reconcile import unhealthy_targets
 from tunesmith.deployment.rules.shadow import Shadowed, judge
 from tunesmith.experience.queries import shadow_answers as shadows
 from tunesmith.models import queries as adapters
@@ -27,7 +27,7 @@ def watch(context: StageContext) -> StageEnd:
     if deployment is None or adapter.state is not AdapterState.LIVE:
         return StageEnd.succeeded(Looked("moved_on", f"{adapter.name} is {adapter.state}"))
     policy = run.spec.watch
-    trouble = "; ".join(f"target {name}: {what}" for name, what in look(context, run.profile).items())
+    trouble = "; ".join(f"target {name}: {what}" for name, what in unhealthy_targets(context, run.profile).items())
     if trouble:
         num_failures = int(context.claim.task.payload.get("num_failures", 0)) + 1
         if num_failures >= policy.max_failures:

@@ -164,7 +164,7 @@ def revoke(tx: Tx, adapter: Adapter, *, actor: str, reason: str) -> None:
         lifecycle.roll_back(tx, adapter.profile, actor=actor, reason=f"revoked: {reason}")
     adapters.move(tx, adapter.id, AdapterState.REVOKED, actor=actor, reason=reason)
     if deployments.get(tx, adapter.profile) is not None:
-        deployments.have_followed(tx, adapter.profile, actor=actor, at_once=True)  # no target may hold it any more
+        deployments.request_reconcile(tx, adapter.profile, actor=actor, at_once=True)  # no target may hold it any more
     for run in _runs_about(tx, adapter):
         if run.state is RunState.HELD:
             lifecycle.finish(tx, run, RunState.REJECTED, actor=actor, reason=f"revoked: {reason}")

@@ -26,7 +26,7 @@ from tunesmith.curriculum.due import open_due
 from tunesmith.curriculum.queries import spends
 from tunesmith.datasets.prepare import remove_unrecorded
 from tunesmith.deployment.deploy import deploy
-from tunesmith.deployment.reconcile import look_at_targets, roll_back
+from tunesmith.deployment.reconcile import check_targets, reconcile_task
 from tunesmith.deployment.watch import watch
 from tunesmith.evaluation.evaluate import evaluate
 from tunesmith.experience.forgetting import forget
@@ -49,7 +49,7 @@ STAGES: dict[TaskKind, Callable[[StageContext], StageEnd]] = {
     TaskKind.EVALUATE: evaluate,
     TaskKind.DEPLOY: deploy,
     TaskKind.WATCH: watch,
-    TaskKind.ROLLBACK: roll_back,
+    TaskKind.ROLLBACK: reconcile_task,
     TaskKind.CURRICULUM: partial(curriculum, check=check_now),
 }
 """What a worker can do. A kind without a stage is never claimed."""
@@ -254,7 +254,7 @@ class Worker:
         """Have targets brought back that lost what they should serve: a server restarted, somebody moved a link."""
         begun = boot_seconds()
         if TaskKind.ROLLBACK in self.kinds and begun >= self._targets_due:
-            look_at_targets(self.database, self.workspace, actor=self.id)
+            check_targets(self.database, self.workspace, actor=self.id)
             now = boot_seconds()  # a target that hangs must not take more than a tenth of a worker's time
             self._targets_due = now + max(self.timing.targets_s, 9 * (now - begun))
 
