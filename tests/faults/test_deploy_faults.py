@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.fleet import Fleet, MakeFleet
+from support.fleet import ON_SQLITE, Fleet, MakeFleet
 from support.workspaces import PROFILE, a_profile, states_of, wait_for
 from tunesmith.core.errors import DataError, Refused
 
@@ -94,6 +94,7 @@ def _num_failures(fleet: Fleet) -> int:
     return int(watch["payload"].get("num_failures", 0))
 
 
+@ON_SQLITE
 def test_rollback_by_a_person_during_the_watch_ends_the_run(make_fleet: MakeFleet, store: str | None) -> None:
     fleet = make_fleet(store=store, profile=WATCHED)
     _, second = two_versions(fleet)

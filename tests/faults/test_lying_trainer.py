@@ -9,7 +9,7 @@ from pathlib import Path
 import hostile_trainer
 import pytest
 
-from support.fleet import Fleet, MakeFleet
+from support.fleet import ON_POSTGRES, Fleet, MakeFleet
 from support.workspaces import PROFILE
 from tunesmith.core.files import sha256_file
 from tunesmith.runs.queries import queue
@@ -110,6 +110,7 @@ TRICKS = {
 }
 
 
+@ON_POSTGRES
 def test_hostile_trainers_hurt_only_their_own_runs(hostile: MakeFleet, store: str | None) -> None:
     """Whatever a program of somebody else's does: the worker lives on, and the next run is done."""
     fleet = hostile("nothing", store=store, profile={"deploy": {"when": "never"}})

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import make_url, text
 
 from support.databases import Postgres
-from support.fleet import Fleet, MakeFleet, end_of_programs, freeze_program, programs_below
+from support.fleet import ON_SQLITE, Fleet, MakeFleet, end_of_programs, freeze_program, programs_below
 from support.workspaces import DRILL_WORKER, wait_for
 from tunesmith.core.errors import StoreError
 from tunesmith.runs.queries import queue, tasks
@@ -285,6 +285,7 @@ def term_in_training(fleet: Fleet, step: int) -> None:
     one_deployment(fleet, run_id)
 
 
+@ON_SQLITE
 def test_term_in_training_checkpoints_and_another_resumes(make_fleet: MakeFleet, store: str | None) -> None:
     term_in_training(make_fleet(store=store, **PATIENT), 7)
 

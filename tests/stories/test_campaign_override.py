@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from support.fleet import Fleet, MakeFleet
+from support.fleet import ON_SQLITE, Fleet, MakeFleet
 from support.workspaces import PROFILE, write_settings
 from tunesmith.client import Client
 from tunesmith.profiles.explain import Row
@@ -25,6 +25,7 @@ def trained_with(fleet: Fleet, run_id: str) -> dict[str, Any]:
     return run
 
 
+@ON_SQLITE
 def test_campaign_override_reaches_the_trainer_and_is_named_as_origin(make_fleet: MakeFleet, store: str | None) -> None:
     fleet = make_fleet(store=store, profile={"recipe": {"lr": 1e-4, "epochs": 2.0}})
     plain = fleet.submit("deploy.when=never")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.fleet import Fleet, MakeFleet, freeze_program, programs_below
+from support.fleet import ON_POSTGRES, ON_SQLITE, Fleet, MakeFleet, freeze_program, programs_below
 from support.workspaces import PROFILE, a_profile, states_of, wait_for
 from tunesmith.client.views import AnswerView
 from tunesmith.core.errors import Refused
@@ -41,6 +41,7 @@ def nothing_was_charged(fleet: Fleet, run_id: str) -> bool:
     return all((t.counts.num_crashes, t.counts.num_errors, t.counts.num_shrinks) == (0, 0, 0) for t in tasks)
 
 
+@ON_SQLITE
 def test_pause_checkpoints_and_resume_goes_on_from_there(make_fleet: MakeFleet, store: str | None) -> None:
     fleet = make_fleet(store=store, options=LONG, profile=RARE)
     run_id = fleet.submit()
@@ -178,6 +179,7 @@ def test_acknowledgement_of_a_program_does_not_end_a_wish(make_fleet: MakeFleet)
     assert worker.poll() is None
 
 
+@ON_POSTGRES
 def test_estop_interrupts_training_and_lets_rollback_through(make_fleet: MakeFleet, store: str | None) -> None:
     fleet = make_fleet(store=store, profile={**RARE, "watch": {"for_s": 0.0}}, settings={"worker": {"grace_s": 10.0}})
     first_live = fleet.submit("trainer.options.quality=0.2")

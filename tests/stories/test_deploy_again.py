@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.fleet import Fleet, MakeFleet
+from support.fleet import ON_SQLITE, Fleet, MakeFleet
 from support.workspaces import PROFILE, a_profile, cli, states_of
 from tunesmith.core.errors import Refused, TunesmithError, UsageError
 
@@ -25,6 +25,7 @@ def live(fleet: Fleet) -> str | None:
     return None if found is None else found.name
 
 
+@ON_SQLITE
 def test_version_goes_live_again_after_a_roll_back_to_the_base(make_fleet: MakeFleet, store: str | None) -> None:
     fleet = make_fleet(store=store)
     first, second = two_versions(fleet)

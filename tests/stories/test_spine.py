@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.fleet import Fleet, MakeFleet
+from support.fleet import ON_SQLITE, Fleet, MakeFleet
 from support.workspaces import PROFILE, states_of, wait_for
 from tunesmith.core.files import sha256_file, verify_folder
 
@@ -54,6 +54,7 @@ def history_is_in_order_with_an_actor_for_every_change(fleet: Fleet, run_id: str
         assert last == {row["id"]: row["state"] for row in rows[table]}, table
 
 
+@ON_SQLITE
 def test_worse_adapter_is_rejected_and_the_live_one_stays(make_fleet: MakeFleet, store: str | None) -> None:
     fleet = make_fleet(store=store)
     good = fleet.submit("trainer.options.quality=0.6", lines=200)

@@ -140,13 +140,13 @@ class Fleet:
     def wait_for_step(self, run_id: str, step: int, attempt: int = 0, timeout_s: float = 30.0) -> AttemptView:
         """Until the training attempt with that index has made the step; the attempt."""
 
-        def made() -> AttemptView | None:
+        def started() -> AttemptView | None:
             attempts = self.attempts(run_id)
-            if len(attempts) <= attempt:
-                return None
-            return attempts[attempt] if step in self.steps(run_id, attempts[attempt]) else None
+            return attempts[attempt] if len(attempts) > attempt else None
 
-        return wait_for(made, timeout_s, f"for step {step} of {run_id}: {self.logs()[-2000:]}")
+        begun = wait_for(started, timeout_s, f"for attempt {attempt} of {run_id}: {self.logs()[-2000:]}")
+        wait_for(lambda: step in self.steps(run_id, begun), timeout_s, f"for step {step} of {run_id}")
+        return begun
 
     @property
     def database(self) -> Database:
@@ -229,6 +229,12 @@ def end_of_programs(fleet: Fleet, attempt_id: str, timeout_s: float = 20.0) -> f
     runs_dir = fleet.client.workspace.runs_dir
     wait_for(lambda: not any(mark == attempt_id for _, mark in programs_below(runs_dir)), timeout_s, "for programs")
     return time.time()
+
+
+_SOAK = pytest.mark.soak
+ON_SQLITE = pytest.mark.parametrize("store", ["sqlite", pytest.param("postgres", marks=_SOAK)], indirect=True)
+"""For stories in which SQL, locks and transactions are not the point: the other database is for `make soak`."""
+ON_POSTGRES = pytest.mark.parametrize("store", ["postgres", pytest.param("sqlite", marks=_SOAK)], indirect=True)
 
 
 @pytest.fixture

@@ -309,11 +309,13 @@ class _Warm:
     def __init__(self, preloaded: Sequence[str]) -> None:
         self._preloaded = list(preloaded)
         self._process: subprocess.Popen[bytes] | None = None
-        self._where = ""
+        self._mounts = self._where = ""
         self._lock = threading.Lock()
 
     def connect(self) -> socket.socket:
         with self._lock:
+            if self._process is not None and self._mounts != _mounts():
+                _end(self._process)  # a test has moved this process to a mount namespace of its own
             if self._process is None or self._process.poll() is not None:
                 self._start()
         connection = socket.socket(socket.AF_UNIX)
@@ -321,6 +323,7 @@ class _Warm:
         return connection
 
     def _start(self) -> None:
+        self._mounts = _mounts()
         self._where = f"\0tunesmith-tests-{os.getpid()}-{time.monotonic_ns()}"  # abstract: leaves no file
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(self._where)
@@ -345,6 +348,10 @@ class _Warm:
         )
         listening.close()
         atexit.register(_end, self._process)
+
+
+def _mounts() -> str:
+    return os.readlink("/proc/self/ns/mnt")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
