@@ -8,8 +8,8 @@ They are real processes with a pid, a session, signals, an environment and a fol
   believe that it holds its parent's.
 - `QuickPopen` stands in for `subprocess.Popen` where a worker starts a shim, and where a server starts its engine:
   `sim` trainers and evaluators are forked from their worker, engines from their server, which is forked from a warm
-  process of its own that has imported torch (five seconds each time). None of them opens the store. Everything else is
-  started as ever.
+  process of its own that has imported torch (five seconds each time); dry runs and parsers from who starts them. None
+  of them opens the store. Everything else is started as ever.
 
 A test whose subject is the start itself (imports, interpreter options, warnings) asks for real processes: `real=True`,
 or the mark `real_programs`.
@@ -40,6 +40,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+HELPERS = ("tunesmith.training.trainers.dry_run", "tunesmith.datasets.parse_pool")
 SIM_PROGRAMS = ("tunesmith.training.trainers.main", "tunesmith.evaluation.evaluators.main")
 _PRELOADED = (
     "alembic.command",
@@ -181,7 +182,7 @@ class QuickPopen(subprocess.Popen[bytes]):
             _become(
                 main,
                 words,
-                streams=(p2cread, c2pwrite, errwrite),
+                streams=[own if given == -1 else given for own, given in enumerate((p2cread, c2pwrite, errwrite))],
                 cwd=cwd,
                 env=env,
                 kept=pass_fds,
@@ -196,6 +197,8 @@ def _main_of(words: Sequence[str]) -> Callable[[], object] | None:
     """What a fork runs instead of this command; None where it has to be started as ever."""
     if words[1:4] == ["-P", "-m", "tunesmith.serving.engine.main"]:
         return lambda: _run_engine(words[4:])
+    if "-m" in words[:3] and words[words.index("-m") + 1] in HELPERS:
+        return lambda: _run_module(words)
     return (lambda: _run_shim(words[4:])) if _is_simulated(words) else None
 
 
@@ -237,16 +240,16 @@ def _is_simulated_evaluation(spec: Mapping[str, Any]) -> bool:
 
 def _program_instead(_file: str, command: Sequence[str]) -> NoReturn:
     """What the shim's child does instead of `exec`: it is the program already."""
+    _become(lambda: _run_module(command), command, streams=(0, 1, 2), cwd=None, env=None)
+
+
+def _run_module(command: Sequence[str]) -> None:
     import runpy
 
-    module, words = command[command.index("-m") + 1], list(command[command.index("-m") + 2 :])
-
-    def main() -> None:
-        sys.modules.pop(module, None)
-        sys.argv = [module, *words]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-    _become(main, command, streams=(0, 1, 2), cwd=None, env=None)
+    module = command[command.index("-m") + 1]
+    sys.modules.pop(module, None)
+    sys.argv = [module, *command[command.index("-m") + 2 :]]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 # --- commands of tunesmith, forked from a warm process ---
@@ -493,14 +496,18 @@ def _start_one(connection: socket.socket) -> int:
 
 
 def fork_programs() -> Callable[[], None]:
-    """From now on workers of this process fork their `sim` programs; returns what ends that."""
+    """From now on this process forks `sim` programs, dry runs and parsers; returns what ends that."""
+    from tunesmith.datasets import parse_pool
+    from tunesmith.orchestration import dry_run
     from tunesmith.programs import launch
 
-    before = launch.subprocess
-    launch.subprocess = _Replaced(subprocess)  # type: ignore[assignment]
+    starters: list[Any] = [launch, dry_run, parse_pool]
+    for module in starters:
+        module.subprocess = _Replaced(subprocess)
 
     def end() -> None:
-        launch.subprocess = before
+        for module in starters:
+            module.subprocess = subprocess
 
     return end
 
@@ -525,6 +532,14 @@ class _Replaced:
 
     def __init__(self, module: Any) -> None:
         self._module = module
+
+    def run(self, args: Sequence[str], *, input: bytes, capture_output: bool, **more: Any) -> Any:
+        assert capture_output
+        pipe = subprocess.PIPE
+        more.pop("check")
+        with QuickPopen(args, stdin=pipe, stdout=pipe, stderr=pipe, **more) as process:
+            out, err = process.communicate(input)
+        return subprocess.CompletedProcess(args, process.returncode, out, err)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,14 @@ def _commands(page: Path) -> list[list[str]]:
     return found
 
 
+@cache
+def _tree() -> Any:
+    return typer.main.get_command(app)
+
+
 def _problem(words: list[str]) -> str | None:
     """What is wrong with a command line; None if the parser could take it."""
-    command: Any = typer.main.get_command(app)
+    command = _tree()
     options = {name for param in command.params for name in param.opts} | {"--help", "-h"}
     for word in words:
         if word.startswith("-") and word.split("=")[0] not in options and word != "--":
