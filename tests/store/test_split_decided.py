@@ -1,4 +1,4 @@
-"""The first run that trains decides how much is held out; later it changes for new prompts only. Both databases."""
+"""A run that trains, or may yet, decides how much is held out; later that changes for new prompts only."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import pytest
 
 from support import tables
 from support.forgotten import add
-from support.rows import force
+from support.rows import WORKER, force
 from support.workspaces import PROFILE, a_profile, a_workspace
 from tunesmith.client import Client
 from tunesmith.core.errors import LockedError, Refused, UsageError
 from tunesmith.datasets.example import Split
 from tunesmith.datasets.reading import read_split
+from tunesmith.runs.queries import tasks
 from tunesmith.runs.rules.run import RunState
+from tunesmith.runs.rules.task import TaskKind
 from tunesmith.store.database import Database
 
 MIX = {"experience": {"mix": {"min_new": 5}}}
@@ -75,8 +77,79 @@ def test_first_run_decides_the_share(tmp_path: Path, store_url: str) -> None:
         locked = client.profiles.lock(PROFILE)
         assert (locked.heldout_share, locked.is_split_decided) == (0.4, True)
         _set_share(client, 0.2)
-        with pytest.raises(LockedError, match=r"locked 0.4, now 0.2.*profile lock PROFILE --new-split"):
+        with pytest.raises(LockedError, match=rf"locked 0.4, now 0.2.*profile lock {PROFILE} --new-split --reason"):
             client.profiles.check(PROFILE)
+
+
+def _end(database: Database, run_id: str, state: RunState) -> None:
+    """As it stands after a worker has trained it: with an attempt."""
+    with database.write() as tx:
+        claim = tasks.claim(tx, WORKER, [TaskKind.TRAIN], 60.0)
+        assert claim is not None
+        assert claim.task.run_id == run_id
+        force(tx, tables.runs, run_id, state=state, finished_at=tx.now)
+
+
+def _held_out(client: Client) -> int:
+    dataset, _ = client.datasets.prepare(PROFILE, [_rows(client, "all.jsonl", range(200))])
+    return dataset.counts["heldout"]
+
+
+def test_run_that_is_cancelled_before_it_trains_decides_nothing(tmp_path: Path, store_url: str) -> None:
+    with _client(tmp_path, store_url, 0.1) as client:
+        run = client.runs.submit(PROFILE, [_rows(client, "all.jsonl", range(200))])
+        _set_share(client, 0.4)
+        with pytest.raises(LockedError, match="has trained on this split, or still may"):
+            client.profiles.check(PROFILE)
+        client.runs.cancel(run.id)
+        assert not client.profiles.check(PROFILE).lock.is_split_decided
+        assert _held_out(client) > 60, "every prompt follows the new share: none was trained on"
+        again = client.runs.submit(PROFILE, [_rows(client, "all.jsonl", range(200))])
+        assert client.profiles.check(PROFILE).lock.is_split_decided
+        assert client.datasets.show(again.dataset_id)[0].counts["heldout"] > 60
+
+
+def test_prompts_that_a_cancelled_run_held_out_may_be_trained(tmp_path: Path, store_url: str) -> None:
+    with _client(tmp_path, store_url, 0.4) as client:
+        _capture(client, 80)
+        first = client.runs.submit(PROFILE)
+        client.runs.cancel(first.id)
+        _set_share(client, 0.1)
+        second, report = client.datasets.assemble(PROFILE, max_examples=1000)
+        before = _groups(client, client.datasets.show(first.dataset_id)[0].path)
+        assert before[Split.HELDOUT] & _groups(client, second.path)[Split.TRAIN]
+        assert report.mix is not None
+        assert not any("held out before" in why for why in report.mix.left_out)
+
+
+@pytest.mark.parametrize("state", [RunState.CANCELLED, RunState.FAILED, RunState.REJECTED])
+def test_run_that_began_to_train_decides_however_it_ended(
+    tmp_path: Path, store_url: str, database: Database, state: RunState
+) -> None:
+    with _client(tmp_path, store_url, 0.1) as client:
+        run = client.runs.submit(PROFILE, [_rows(client, "all.jsonl", range(200))])
+        _end(database, run.id, state)
+        _set_share(client, 0.4)
+        with pytest.raises(LockedError, match="has trained on this split"):
+            client.profiles.check(PROFILE)
+
+
+def test_datasets_that_disagree_about_a_prompt_are_never_both_trained_on(tmp_path: Path, store_url: str) -> None:
+    """One kept the splits of a run that was cancelled later, the other one did not."""
+    with _client(tmp_path, store_url, 0.1) as client:
+        waits = client.runs.submit(PROFILE, [_rows(client, "first.jsonl", range(200))])
+        _set_share(client, 0.4)
+        client.profiles.lock(PROFILE, new_split=True, reason="more cases")
+        kept, _ = client.datasets.prepare(PROFILE, [_rows(client, "kept.jsonl", range(210))])
+        client.runs.cancel(waits.id)
+        fresh, _ = client.datasets.prepare(PROFILE, [_rows(client, "fresh.jsonl", range(220))])
+        assert _groups(client, kept.path)[Split.TRAIN] & _groups(client, fresh.path)[Split.HELDOUT]
+        client.runs.submit(PROFILE, kept.id)
+        with pytest.raises(LockedError, match="prepare or assemble it again"):
+            client.runs.submit(PROFILE, fresh.id)
+        again, _ = client.datasets.prepare(PROFILE, [_rows(client, "again.jsonl", range(230))])
+        assert _groups(client, kept.path)[Split.TRAIN].isdisjoint(_groups(client, again.path)[Split.HELDOUT])
+        client.runs.submit(PROFILE, again.id)
 
 
 def test_dataset_of_another_share_is_refused_once_it_is_decided(tmp_path: Path, store_url: str) -> None:
@@ -97,8 +170,7 @@ def test_new_split_keeps_every_earlier_decision(
     with _client(tmp_path, store_url, 0.2) as client:
         first, _ = client.datasets.prepare(PROFILE, [_rows(client, "first.jsonl", range(200))])
         run = client.runs.submit(PROFILE, first.id)
-        with database.write() as tx:
-            force(tx, tables.runs, run.id, state=RunState.DEPLOYED, finished_at=tx.now)
+        _end(database, run.id, RunState.DEPLOYED)
         unused, _ = client.datasets.prepare(PROFILE, [_rows(client, "unused.jsonl", range(500, 600))])
         _set_share(client, share)
         with pytest.raises(UsageError, match="needs a reason"):
@@ -126,8 +198,8 @@ def test_new_split_holds_for_experiences_too(tmp_path: Path, store_url: str, dat
     with _client(tmp_path, store_url, 0.2) as client:
         _capture(client, 80)
         first = client.runs.submit(PROFILE)
+        _end(database, first.id, RunState.CANCELLED)
         with database.write() as tx:
-            force(tx, tables.runs, first.id, state=RunState.CANCELLED, finished_at=tx.now)
             tx.run(tables.experiences.update().values(state="collected", dataset_id=None))
         _set_share(client, 0.5)
         client.profiles.lock(PROFILE, new_split=True, reason="more cases")

@@ -30,7 +30,7 @@ def changed(**fields: Any) -> ProfileLock:
 
 
 def test_lock_same_has_no_difference() -> None:
-    assert lock_differences(LOCK, LOCK) == []
+    assert lock_differences("dates", LOCK, LOCK) == []
     check_lock("dates", LOCK, LOCK)
 
 
@@ -50,25 +50,25 @@ def test_lock_same_has_no_difference() -> None:
     ],
 )
 def test_lock_each_field_of_the_architecture_is_refused_by_name(field: str, value: Any, line: str) -> None:
-    assert lock_differences(LOCK, changed(**{field: value})) == [line]
+    assert lock_differences("dates", LOCK, changed(**{field: value})) == [line]
 
 
 def test_lock_covers_every_field_of_the_architecture() -> None:
     for field, value in ARCHITECTURE.model_dump().items():
         other = value + 1 if isinstance(value, int) else f"{value}x"
-        assert len(lock_differences(LOCK, changed(**{field: other}))) == 1
+        assert len(lock_differences("dates", LOCK, changed(**{field: other}))) == 1
 
 
 def test_lock_context_may_shrink() -> None:
-    assert lock_differences(LOCK, changed(context=512)) == []
+    assert lock_differences("dates", LOCK, changed(context=512)) == []
 
 
 @pytest.mark.parametrize("share", ["heldout_share", "validation_share"])
 def test_lock_split_shares_stay(share: str) -> None:
-    differences = lock_differences(LOCK, LOCK.model_copy(update={share: 0.2}))
+    differences = lock_differences("dates", LOCK, LOCK.model_copy(update={share: 0.2}))
     assert len(differences) == 1
     assert differences[0].startswith(f"data.{share}: locked 0.")
-    assert "tunesmith profile lock PROFILE --new-split" in differences[0]
+    assert 'tunesmith profile lock dates --new-split --reason "' in differences[0]
 
 
 def test_lock_all_differences_are_listed_in_one_error() -> None:
@@ -95,9 +95,9 @@ def test_lock_of_takes_the_shares_of_the_profile() -> None:
 
 def test_lock_base_of_the_same_architecture_and_other_content_is_refused_in_one_line() -> None:
     locked, now = (LOCK.model_copy(update={"base_digest": letter * 64}) for letter in "ab")
-    [line] = lock_differences(locked, now)
+    [line] = lock_differences("dates", locked, now)
     assert line.startswith("base: locked aaaaaaaaaaaa…, now bbbbbbbbbbbb…: its weights, tokenizer or settings changed")
-    assert lock_differences(LOCK, now) == [], "locked before the digest was kept"
+    assert lock_differences("dates", LOCK, now) == [], "locked before the digest was kept"
 
 
 def test_lock_survives_json() -> None:

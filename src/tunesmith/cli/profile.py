@@ -128,7 +128,7 @@ def lock(
 
 def _split(lock: ProfileLock) -> str:
     """Which share of prompts is held out, and whether that may still change."""
-    decided = "decided" if lock.is_split_decided else "the first run decides it for good"
+    decided = "decided" if lock.is_split_decided else "the first run that trains decides it for good"
     return f"{lock.heldout_share:.0%} of prompts (data.heldout_share; {decided})"
 
 

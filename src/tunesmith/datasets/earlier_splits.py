@@ -14,8 +14,8 @@ from tunesmith.store.database import Database
 def kept_splits(database: Database, workspace: Workspace, checked: CheckedProfile) -> dict[str, Split]:
     """The groups that keep a split which the shares of now would not give them; empty unless shares were changed.
 
-    Goes by every dataset that a run was submitted on. What one of them held out stays held out, in whatever order they
-    came. Of a dataset whose folder is gone, only what was assembled from experiences is known.
+    Goes by every dataset that a run has trained on, or still may. What one of them held out stays held out, in whatever
+    order they came. Of a dataset whose folder is gone, only what was assembled from experiences is known.
     """
     if not checked.lock.split_number:
         return {}

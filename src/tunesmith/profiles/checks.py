@@ -144,7 +144,7 @@ def check_profile(
     if locked is not None:
         known = {"split_number": locked.split_number, "is_split_decided": locked.is_split_decided}
         lock = lock.model_copy(update=known)
-        for difference in lock_differences(locked, lock):
+        for difference in lock_differences(profile.name, locked, lock):
             found.num_locked += 1
             found.add(difference)
     found.raise_any()

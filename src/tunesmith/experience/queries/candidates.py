@@ -109,7 +109,7 @@ def num_usable(tx: Tx, profile: str) -> int:
 
 
 def held_out_groups(tx: Tx, profile: str) -> set[str]:
-    """Every group of prompts that a dataset of the profile has ever held out, if a run was submitted on it."""
+    """Every group of prompts that a dataset of the profile has ever held out, if a run has trained on it, or may."""
     is_used = heldout_cases.c.dataset_id.in_(profiles.trained_datasets(profile))
     query = sa.select(heldout_cases.c.case_id).where(heldout_cases.c.profile == profile, is_used).distinct()
     return set(tx.conn.execute(query).scalars())

@@ -30,8 +30,8 @@ class ProfileLock(Section):
     heldout_share: float
     validation_share: float
     split_number: int = 0
-    """How often the two shares were changed after a run had trained on them."""
+    """Grows when the shares change after a run has decided them: a dataset of another number is split otherwise."""
     is_split_decided: bool = True
-    """False until a run is submitted that trains: until then, the two shares may change freely."""
+    """False while no run has trained, or still may: the two shares may change freely."""
     base_digest: str | None = None
     """sha256 over the base's files; None: locked before it was kept, and nothing was trained since."""

@@ -18,7 +18,7 @@ def lock_of(profile: Profile, architecture: ArchitectureLock, base_digest: str) 
     )
 
 
-def lock_differences(locked: ProfileLock, now: ProfileLock) -> list[str]:
+def lock_differences(name: str, locked: ProfileLock, now: ProfileLock) -> list[str]:
     """Each field that differs, in words; empty when nothing does. The context may shrink, never grow."""
     found: list[str] = []
     for field in ArchitectureLock.model_fields:
@@ -34,8 +34,9 @@ def lock_differences(locked: ProfileLock, now: ProfileLock) -> list[str]:
         old, new = getattr(locked, field), getattr(now, field)
         if old != new:
             found.append(
-                f"data.{field}: locked {old:g}, now {new:g}; runs have trained on this split. Set it back, or split "
-                "only new prompts by the new share: tunesmith profile lock PROFILE --new-split --reason TEXT"
+                f"data.{field}: locked {old:g}, now {new:g}; a run has trained on this split, or still may (cancelled "
+                "before it trains, it decides nothing). Set it back, or split only new prompts by the new share: "
+                f'tunesmith profile lock {name} --new-split --reason "another share"'
             )
     return found
 
@@ -44,7 +45,7 @@ def check_lock(name: str, locked: ProfileLock, now: ProfileLock, *, new_split: b
     """Raise LockedError with every difference, one line each; `new_split`: other shares are no difference."""
     if new_split:
         locked = locked.model_copy(update={"is_split_decided": False})
-    differences = lock_differences(locked, now)
+    differences = lock_differences(name, locked, now)
     if differences:
         raise LockedError("\n".join(f"profile {name}: {difference}" for difference in differences))
 

@@ -9,17 +9,18 @@ import sqlalchemy as sa
 from tunesmith.core.errors import LockedError, Refused
 from tunesmith.profiles.rules.lock import ProfileLock
 from tunesmith.profiles.tables import profiles
-from tunesmith.runs.tables import runs
+from tunesmith.runs.rules.task import TaskKind
+from tunesmith.runs.tables import attempts, runs, tasks
 from tunesmith.store import events
 from tunesmith.store.database import Tx
 
 
 def lock_of(tx: Tx, name: str) -> ProfileLock | None:
-    """The lock of a profile; its shares are decided once a run was submitted that trains."""
+    """The lock of a profile; its shares are decided by a run that has trained, or still may."""
     row = tx.first(sa.select(profiles.c.lock).where(profiles.c.name == name))
     if row is None:
         return None
-    decided = {"is_split_decided": _has_trained(tx, runs.c.profile == name)}
+    decided = {"is_split_decided": _has_trained_or_may(tx, runs.c.profile == name)}
     return ProfileLock.model_validate(row["lock"]).model_copy(update=decided)
 
 
@@ -50,16 +51,19 @@ def decide_split(
     """A run that trains is about to be queued on a dataset that was split by these shares.
 
     The first such run decides the shares. Later ones need a dataset of the same split, or one that was trained on.
+    Where the split was changed beside a run that never trained, some datasets have kept its splits and others have not,
+    under one number: the first that is trained on gets a number of its own, and the others are made again.
     """
     if tx.is_postgres:
         tx.first(sa.select(profiles.c.name).where(profiles.c.name == name).with_for_update())
     locked = lock_of(tx, name)
-    if locked is None or _has_trained(tx, runs.c.dataset_id == dataset_id):
+    if locked is None or _has_trained_or_may(tx, runs.c.dataset_id == dataset_id):
         return
     of_lock = (locked.heldout_share, locked.validation_share)
     if not locked.is_split_decided:
-        if of_lock != shares:
-            change = {"heldout_share": shares[0], "validation_share": shares[1]}
+        number = locked.split_number + 1 if locked.split_number else 0
+        if of_lock != shares or number:
+            change = {"heldout_share": shares[0], "validation_share": shares[1], "split_number": number}
             _write(tx, name, locked.model_copy(update=change))
             events.record(tx, "profile", name, "split_decided", actor=actor, detail=change)
         return
@@ -91,14 +95,22 @@ def change_split(tx: Tx, name: str, facts: ProfileLock, *, actor: str, reason: s
 
 
 def trained_datasets(profile: str) -> sa.Select[Any]:
-    """The ids of a profile's datasets that a run was submitted on, to train."""
+    """The ids of a profile's datasets that a run has trained on, or still may."""
     return sa.select(runs.c.dataset_id).where(runs.c.profile == profile, _TRAINS)
 
 
-_TRAINS = sa.not_(sa.func.coalesce(runs.c.spec["dry_run"].as_boolean(), False))
+_HAS_BEGUN = sa.exists().where(
+    tasks.c.run_id == runs.c.id, tasks.c.kind == TaskKind.TRAIN.value, attempts.c.task_id == tasks.c.id
+)
+_TRAINS = sa.and_(
+    sa.not_(sa.func.coalesce(runs.c.spec["dry_run"].as_boolean(), False)),
+    sa.or_(runs.c.finished_at.is_(None), _HAS_BEGUN),
+)
+"""A run that ended before its first attempt at training has learnt nothing, and decides nothing."""
 
 
-def _has_trained(tx: Tx, condition: sa.ColumnElement[bool]) -> bool:
+def _has_trained_or_may(tx: Tx, condition: sa.ColumnElement[bool]) -> bool:
+    """Whether such a run has trained, or still may."""
     return tx.first(sa.select(runs.c.id).where(condition, _TRAINS).limit(1)) is not None
 
 
