@@ -10,7 +10,6 @@ from pathlib import Path
 from tunesmith.core.disk import shortage
 from tunesmith.core.errors import ConfigError, NotFound, Refused, UsageError, quoted
 from tunesmith.core.files import write_atomic
-from tunesmith.profiles.sample import sample_profile, sample_project
 
 PROJECT_FILE = "tunesmith.yaml"
 DATA_FOLDER = ".tunesmith"
@@ -140,6 +139,8 @@ def init_workspace(folder: Path) -> Workspace:
         workspace.profiles_dir.mkdir(exist_ok=True)
         workspace.make_private()
         _write_new(workspace.data_dir / ".gitignore", "# Written by tunesmith, not meant for version control.\n*\n")
+        from tunesmith.profiles.sample import sample_profile, sample_project  # the whole schema: needed only here
+
         _write_new(workspace.profiles_dir / SAMPLE_FILE, sample_profile())
         _write_new(workspace.project_file, sample_project())
     except OSError as error:

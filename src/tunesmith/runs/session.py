@@ -9,17 +9,20 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tunesmith.core.errors import NotFound, StoreError, UsageError
 from tunesmith.core.files import sha256_text, write_atomic
 from tunesmith.core.ids import is_id
-from tunesmith.profiles.checks import ProfileCheck
 from tunesmith.profiles.resolve import resolve_settings
 from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.store.database import Database, Patience
 from tunesmith.store.schema import open_store
+
+if TYPE_CHECKING:
+    from tunesmith.profiles.checks import ProfileCheck
 
 _opening = threading.Lock()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import exc
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 
 from tunesmith.core import clock
 from tunesmith.core.disk import is_disk_trouble
@@ -80,7 +80,12 @@ class Tx:
 
     def add_once(self, table: sa.Table, **values: Any) -> bool:
         """Insert a row unless it is there already; False: somebody else was first."""
-        insert = postgresql.insert(table) if self.is_postgres else sqlite.insert(table)
+        if self.is_postgres:
+            from sqlalchemy.dialects import postgresql
+
+            insert: sqlite.Insert | postgresql.Insert = postgresql.insert(table)
+        else:
+            insert = sqlite.insert(table)
         added = sa.literal_column("1", sa.Integer)
         return self.first(insert.values(**values).on_conflict_do_nothing().returning(added)) is not None
 
