@@ -40,6 +40,9 @@ if __name__ == "__main__":
 """
 
 
+SOAK = pytest.mark.soak
+
+
 def a_program(on_progress: str = "pass", before: str = "pass", processes: int = 1) -> list[str]:
     return [sys.executable, "-c", PREPARE.format(on_progress=on_progress, before=before, processes=processes)]
 
@@ -64,8 +67,10 @@ def a_large_file(folder: Path, num: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("at", [0, 5000, 12_000])
+@pytest.mark.parametrize(
+    ("at", "processes"),
+    [(0, 1), (5000, 2), (12_000, 1), *(pytest.param(*case, marks=SOAK) for case in ((0, 2), (5000, 1), (12_000, 2)))],
+)
 def test_kill_leaves_nothing_published_and_the_next_call_cleans_up(tmp_path: Path, at: int, processes: int) -> None:
     source, out = a_large_file(tmp_path, 15_000), tmp_path / "datasets" / "ds-1"
     killed = run(a_program(f"rows > {at} and os.kill(os.getpid(), signal.SIGKILL)", processes=processes), source, out)
@@ -175,7 +180,7 @@ def test_two_at_once_for_one_folder_publish_one_dataset(tmp_path: Path) -> None:
     assert left_in(out.parent) == ["ds-1"]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=SOAK)])
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, processes: int) -> None:
     memory = {}
     for num in (50_000, 200_000):
