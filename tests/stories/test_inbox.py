@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from support.fleet import MakeFleet
 from support.workspaces import cli
 from tunesmith.client.inbox import telling_line
@@ -43,6 +45,7 @@ def test_failed_run_waits_in_the_inbox_until_it_is_tried_again(make_fleet: MakeF
     assert fleet.state(again) == "deployed"
 
 
+@pytest.mark.real_programs  # the end of its log is read, and a forked one has a deep stack
 def test_crashing_run_is_one_item_with_the_error_of_its_program(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(options={"script": "crash"}, profile={"budgets": {"wall_s": 60.0}})
     run_id = fleet.submit()
