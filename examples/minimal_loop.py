@@ -30,7 +30,7 @@ from tunesmith.models.chat import ChatFormat, Tokenized
 from tunesmith.models.loading import load_base, load_tokenizer, pick_device
 from tunesmith.models.packs import Packer, single
 from tunesmith.models.scoring import TransformersBackend, batches_by_count, mean_nlls
-from tunesmith.profiles.profile import Gate, Recipe
+from tunesmith.profiles.profile import GateSettings, Recipe
 from tunesmith.programs.messages import CaseScore
 from tunesmith.training.rules.memory_plan import UNPLANNED_PACK_TOKENS
 from tunesmith.training.trainers.native.batch_sampler import Order
@@ -42,7 +42,7 @@ from tunesmith.training.trainers.native.step import TrainStep
 RECIPE = Recipe(
     lr=3e-3, lora_rank=8, lora_dropout=0.0, batch_tokens=1536, max_steps=30, epochs=50, train_embeddings=True
 )
-GATE = Gate(min_n=20)
+GATE = GateSettings(min_n=20)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tunesmith.deployment.targets.base import ServedAdapter
-from tunesmith.programs.readings import Reading
+from tunesmith.programs.readings import ProbeResult
 from tunesmith.serving.gateway.adapter_cache import Pager
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
@@ -57,7 +57,7 @@ class Ledger:
 
     async def read(
         self, adapter: str | None, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
-    ) -> list[Reading]:
+    ) -> list[ProbeResult]:
         return []
 
 

@@ -26,7 +26,7 @@ from tunesmith.deployment.targets.base import ServedAdapter, TargetError
 from tunesmith.deployment.targets.directory import DirectoryTarget
 from tunesmith.deployment.targets.embedded import EmbeddedTarget
 from tunesmith.evaluation.evaluators.sim import simulated_reading
-from tunesmith.programs.readings import Reading
+from tunesmith.programs.readings import ProbeResult
 
 KILL_AT = "DRILL_KILL_AT"
 STOP_AT = "DRILL_STOP_AT"
@@ -89,7 +89,7 @@ class Stepping:
         step("load")
         super().load(adapter)  # type: ignore[misc]
 
-    def probe(self, adapter: ServedAdapter, prompts: Prompts, max_tokens: int) -> list[Reading] | None:
+    def probe(self, adapter: ServedAdapter, prompts: Prompts, max_tokens: int) -> list[ProbeResult] | None:
         step("probe")
         return super().probe(adapter, prompts, max_tokens)  # type: ignore[misc,no-any-return]
 
@@ -140,10 +140,10 @@ class DrillHttp:
         step("load")
         self._ask("load", name=adapter.name, digest=adapter.digest)
 
-    def probe(self, adapter: ServedAdapter, prompts: Prompts, max_tokens: int) -> list[Reading] | None:
+    def probe(self, adapter: ServedAdapter, prompts: Prompts, max_tokens: int) -> list[ProbeResult] | None:
         step("probe")
         said = self._ask("probe", name=adapter.name, prompts=[list(prompt) for prompt in prompts])
-        return [Reading.model_validate(reading) for reading in said["readings"]]
+        return [ProbeResult.model_validate(reading) for reading in said["readings"]]
 
     def flip(self, adapter: ServedAdapter | None) -> None:
         step("flip")

@@ -31,9 +31,9 @@ from tunesmith.datasets.prepare import remove_unrecorded
 from tunesmith.datasets.reading import iter_examples
 from tunesmith.deployment import queries as deployments
 from tunesmith.experience.queries import candidates, experiences, feedback, members
-from tunesmith.experience.rules.classes import Judgement
+from tunesmith.experience.rules.classes import Rating
 from tunesmith.experience.rules.experience import CorrectionState, ExperienceState
-from tunesmith.experience.rules.standing import BASE_BESIDE_LIVE, NEVER_LIVE, TAKEN_BACK
+from tunesmith.experience.rules.mix import BASE_BESIDE_LIVE, NEVER_LIVE, TAKEN_BACK
 from tunesmith.models import queries as adapters
 from tunesmith.orchestration import lifecycle
 from tunesmith.runs.rules.run import RUN, DataEffect, RunState, effect_of_end
@@ -82,7 +82,7 @@ def _end(database: Database, dataset_id: str, end: RunState) -> str:
     """A run on the dataset, queued as `run submit` does it, that ends like this."""
     before = next(state for state in RUN.unfinished if end in RUN.table[state])
     with database.write() as tx:
-        members.hold_for_run(tx, dataset_id, actor=ACTOR)
+        members.reserve_for_run(tx, dataset_id, actor=ACTOR)
         run = a_run(tx, before, dataset_id=dataset_id)
     with database.write() as tx:
         lifecycle.finish(tx, run, end, actor=ACTOR, reason="as the test wants")
@@ -401,7 +401,7 @@ def test_what_preparing_refuses_goes_back_with_a_reason_and_others_take_its_plac
         for each in leaked:
             secret = "The key is ghp_" + "q7Zk2Lw9Xc4Vb1Nm8Rt5Yp3Ds6Fg0HjKaUe2"
             with database.write() as tx:  # as it was stored before the profile asked for the screen
-                feedback.add(tx, each, Judgement("ann", correction=secret), actor=ACTOR)
+                feedback.add(tx, each, Rating("ann", correction=secret), actor=ACTOR)
         _gold(client, 60)
         dataset, report = client.datasets.assemble(PROFILE, overrides=["experience.mix.replay=0"])
         assert report.mix is not None
@@ -431,7 +431,7 @@ def test_every_end_of_a_run_does_to_the_reservation_what_the_table_says(
             dataset, _ = client.datasets.assemble(PROFILE, task_types=[str(number)])
             if not last:
                 with database.write() as tx:
-                    members.hold_for_run(tx, dataset.id, actor=ACTOR)
+                    members.reserve_for_run(tx, dataset.id, actor=ACTOR)
                     a_run(tx, RunState.QUEUED, dataset_id=dataset.id)
             _end(database, dataset.id, end)
             effect = effect_of_end(end).data
@@ -591,7 +591,7 @@ def test_what_is_rated_down_while_a_dataset_is_assembled_is_in_only_if_it_was_re
             with contextlib.suppress(Refused, DataError):  # too much has changed, or too little is left
                 made.append(client.datasets.assemble(PROFILE)[0].id)
                 with database.write() as tx:
-                    members.let_go(tx, made[-1], actor=ACTOR, reason="next")
+                    members.release_reservation(tx, made[-1], actor=ACTOR, reason="next")
         rater.join()
         with database.read() as tx:
             found = [member for each in made for member in members.of_dataset(tx, each)]

@@ -11,13 +11,13 @@ from sqlalchemy import exc
 from support import tables
 from support.rows import ACTOR, PROFILE, a_profile, an_experience, force
 from tunesmith.core.ids import new_id
-from tunesmith.curriculum.due import outlook
+from tunesmith.curriculum.due import curriculum_status
 from tunesmith.curriculum.queries import corrections, cycles
 from tunesmith.curriculum.queries.corrections import Correction
 from tunesmith.curriculum.rules.cycle import not_due
 from tunesmith.experience.queries import experiences, reviews
 from tunesmith.experience.rate import judge
-from tunesmith.experience.rules.classes import Feedback, Judgement, assess
+from tunesmith.experience.rules.classes import Feedback, Rating, assess
 from tunesmith.experience.rules.experience import (
     Context,
     CorrectionState,
@@ -87,7 +87,7 @@ def test_what_is_corrected_reserved_in_review_or_not_poor_is_no_entry(database: 
             .values(class_name=ExperienceClass.NEEDS_IMPROVEMENT)
         )
         corrected = poor(tx)
-        judge(tx, corrected, Judgement("ann", correction="Order 17 is sent."), Thresholds(), actor=ACTOR)
+        judge(tx, corrected, Rating("ann", correction="Order 17 is sent."), Thresholds(), actor=ACTOR)
         attempt(tx, poor(tx), CorrectionState.ACCEPTED)
         rejected = poor(tx)
         tx.run(
@@ -142,7 +142,7 @@ def test_review_gives_an_entry_that_was_given_up_another_chance(database: Databa
         entry = corrections.entry(tx, PROFILE, experience_id)
         assert entry is not None
         assert "given up" in (not_due(entry, policy, tx.now) or "")
-        found = outlook(tx, PROFILE, policy)
+        found = curriculum_status(tx, PROFILE, policy)
         assert (found.num_due, sum(found.others.values())) == (0, 1)
         reviews.add(tx, experience_id, ReviewDecision.ACCEPT, reviewer="ann", reason="try again")
         entry = corrections.entry(tx, PROFILE, experience_id)
@@ -181,8 +181,8 @@ def test_last_cycle_is_under_way_until_it_ends(database: Database) -> None:
 def test_correction_that_was_taken_back_makes_it_an_entry_again(database: Database) -> None:
     with database.write() as tx:
         experience_id = poor(tx)
-        corrected = Judgement("bob", 0.0, correction="Order 17 is on its way.")
+        corrected = Rating("bob", 0.0, correction="Order 17 is on its way.")
         judge(tx, experience_id, corrected, Thresholds(), actor=ACTOR)
         assert ids(tx) == []
-        judge(tx, experience_id, Judgement("bob", 0.2), Thresholds(), actor=ACTOR)
+        judge(tx, experience_id, Rating("bob", 0.2), Thresholds(), actor=ACTOR)
         assert ids(tx) == [experience_id]

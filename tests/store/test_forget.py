@@ -129,10 +129,10 @@ def test_sqlite_file_that_somebody_reads_is_rewritten_by_the_next_sweep(
             experiences.get(tx, known)
             assert client.experiences.forget([known], reason="asked").store_waits
         with database.read() as tx:
-            assert erasures.owes_rewrite(tx)
+            assert erasures.needs_vacuum(tx)
         client.system.worker().sweep()
         with database.read() as tx:
-            assert not erasures.owes_rewrite(tx)
+            assert not erasures.needs_vacuum(tx)
         stored = b"".join(path.read_bytes() for path in client.workspace.data_dir.glob("store.db*") if path.is_file())
         assert SECRET.encode() not in stored
         assert client.experiences.forget([known], reason="again").store_waits == ""
@@ -535,7 +535,7 @@ def test_what_was_assembled_is_taken_out_and_never_chosen_again(
         assert trained.encode() not in left
         assert sum(client.datasets.show(dataset.id)[0].counts.values()) == sum(dataset.counts.values()) - 2
         with database.write() as tx:
-            members.let_go(tx, dataset.id, actor=ACTOR, reason="test")
+            members.release_reservation(tx, dataset.id, actor=ACTOR, reason="test")
         again, _ = client.datasets.assemble(PROFILE, min_new=10)
         with database.read() as tx:
             assert {trained, reviewed}.isdisjoint(each.experience_id for each in members.of_dataset(tx, again.id))

@@ -41,7 +41,7 @@ from tunesmith.experience.tables import shadow_answers
 from tunesmith.models import queries as adapters
 from tunesmith.orchestration import control, lifecycle
 from tunesmith.profiles.profile import Deploy
-from tunesmith.profiles.sections.shadow import Shadow
+from tunesmith.profiles.sections.shadow import ShadowSettings
 from tunesmith.profiles.settings import ServeSettings, Settings
 from tunesmith.profiles.workspace import init_workspace
 from tunesmith.programs.device.rules import ServerState
@@ -58,10 +58,10 @@ from tunesmith.serving.generation import GenerationRequest
 from tunesmith.store import events
 from tunesmith.store.database import Database, Tx
 
-ENABLED = Shadow(enabled=True, min_count=3, min_s=0.0, max_s=60.0)
+ENABLED = ShadowSettings(enabled=True, min_count=3, min_s=0.0, max_s=60.0)
 
 
-def a_shadowing_run(tx: Tx, policy: Shadow = ENABLED) -> tuple[runs.Run, adapters.Adapter, Claim]:
+def a_shadowing_run(tx: Tx, policy: ShadowSettings = ENABLED) -> tuple[runs.Run, adapters.Adapter, Claim]:
     run, claim = a_claimed_run(tx, RunState.SHADOWING, TaskKind.WATCH, shadow=policy)
     return run, an_adapter(tx, run_id=run.id), claim
 
@@ -116,11 +116,11 @@ def promoted(tx: Tx, run: runs.Run, adapter: adapters.Adapter, claim: Claim) -> 
         (ENABLED, "promoted", RunState.SHADOWING),
         (ENABLED, "approved", RunState.SHADOWING),
         (ENABLED, "never", RunState.COMPLETED),
-        (Shadow(), "promoted", RunState.DEPLOYING),
+        (ShadowSettings(), "promoted", RunState.DEPLOYING),
     ],
 )
 def test_promoted_candidate_shadows_first_where_the_profile_says_so(
-    database: Database, policy: Shadow, when: Literal["promoted", "approved", "never"], then: RunState
+    database: Database, policy: ShadowSettings, when: Literal["promoted", "approved", "never"], then: RunState
 ) -> None:
     with database.write() as tx:
         run, claim = a_claimed_run(

@@ -9,10 +9,10 @@ import yaml
 from support.fleet import ON_SQLITE, Fleet, MakeFleet
 from support.workspaces import PROFILE, write_settings
 from tunesmith.client import Client
-from tunesmith.profiles.explain import Row
+from tunesmith.profiles.resolve import ExplainedKey
 
 
-def explained(client: Client, key: str, *overrides: str) -> Row:
+def explained(client: Client, key: str, *overrides: str) -> ExplainedKey:
     """One row of `config explain`."""
     [row] = client.profiles.explain(PROFILE, key, overrides)
     return row

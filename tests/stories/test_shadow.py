@@ -25,7 +25,7 @@ from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
 from tunesmith.orchestration import lifecycle
 from tunesmith.profiles.base_model import base_digest
-from tunesmith.profiles.sections.shadow import Shadow
+from tunesmith.profiles.sections.shadow import ShadowSettings
 from tunesmith.programs.stage import StageEnd
 from tunesmith.runs.queries import runs, tasks
 from tunesmith.runs.queries.runs import Run
@@ -36,7 +36,7 @@ from tunesmith.store import events
 
 pytestmark = pytest.mark.extra  # minutes of starting programs; see make test-extra
 
-POLICY = Shadow(enabled=True, min_count=4, min_s=0.1, max_s=120.0, interval_s=0.2)
+POLICY = ShadowSettings(enabled=True, min_count=4, min_s=0.1, max_s=120.0, interval_s=0.2)
 PEOPLE = [f"question {number}" for number in range(6)]
 
 

@@ -20,7 +20,7 @@ from support import tables
 from support.teacher_server import Call, Teacher, a_teacher, better
 from support.workspaces import PROFILE, a_workspace
 from tunesmith.client import Client
-from tunesmith.curriculum.cycle import Outcome
+from tunesmith.curriculum.cycle import EntryResult
 from tunesmith.curriculum.queries import corrections
 from tunesmith.curriculum.queries.corrections import StoredCorrection
 from tunesmith.curriculum.rules.cycle import cost_of, most_tokens
@@ -38,7 +38,7 @@ class World:
     client: Client
     teacher: Teacher
 
-    def ask(self, play: Callable[[Call], None], **more: Any) -> tuple[Outcome, StoredCorrection, int]:
+    def ask(self, play: Callable[[Call], None], **more: Any) -> tuple[EntryResult, StoredCorrection, int]:
         """One fresh entry, one cycle: what came of it, what is stored, and what may have been charged at most."""
         number = next(_numbers)
         messages = [
@@ -329,7 +329,7 @@ def test_tools_of_the_conversation_go_where_the_wire_wants_them(world: World) ->
 
 
 def test_cycle_runs_inside_a_running_loop_as_in_a_notebook(world: World) -> None:
-    async def cell() -> Outcome:
+    async def cell() -> EntryResult:
         return world.ask(better)[0]
 
     assert asyncio.run(cell()).decision == "accepted"

@@ -21,7 +21,7 @@ from tunesmith.evaluation.rules.gate import Decision, Evidence, Judged, Verdict
 from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
 from tunesmith.profiles.base_model import base_digest
-from tunesmith.profiles.profile import Target, Watch
+from tunesmith.profiles.profile import TargetSettings, Watch
 from tunesmith.programs.protocol import REFERENCES
 from tunesmith.programs.readings import References
 from tunesmith.runs.queries import tasks
@@ -65,7 +65,7 @@ def a_candidate(
     content = said.model_copy(update={"adapter": digest}).model_dump_json()
     (scores.parent / REFERENCES).write_text(content)
     with client._session.database.write() as tx:
-        wanted = tuple(Target(**target) for target in targets)
+        wanted = tuple(TargetSettings(**target) for target in targets)
         folder_of_base = client.workspace.root / "models" / "tiny"
         base = BaseModelRef(
             path=str(folder_of_base), revision=None, digest=base_digest(folder_of_base), lock=ARCHITECTURE, context=512

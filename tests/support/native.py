@@ -22,11 +22,11 @@ from tunesmith.profiles.profile import (
     Budgets,
     Checkpoints,
     Deploy,
-    Evaluation,
-    Gate,
+    EvaluationSettings,
+    GateSettings,
     Method,
     Recipe,
-    Target,
+    TargetSettings,
     Validation,
     Watch,
 )
@@ -176,11 +176,11 @@ def a_train_spec(
         "budgets": Budgets(),
         "validation": Validation(every_steps=4, max_cases=10),
         "checkpoints": Checkpoints(every_steps=3),
-        "evaluation": Evaluation(),
-        "gate": Gate(),
+        "evaluation": EvaluationSettings(),
+        "gate": GateSettings(),
         "deploy": Deploy(),
         "watch": Watch(),
-        "targets": (Target(),),
+        "targets": (TargetSettings(),),
         "expected_artifact": "adapter",
         "fingerprints": Fingerprints(config="c" * 64, code=code_fingerprint()),
     }
@@ -213,7 +213,7 @@ def an_evaluate_spec(
         base=base,
         subjects=(Subject(label="candidate", adapter=adapter), Subject(label="baseline", adapter=None)),
         cases=CasesRef(path=str(cases), digest=sha256_file(cases), num=len(rows)),
-        evaluation=Evaluation(**evaluation),
+        evaluation=EvaluationSettings(**evaluation),
         seed=1,
     )
 

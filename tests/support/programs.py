@@ -22,11 +22,11 @@ from tunesmith.profiles.profile import (
     Budgets,
     Checkpoints,
     Deploy,
-    Evaluation,
-    Gate,
+    EvaluationSettings,
+    GateSettings,
     Method,
     Recipe,
-    Target,
+    TargetSettings,
     Validation,
     Watch,
 )
@@ -160,11 +160,11 @@ class World:
             "budgets": Budgets(),
             "validation": Validation(every_steps=2),
             "checkpoints": Checkpoints(every_steps=3),
-            "evaluation": Evaluation(),
-            "gate": Gate(),
+            "evaluation": EvaluationSettings(),
+            "gate": GateSettings(),
             "deploy": Deploy(),
             "watch": Watch(),
-            "targets": (Target(),),
+            "targets": (TargetSettings(),),
             "expected_artifact": "none" if trainer == "dry-run" else "adapter",
             "fingerprints": Fingerprints(config="c" * 64, code=code_fingerprint()),
         }
@@ -202,7 +202,7 @@ class World:
             base=self.base_ref,
             subjects=subjects,
             cases=CasesRef(path=str(cases), digest=sha256_file(cases), num=num_cases),
-            evaluation=Evaluation(),
+            evaluation=EvaluationSettings(),
             seed=1,
         )
 

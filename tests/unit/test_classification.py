@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tunesmith.experience.rules.classes import (
     Feedback,
-    Judgement,
+    Rating,
     aggregate,
     classify,
     complaint_in,
@@ -79,50 +79,50 @@ def test_value_of_anything_else_is_refused(said: str) -> None:
 
 def test_aggregate_counts_the_last_word_of_each_rater() -> None:
     ratings = [
-        Judgement("ann", 0.0),
-        Judgement("bob", 1.0),
-        Judgement("ann", 1.0),
-        Judgement("cy", 0.5),
-        Judgement("bob", None),
+        Rating("ann", 0.0),
+        Rating("bob", 1.0),
+        Rating("ann", 1.0),
+        Rating("cy", 0.5),
+        Rating("bob", None),
     ]
     assert aggregate(ratings) == Feedback(mean=2.5 / 3, num=3)
 
 
 def test_aggregate_keeps_implicit_feedback_out_of_the_mean() -> None:
-    ratings = [Judgement("implicit", 0.0, is_implicit=True), Judgement("ann", 1.0, correction="2")]
+    ratings = [Rating("implicit", 0.0, is_implicit=True), Rating("ann", 1.0, correction="2")]
     assert aggregate(ratings) == Feedback(mean=1.0, num=1, num_corrections=1, num_complaints=1)
 
 
 def test_aggregate_counts_raters_that_look_alike_as_one() -> None:
     ratings = [
-        Judgement("ann", 0.0),
-        Judgement("\u00c5sa", 0.0),
-        Judgement(" ANN\u200b", 1.0),
-        Judgement("a\u030asa", 1.0),
+        Rating("ann", 0.0),
+        Rating("\u00c5sa", 0.0),
+        Rating(" ANN\u200b", 1.0),
+        Rating("a\u030asa", 1.0),
     ]
     assert aggregate(ratings) == Feedback(mean=1.0, num=2)
 
 
 def test_correction_stands_until_its_rater_rates_without_one() -> None:
-    bob, ann = Judgement("bob", 0.0, correction="2"), Judgement("ann", correction="3")
+    bob, ann = Rating("bob", 0.0, correction="2"), Rating("ann", correction="3")
     assert standing_corrections([bob, ann]) == [bob, ann]
-    assert standing_corrections([bob, ann, Judgement("bob", comment="so it is")]) == [bob, ann]
-    assert standing_corrections([bob, ann, Judgement("Bob", 1.0)]) == [ann]
+    assert standing_corrections([bob, ann, Rating("bob", comment="so it is")]) == [bob, ann]
+    assert standing_corrections([bob, ann, Rating("Bob", 1.0)]) == [ann]
     assert standing_corrections([bob, ann, bob]) == [ann, bob]
-    assert standing_corrections([bob, Judgement("bob", 0.0, is_implicit=True)]) == [bob]
-    assert aggregate([bob, ann, Judgement("bob", 1.0)]) == Feedback(mean=1.0, num=1, num_corrections=1)
+    assert standing_corrections([bob, Rating("bob", 0.0, is_implicit=True)]) == [bob]
+    assert aggregate([bob, ann, Rating("bob", 1.0)]) == Feedback(mean=1.0, num=1, num_corrections=1)
 
 
 scores = st.none() | st.floats(0.0, 1.0)
 findings_of_any = st.dictionaries(st.sampled_from(sorted(VERIFIERS)), st.builds(Finding, scores, st.booleans()))
 ratings_of_any = st.lists(
-    st.builds(Judgement, st.sampled_from("abcde"), scores, st.booleans(), correction=st.none() | st.just("2"))
+    st.builds(Rating, st.sampled_from("abcde"), scores, st.booleans(), correction=st.none() | st.just("2"))
 )
 
 
 @given(findings_of_any, ratings_of_any, st.lists(st.text(min_size=1), max_size=2), st.floats(0.0, 1.0), st.floats(0, 1))
 def test_classify_is_total_deterministic_and_gives_reasons(
-    findings: dict[str, Finding], ratings: list[Judgement], suspicions: list[str], one: float, other: float
+    findings: dict[str, Finding], ratings: list[Rating], suspicions: list[str], one: float, other: float
 ) -> None:
     low, high = sorted((one, other))
     limits = Thresholds(gold_entities=high, poor_entities=low, gold_feedback=high, poor_feedback=low)
@@ -150,7 +150,7 @@ def test_classify_is_total_deterministic_and_gives_reasons(
 
 
 @given(ratings_of_any)
-def test_aggregate_lies_between_the_ratings(ratings: list[Judgement]) -> None:
+def test_aggregate_lies_between_the_ratings(ratings: list[Rating]) -> None:
     feedback = aggregate(ratings)
     values = [rating.value for rating in ratings if rating.value is not None and not rating.is_implicit]
     assert (feedback.mean is None) == (not values)

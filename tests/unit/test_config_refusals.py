@@ -10,9 +10,9 @@ import pytest
 
 from support.config import HEAD, a_workspace, write_profile
 from tunesmith.core.errors import ConfigError, NotFound, UsageError, did_you_mean
+from tunesmith.profiles.keys import schema_fields
 from tunesmith.profiles.profile import Profile
 from tunesmith.profiles.resolve import check_overrides, list_profiles, resolve, resolve_settings
-from tunesmith.profiles.schema import places
 from tunesmith.profiles.value_checks import _kinds
 
 
@@ -349,7 +349,7 @@ def test_run_cannot_override_what_holds_for_the_workspace(tmp_path: Path, key: s
 def _numbers() -> list[str]:
     return [
         key
-        for key, place in places().items()
+        for key, place in schema_fields().items()
         if {int, float} & _kinds(place.info.annotation) and place.path[0] in Profile.model_fields
     ]
 

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from support.config import HEAD, a_workspace, write_profile
 from tunesmith.core.errors import NotFound
-from tunesmith.profiles.explain import explain, without_password
+from tunesmith.profiles.keys import schema_fields
 from tunesmith.profiles.layers import Layer
 from tunesmith.profiles.profile import Base, HardwareTier, Profile, Role
-from tunesmith.profiles.resolve import Resolved, check_overrides, resolve, resolve_settings
-from tunesmith.profiles.schema import places
+from tunesmith.profiles.resolve import Resolved, check_overrides, explain, resolve, resolve_settings, without_password
 from tunesmith.profiles.settings import Phase, Settings
 
 LAYERS = (Layer.PROFILE, Layer.CAMPAIGN, Layer.PROJECT, Layer.ENVIRONMENT, Layer.OVERRIDE)
@@ -118,8 +117,8 @@ def test_origin_of_each_layer_names_file_and_line_variable_or_flag(tmp_path: Pat
 
 def test_origins_cover_every_leaf_of_profile_and_settings(tmp_path: Path) -> None:
     resolved = resolve("dates", workspace=a_workspace(tmp_path), environ={})
-    fields = {next(known for known in places() if f"{key}.".startswith(f"{known}.")) for key in resolved.origins}
-    assert fields == set(places())
+    fields = {next(known for known in schema_fields() if f"{key}.".startswith(f"{known}.")) for key in resolved.origins}
+    assert fields == set(schema_fields())
     assert set(resolved.values) == set(resolved.origins)
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from support.config import a_workspace
 from tunesmith.core.errors import NotFound, Refused, UsageError
+from tunesmith.profiles.keys import schema_fields
 from tunesmith.profiles.resolve import resolve, resolve_settings
 from tunesmith.profiles.sample import sample_profile, sample_project
-from tunesmith.profiles.schema import places
 from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.workspace import Workspace, find_workspace, init_workspace
 from tunesmith.profiles.yaml_files import read_yaml
@@ -116,15 +116,15 @@ def test_sample_profile_loads_as_it_is_and_with_every_default_written_out(tmp_pa
         found.append(resolve("example", workspace=workspace, environ={}))
     assert found[0].profile == found[1].profile
     said = found[1].said()
-    written = {place for place in places() if any(key == place or key.startswith(f"{place}.") for key in said)}
-    assert written == {key for key in places() if key.partition(".")[0] not in Settings.model_fields}
+    written = {place for place in schema_fields() if any(key == place or key.startswith(f"{place}.") for key in said)}
+    assert written == {key for key in schema_fields() if key.partition(".")[0] not in Settings.model_fields}
 
 
 def test_sample_project_file_names_every_setting(tmp_path: Path) -> None:
     workspace = a_workspace(tmp_path, project=uncommented(sample_project()))
     assert resolve_settings(workspace, environ={}) == Settings()
     tree = read_yaml(workspace.project_file, "tunesmith.yaml").tree
-    known = {key for key in places() if key.partition(".")[0] in Settings.model_fields}
+    known = {key for key in schema_fields() if key.partition(".")[0] in Settings.model_fields}
     assert {f"{section}.{key}" for section, keys in tree.items() for key in keys} == {
         ".".join(key.split(".")[:2]) for key in known
     }

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tunesmith.curriculum.rules.correction import Judged, Reply, unusable, verdict
+from tunesmith.curriculum.rules.correction import ComparedAnswers, Reply, decide, unusable
 from tunesmith.curriculum.rules.cycle import (
     GIVEN_UP,
+    CycleInputs,
     Entry,
-    Moment,
     Spent,
     cost_of,
     in_window,
@@ -149,8 +149,8 @@ def test_window_is_open_exactly_in_its_minutes() -> None:
     assert not in_window("02:00-06:00", day[6 * 60])
 
 
-def a_moment(**values: Any) -> Moment:
-    return Moment(**{"now": NIGHT, "last_began_at": None, "num_due": 10, "month": 0, **values})
+def a_moment(**values: Any) -> CycleInputs:
+    return CycleInputs(**{"now": NIGHT, "last_began_at": None, "num_due": 10, "month": 0, **values})
 
 
 def test_cycle_is_due_when_nothing_speaks_against_it() -> None:
@@ -302,7 +302,7 @@ def test_reply_that_ended_may_be_judged(finish: str | None) -> None:
 def test_verdict(
     student: dict[str, Finding], teacher: dict[str, Finding], suspicions: list[str], accepted: bool, says: str
 ) -> None:
-    said = verdict(Judged(student, teacher, suspicions), 0.9)
+    said = decide(ComparedAnswers(student, teacher, suspicions), 0.9)
     assert said.is_accepted is accepted
     assert says in said.reason
 
@@ -317,7 +317,7 @@ FINDINGS = st.dictionaries(
 def test_nothing_is_accepted_that_is_not_better_everywhere_it_matters(
     student: dict[str, Finding], teacher: dict[str, Finding], suspicions: list[str], bar: float
 ) -> None:
-    if not verdict(Judged(student, teacher, suspicions), bar).is_accepted:
+    if not decide(ComparedAnswers(student, teacher, suspicions), bar).is_accepted:
         return
     deciding = {name: finding for name, finding in teacher.items() if name != MONITOR}
     assert suspicions == []

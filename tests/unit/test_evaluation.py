@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tunesmith.evaluation.rules.comparison import Report, compare, paired_interval
 from tunesmith.evaluation.rules.gate import Decision, decide
-from tunesmith.profiles.profile import Gate
+from tunesmith.profiles.profile import GateSettings
 from tunesmith.programs.messages import CaseScore
 
 LOSS, GREEDY = "heldout_loss", "exact_match_greedy"
@@ -32,7 +32,7 @@ def compared(candidate: Sequence[CaseScore], baseline: Sequence[CaseScore], num:
 
 
 def verdict(seen: Report, metric: str = LOSS) -> Decision:
-    return decide(seen, Gate(primary=metric, min_n=2), (metric,)).decision
+    return decide(seen, GateSettings(primary=metric, min_n=2), (metric,)).decision
 
 
 BETTER, WORSE = [0.5 + i / 100 for i in range(10)], [1.5 + i / 100 for i in range(10)]

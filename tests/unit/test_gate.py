@@ -10,7 +10,7 @@ import pytest
 
 from tunesmith.evaluation.rules.comparison import Comparison, Report
 from tunesmith.evaluation.rules.gate import Decision, decide, describe
-from tunesmith.profiles.profile import METRICS, Gate
+from tunesmith.profiles.profile import METRICS, GateSettings
 
 LOSS, GREEDY, SAMPLED = "heldout_loss", "exact_match_greedy", "exact_match_sampled"
 
@@ -44,24 +44,24 @@ def report(*comparisons: Comparison, num_cases: int = 100, established: Comparis
     return Report(num_cases=num_cases, confidence=0.95, comparisons=comparisons, established=established)
 
 
-GATE = Gate(min_n=50)
-CASES: dict[str, tuple[Report, Gate, tuple[str, ...], Decision]] = {
+GATE = GateSettings(min_n=50)
+CASES: dict[str, tuple[Report, GateSettings, tuple[str, ...], Decision]] = {
     # the primary metric
     "better": (report(measured()), GATE, (LOSS,), Decision.PROMOTE),
     "worse": (report(measured(difference=-0.3)), GATE, (LOSS,), Decision.REJECT),
     "tie": (report(measured(difference=0.0)), GATE, (LOSS,), Decision.REJECT),
-    "tie, held": (report(measured(difference=0.0)), Gate(on_tie="hold"), (LOSS,), Decision.HOLD),
+    "tie, held": (report(measured(difference=0.0)), GateSettings(on_tie="hold"), (LOSS,), Decision.HOLD),
     "better but not surely": (report(measured(difference=0.05)), GATE, (LOSS,), Decision.REJECT),
     "worse but not surely": (report(measured(difference=-0.05)), GATE, (LOSS,), Decision.REJECT),
     "interval touches zero": (report(measured(difference=0.1, spread=0.1)), GATE, (LOSS,), Decision.REJECT),
     "interval just above zero": (report(measured(low=1e-9)), GATE, (LOSS,), Decision.PROMOTE),
-    "worse is never held": (report(measured(difference=-0.3)), Gate(on_tie="hold"), (LOSS,), Decision.REJECT),
+    "worse is never held": (report(measured(difference=-0.3)), GateSettings(on_tie="hold"), (LOSS,), Decision.REJECT),
     # evidence that does not allow a comparison
     "empty report": (report(), GATE, (LOSS,), Decision.HOLD),
     "no cases": (report(unmeasured(problem="there are no cases"), num_cases=0), GATE, (LOSS,), Decision.HOLD),
     "primary missing": (report(measured(GREEDY)), GATE, (GREEDY,), Decision.HOLD),
     "listed metric missing": (report(measured()), GATE, (LOSS, GREEDY), Decision.HOLD),
-    "metric with a floor missing": (report(measured()), Gate(floors={GREEDY: 0.1}), (LOSS,), Decision.HOLD),
+    "metric with a floor missing": (report(measured()), GateSettings(floors={GREEDY: 0.1}), (LOSS,), Decision.HOLD),
     "an error of the evaluator": (report(unmeasured()), GATE, (LOSS,), Decision.HOLD),
     "candidate not finite": (report(unmeasured(at_fault="candidate")), GATE, (LOSS,), Decision.REJECT),
     "another metric has an error": (report(measured(), unmeasured(GREEDY)), GATE, (LOSS, GREEDY), Decision.HOLD),
@@ -75,24 +75,24 @@ CASES: dict[str, tuple[Report, Gate, tuple[str, ...], Decision]] = {
     "just enough cases": (report(measured(n=50), num_cases=50), GATE, (LOSS,), Decision.PROMOTE),
     "numbers left out": (report(measured(low=None)), GATE, (LOSS,), Decision.HOLD),
     "mean left out": (report(measured(), measured(GREEDY, candidate=None)), GATE, (LOSS, GREEDY), Decision.HOLD),
-    "less sure than the policy wants": (report(measured()), Gate(confidence=0.99), (LOSS,), Decision.HOLD),
+    "less sure than the policy wants": (report(measured()), GateSettings(confidence=0.99), (LOSS,), Decision.HOLD),
     # other metrics and floors
     "other metric fell": (report(measured(), measured(GREEDY, -0.06)), GATE, (LOSS, GREEDY), Decision.REJECT),
     "other metric fell a little": (report(measured(), measured(GREEDY, -0.05)), GATE, (LOSS, GREEDY), Decision.PROMOTE),
     "other metric rose": (report(measured(), measured(GREEDY, 0.3)), GATE, (LOSS, GREEDY), Decision.PROMOTE),
     "no drop allowed": (
-        report(measured(), measured(GREEDY, -0.001)), Gate(max_drop=0.0), (LOSS, GREEDY), Decision.REJECT
+        report(measured(), measured(GREEDY, -0.001)), GateSettings(max_drop=0.0), (LOSS, GREEDY), Decision.REJECT
     ),
     "below its floor": (
-        report(measured(), measured(GREEDY, 0.2)), Gate(floors={GREEDY: 0.71}), (LOSS, GREEDY), Decision.REJECT
+        report(measured(), measured(GREEDY, 0.2)), GateSettings(floors={GREEDY: 0.71}), (LOSS, GREEDY), Decision.REJECT
     ),
     "at its floor": (
-        report(measured(), measured(GREEDY, 0.2, candidate=0.7)), Gate(floors={GREEDY: 0.7}), (LOSS, GREEDY),
+        report(measured(), measured(GREEDY, 0.2, candidate=0.7)), GateSettings(floors={GREEDY: 0.7}), (LOSS, GREEDY),
         Decision.PROMOTE,
     ),
-    "a loss over its ceiling": (report(measured()), Gate(floors={LOSS: 0.19}), (LOSS,), Decision.REJECT),
-    "a loss under its ceiling": (report(measured()), Gate(floors={LOSS: 0.21}), (LOSS,), Decision.PROMOTE),
-    "another primary": (report(measured(GREEDY)), Gate(primary=GREEDY), (GREEDY,), Decision.PROMOTE),
+    "a loss over its ceiling": (report(measured()), GateSettings(floors={LOSS: 0.19}), (LOSS,), Decision.REJECT),
+    "a loss under its ceiling": (report(measured()), GateSettings(floors={LOSS: 0.21}), (LOSS,), Decision.PROMOTE),
+    "another primary": (report(measured(GREEDY)), GateSettings(primary=GREEDY), (GREEDY,), Decision.PROMOTE),
     # what was established before
     "forgets": (report(measured(), established=measured(difference=-0.3, n=20)), GATE, (LOSS,), Decision.REJECT),
     "forgets a little": (
@@ -124,7 +124,7 @@ def test_verdict_of_the_truth_table(name: str) -> None:
 
 def test_reasons_name_what_is_wrong() -> None:
     seen = report(measured(), measured(GREEDY, -0.2), measured(SAMPLED, 0.1))
-    verdict = decide(seen, Gate(floors={SAMPLED: 0.9}), (LOSS, GREEDY, SAMPLED))
+    verdict = decide(seen, GateSettings(floors={SAMPLED: 0.9}), (LOSS, GREEDY, SAMPLED))
     told = "\n".join(verdict.reasons)
     assert "exact_match_greedy fell by 0.200, allowed 0.050" in told
     assert "exact_match_sampled is 0.600, floor 0.900" in told
@@ -136,7 +136,7 @@ def test_describe_says_numbers_interval_and_n() -> None:
     assert describe(unmeasured(problem="no score"), 0.95) == "heldout_loss: no score"
 
 
-def may_promote(seen: Report, gate: Gate, metrics: tuple[str, ...]) -> bool:
+def may_promote(seen: Report, gate: GateSettings, metrics: tuple[str, ...]) -> bool:
     """The rules read once more, from DESIGN: complete, finite, enough, better, and nowhere too much worse."""
     by_metric = {c.metric: c for c in seen.comparisons}
     wanted = {*metrics, gate.primary, *gate.floors}
@@ -182,7 +182,7 @@ def test_ten_thousand_random_reports_are_promoted_only_by_the_rules() -> None:
         known = rng.sample(list(METRICS), rng.randint(1, 3)) if rng.random() < 0.9 else []
         metrics = tuple(known) if rng.random() < 0.9 else tuple(METRICS)
         primary = rng.choice(known) if known and rng.random() < 0.95 else rng.choice(list(METRICS))
-        gate = Gate(
+        gate = GateSettings(
             primary=primary,
             min_n=rng.choice([2, 50]),
             confidence=rng.choice([0.9, 0.95, 0.95, 0.95, 0.99]),

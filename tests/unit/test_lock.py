@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from tunesmith.core.errors import ConfigError, LockedError
-from tunesmith.profiles.profile import Base, Data, Profile, Role
-from tunesmith.profiles.rules.lock import ArchitectureLock, ProfileLock
-from tunesmith.profiles.rules.lock_check import check_lock, lock_differences, lock_of
+from tunesmith.profiles.profile import Base, DataSettings, Profile, Role
+from tunesmith.profiles.rules.lock import ArchitectureLock, ProfileLock, check_lock, lock_differences, lock_of
 
 ARCHITECTURE = ArchitectureLock(
     architecture="LlamaForCausalLM",
@@ -82,7 +81,7 @@ def test_lock_all_differences_are_listed_in_one_error() -> None:
 
 
 def test_lock_of_takes_the_shares_of_the_profile() -> None:
-    data = Data(heldout_share=0.2, validation_share=0.1)
+    data = DataSettings(heldout_share=0.2, validation_share=0.1)
     profile = Profile(name="x", role=Role.ASSISTANT, base=Base(path="m", family="llama"), data=data)
     assert lock_of(profile, ARCHITECTURE, "d" * 64) == ProfileLock(
         architecture=ARCHITECTURE,

@@ -14,14 +14,14 @@ from pydantic import ValidationError
 from tunesmith.datasets.example import Split
 from tunesmith.datasets.report import MemberRole, MixKind
 from tunesmith.experience.rules.experience import ExperienceClass
-from tunesmith.experience.rules.mix import FULL, LEARNT, WAITS, Candidate, Selection, role_of, select
+from tunesmith.experience.rules.mix import FULL, LEARNT, WAITS, MixCandidate, Selection, role_of, select
 from tunesmith.profiles.sections.experience import Mix
 
 GOLD, CORRECTED, REPLAY = MemberRole.GOLD, MemberRole.CORRECTED, MemberRole.REPLAY
 NUM_HELDOUT = 1000
 
 
-def _some(num: int, what: str, first: int = 0, **changes: Any) -> list[Candidate]:
+def _some(num: int, what: str, first: int = 0, **changes: Any) -> list[MixCandidate]:
     """Candidates to train on: gold, corrected or replay."""
     fields: dict[str, Any] = {
         "class_name": ExperienceClass.AMBIGUOUS if what == "corrected" else ExperienceClass.GOLD,
@@ -30,10 +30,10 @@ def _some(num: int, what: str, first: int = 0, **changes: Any) -> list[Candidate
         "split": Split.TRAIN,
         **changes,
     }
-    return [Candidate(id=f"{what}-{n}", seq=n, **fields) for n in range(first, first + num)]
+    return [MixCandidate(id=f"{what}-{n}", seq=n, **fields) for n in range(first, first + num)]
 
 
-def _many(gold: int = 0, corrected: int = 0, replay: int = 0) -> list[Candidate]:
+def _many(gold: int = 0, corrected: int = 0, replay: int = 0) -> list[MixCandidate]:
     found = [*_some(gold, "gold"), *_some(corrected, "corrected", 10_000), *_some(replay, "replay", 20_000)]
     random.Random(1).shuffle(found)
     return found
@@ -148,7 +148,7 @@ def test_policy_that_leaves_no_room_is_refused(changes: dict[str, Any], problem:
 
 CANDIDATES = st.lists(
     st.builds(
-        Candidate,
+        MixCandidate,
         id=st.uuids().map(str),
         seq=st.integers(1, 10**9),
         class_name=st.sampled_from(ExperienceClass),
@@ -176,7 +176,7 @@ POLICIES = st.builds(
 
 @given(CANDIDATES, POLICIES, st.sampled_from(["sft", "preference"]), st.integers(0, 20), st.randoms())
 def test_any_candidates_keep_every_rule(
-    candidates: list[Candidate], policy: Mix, kind: MixKind, max_heldout: int, rng: random.Random
+    candidates: list[MixCandidate], policy: Mix, kind: MixKind, max_heldout: int, rng: random.Random
 ) -> None:
     selection = select(candidates, policy, kind, max_heldout)
     by_id = {candidate.id: candidate for candidate in candidates}

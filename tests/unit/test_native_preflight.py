@@ -29,7 +29,7 @@ from tunesmith.models.adapters import new_adapter, save_adapter, trained_paramet
 from tunesmith.models.chat import ChatFormat, Tokenized
 from tunesmith.models.loading import load_base, load_tokenizer
 from tunesmith.models.scoring import batches_by_count, mean_nlls
-from tunesmith.profiles.profile import Checkpoints, Target
+from tunesmith.profiles.profile import Checkpoints, TargetSettings
 from tunesmith.programs.failure import ProgramFailure
 from tunesmith.programs.host import Program
 from tunesmith.programs.messages import Log
@@ -301,19 +301,19 @@ def a_run(base: Path, data: DatasetRef, **changes: Any) -> RunSpec:
 
 FOUND = Preflight(5.0, 64, ("{", "}"))
 NOTHING = Preflight(5.0, 64, ())
-VLLM = (Target(), Target(name="live", options={"for": "vllm"}))
+VLLM = (TargetSettings(), TargetSettings(name="live", options={"for": "vllm"}))
 
 
 @pytest.mark.parametrize(
     ("said", "found", "targets", "trained", "reason"),
     [
-        ("auto", FOUND, (Target(),), True, "the base never writes {, }"),
-        ("auto", NOTHING, (Target(),), False, "can write every symbol"),
+        ("auto", FOUND, (TargetSettings(),), True, "the base never writes {, }"),
+        ("auto", NOTHING, (TargetSettings(),), False, "can write every symbol"),
         ("auto", FOUND, VLLM, False, "target live cannot serve trained embeddings"),
         ("auto", NOTHING, VLLM, False, "can write every symbol"),
-        (True, NOTHING, (Target(),), True, "recipe.train_embeddings is true"),
-        (False, FOUND, (Target(),), False, "will be learnt badly: {, }"),
-        (False, NOTHING, (Target(),), False, "recipe.train_embeddings is false"),
+        (True, NOTHING, (TargetSettings(),), True, "recipe.train_embeddings is true"),
+        (False, FOUND, (TargetSettings(),), False, "will be learnt badly: {, }"),
+        (False, NOTHING, (TargetSettings(),), False, "recipe.train_embeddings is false"),
     ],
 )
 def test_embeddings_are_chosen_with_a_reason(

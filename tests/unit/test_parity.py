@@ -20,7 +20,7 @@ from tunesmith.evaluation.evaluators.probe import probe_prompts, shown_tokens
 from tunesmith.models.adapters import load_adapter, new_adapter, save_adapter
 from tunesmith.models.chat import ChatFormat
 from tunesmith.models.loading import load_base, load_tokenizer
-from tunesmith.programs.readings import MAX_TOKENS, Reading, References, choose_prompts
+from tunesmith.programs.readings import MAX_TOKENS, ProbeResult, References, choose_prompts
 
 PROMPTS = (
     ({"role": "user", "content": "hi"},),
@@ -39,7 +39,7 @@ class Stack:
     tokenizer: Any = None
     quantized: bool = False
 
-    def read(self) -> list[Reading]:
+    def read(self) -> list[ProbeResult]:
         import torch
 
         chat = ChatFormat(self.tokenizer or load_tokenizer(self.base))
@@ -108,7 +108,7 @@ def _wrong_alpha(trained: Stack, folder: Path) -> Stack:
     return Stack(trained.base, folder / "adapter")
 
 
-def _silent(readings: Sequence[Reading], *names: str) -> list[Reading]:
+def _silent(readings: Sequence[ProbeResult], *names: str) -> list[ProbeResult]:
     """As a server that does not tell so much."""
     return [reading.model_copy(update=dict.fromkeys(names)) for reading in readings]
 
@@ -190,7 +190,7 @@ def test_parity_with_other_readings_than_were_asked_for_is_refused(trained: Stac
     assert compare(references.model_copy(update={"readings": ()}), [], 1.0).problems
 
 
-def a_reading(**changes: Any) -> Reading:
+def a_reading(**changes: Any) -> ProbeResult:
     fields: dict[str, Any] = {
         "messages": PROMPTS[0],
         "prompt_text": "<s>hi",
@@ -203,10 +203,10 @@ def a_reading(**changes: Any) -> Reading:
         "starts": (0, 1, 2),
         "finish": "stop",
     }
-    return Reading(**{**fields, **changes})
+    return ProbeResult(**{**fields, **changes})
 
 
-def parity_of(served: Reading, trained: Reading | None = None, tolerance: float = 0.1) -> Parity:
+def parity_of(served: ProbeResult, trained: ProbeResult | None = None, tolerance: float = 0.1) -> Parity:
     tokens = {1: "'<s>' BOS", 2: "'</s>' EOS", 5: "'a'", 6: "'b'"}
     references = References(
         adapter="a", base="b", dtype="float32", max_tokens=4, readings=(trained or a_reading(),), tokens=tokens
@@ -292,7 +292,7 @@ def test_parity_never_passes_another_prompt(prompt: tuple[int, ...], other: tupl
 def test_parity_passes_another_answer_only_from_a_tie_on(
     answer: tuple[int, ...], other: tuple[int, ...], margins: list[float]
 ) -> None:
-    def reading(ids: tuple[int, ...]) -> Reading:
+    def reading(ids: tuple[int, ...]) -> ProbeResult:
         leads = tuple(margins[: len(ids)])
         return a_reading(answer_ids=ids, margins=leads, log_probs=None, finish="length", starts=None)
 

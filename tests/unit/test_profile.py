@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from tunesmith.core.section import Section
-from tunesmith.profiles.profile import FAMILIES, METRICS, Base, Evaluation, Profile, Role
-from tunesmith.profiles.schema import fields_of, places, subsection
+from tunesmith.profiles.keys import fields_of, schema_fields, subsection
+from tunesmith.profiles.profile import FAMILIES, METRICS, Base, EvaluationSettings, Profile, Role
 from tunesmith.profiles.settings import PHASE_DEADLINES_S, Phase, Settings, StoreSettings, WorkerSettings
 
 
@@ -27,7 +27,7 @@ def undocumented(section: type[Section] | None) -> list[str]:
 
 
 def test_every_key_of_profile_and_settings_says_what_it_is_for() -> None:
-    assert len(places()) > 60
+    assert len(schema_fields()) > 60
     assert undocumented(None) == []
 
 
@@ -49,9 +49,9 @@ def test_family_is_matched_exactly_never_by_substring(role: Role) -> None:
 
 
 def test_metrics_unknown_are_refused_and_known_ones_pass() -> None:
-    a_profile(evaluation=Evaluation(metrics=tuple(METRICS)))
+    a_profile(evaluation=EvaluationSettings(metrics=tuple(METRICS)))
     with pytest.raises(ValidationError, match="unknown metric 'bleu'"):
-        a_profile(evaluation=Evaluation(metrics=("heldout_loss", "bleu")))
+        a_profile(evaluation=EvaluationSettings(metrics=("heldout_loss", "bleu")))
 
 
 @pytest.mark.parametrize("reason", [None, "", "  "])

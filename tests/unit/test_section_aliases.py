@@ -13,10 +13,9 @@ from pydantic import ValidationError
 from support.config import a_workspace
 from tunesmith.core.errors import ConfigError, NotFound
 from tunesmith.core.section import Section
-from tunesmith.profiles.explain import explain
-from tunesmith.profiles.resolve import resolve, resolve_settings
+from tunesmith.profiles.keys import schema_fields
+from tunesmith.profiles.resolve import explain, resolve, resolve_settings
 from tunesmith.profiles.sample import sample_project
-from tunesmith.profiles.schema import places
 from tunesmith.profiles.settings import ServeSettings
 
 
@@ -123,4 +122,4 @@ def test_explain_finds_a_key_by_its_earlier_name(tmp_path: Path) -> None:
 def test_sample_and_schema_name_the_current_key_only() -> None:
     assert "min_residency_s" in sample_project()
     assert "hysteresis_s" not in sample_project()
-    assert "serve.hysteresis_s" not in places()
+    assert "serve.hysteresis_s" not in schema_fields()

@@ -12,7 +12,7 @@ from tunesmith.core.errors import ConfigError
 from tunesmith.core.files import publish_folder
 from tunesmith.deployment.targets.base import ServedAdapter
 from tunesmith.deployment.targets.directory import DirectoryTarget
-from tunesmith.profiles.profile import Recipe, Target
+from tunesmith.profiles.profile import Recipe, TargetSettings
 from tunesmith.profiles.rules.target_limits import (
     LIMITS,
     VLLM_RANKS,
@@ -24,7 +24,7 @@ from tunesmith.profiles.rules.target_limits import (
 EVERYTHING: dict[str, Any] = {"lora_rank": 512, "rslora": True, "dora": True, "train_embeddings": True}
 
 
-def fields(recipe: Recipe, *targets: Target) -> list[str]:
+def fields(recipe: Recipe, *targets: TargetSettings) -> list[str]:
     return [line.partition(":")[0] for line in limit_violations(recipe, targets)]
 
 
@@ -41,20 +41,20 @@ def fields(recipe: Recipe, *targets: Target) -> list[str]:
     ],
 )
 def test_recipe_with_everything_is_refused_by_what_each_kind_cannot_do(kind: str, refused: list[str]) -> None:
-    served = [Target(name="live", kind=kind)]
+    served = [TargetSettings(name="live", kind=kind)]
     if kind in LIMITS and kind != "directory":
-        served.append(Target(name="live", kind="directory", options={"for": kind}))
+        served.append(TargetSettings(name="live", kind="directory", options={"for": kind}))
     for target in served:
         assert fields(Recipe(**EVERYTHING), target) == [f"recipe.{name}" for name in refused]
 
 
 @pytest.mark.parametrize("kind", sorted(LIMITS))
 def test_default_recipe_is_served_by_every_kind(kind: str) -> None:
-    assert limit_violations(Recipe(), [Target(kind=kind)]) == []
+    assert limit_violations(Recipe(), [TargetSettings(kind=kind)]) == []
 
 
 def test_each_line_names_field_target_limit_and_what_to_set() -> None:
-    (line,) = limit_violations(Recipe(lora_rank=20), [Target(name="live", kind="vllm")])
+    (line,) = limit_violations(Recipe(lora_rank=20), [TargetSettings(name="live", kind="vllm")])
     assert line == (
         "recipe.lora_rank: 20 is more than target live (vLLM) loads, 16; set recipe.lora_rank: 16, or start the server "
         "with --max-lora-rank 32 and say so: targets.live.options.max_lora_rank: 32"
@@ -63,20 +63,24 @@ def test_each_line_names_field_target_limit_and_what_to_set() -> None:
 
 @pytest.mark.parametrize("rank", VLLM_RANKS)
 def test_vllm_started_with_a_higher_rank_takes_it(rank: int) -> None:
-    target = Target(name="live", kind="vllm", options={"max_lora_rank": rank})
+    target = TargetSettings(name="live", kind="vllm", options={"max_lora_rank": rank})
     assert fields(Recipe(lora_rank=rank), target) == []
     if rank < 512:
         assert fields(Recipe(lora_rank=rank + 1), target) == ["recipe.lora_rank"]
 
 
 def test_alpha_that_is_offered_instead_of_rslora_trains_the_same() -> None:
-    (line,) = limit_violations(Recipe(rslora=True, lora_rank=64, lora_alpha=32), [Target(kind="llamacpp")])
+    (line,) = limit_violations(Recipe(rslora=True, lora_rank=64, lora_alpha=32), [TargetSettings(kind="llamacpp")])
     offered = float(line.partition("recipe.lora_alpha: ")[2].partition(",")[0])
     assert offered / 64 == pytest.approx(32 / 64**0.5)
 
 
 def test_every_target_has_its_own_line() -> None:
-    targets = [Target(name="a", kind="vllm"), Target(name="b", kind="llamacpp"), Target(name="c")]
+    targets = [
+        TargetSettings(name="a", kind="vllm"),
+        TargetSettings(name="b", kind="llamacpp"),
+        TargetSettings(name="c"),
+    ]
     lines = limit_violations(Recipe(dora=True), targets)
     assert ["target a" in lines[0], "target b" in lines[1], len(lines)] == [True, True, 2]
 
@@ -93,12 +97,16 @@ def test_every_target_has_its_own_line() -> None:
     ],
 )
 def test_option_that_says_who_serves_is_checked(kind: str, options: dict[str, Any], words: str) -> None:
-    (line,) = limit_violations(Recipe(**EVERYTHING), [Target(name="live", kind=kind, options=options)])
+    (line,) = limit_violations(Recipe(**EVERYTHING), [TargetSettings(name="live", kind=kind, options=options)])
     assert words in line
 
 
 def test_embeddings_left_to_auto_are_no_violation_but_known_not_to_be_served() -> None:
-    targets = [Target(name="a"), Target(name="b", kind="vllm"), Target(name="c", options={"for": "ollama"})]
+    targets = [
+        TargetSettings(name="a"),
+        TargetSettings(name="b", kind="vllm"),
+        TargetSettings(name="c", options={"for": "ollama"}),
+    ]
     assert limit_violations(Recipe(train_embeddings="auto"), targets) == []
     assert without_embeddings(targets) == ("b", "c")
 
@@ -116,10 +124,10 @@ def test_embeddings_left_to_auto_are_no_violation_but_known_not_to_be_served() -
 )
 def test_adapter_is_judged_by_its_own_config(change: dict[str, Any], field: str) -> None:
     config = {"r": 8, "lora_alpha": 16, "bias": "none", "use_rslora": True, "modules_to_save": None}
-    assert adapter_violations(config, Target(kind="vllm")) == []
-    (line,) = adapter_violations(config | change, Target(kind="vllm"))
+    assert adapter_violations(config, TargetSettings(kind="vllm")) == []
+    (line,) = adapter_violations(config | change, TargetSettings(kind="vllm"))
     assert line.startswith(f"{field}: ")
-    assert adapter_violations(config | change, Target(kind="embedded")) == []
+    assert adapter_violations(config | change, TargetSettings(kind="embedded")) == []
 
 
 def a_published_adapter(folder: Path, **config: Any) -> ServedAdapter:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tunesmith.deployment.rules.shadow import Shadowed, is_mirrored, judge
 from tunesmith.experience.rules.shadow import Observed, ShadowOutcome
-from tunesmith.profiles.sections.shadow import Shadow
+from tunesmith.profiles.sections.shadow import ShadowSettings
 
-POLICY = Shadow(enabled=True, min_count=20, min_s=60.0, max_s=600.0, max_failures=0.1, max_drop=0.1)
+POLICY = ShadowSettings(enabled=True, min_count=20, min_s=60.0, max_s=600.0, max_failures=0.1, max_drop=0.1)
 
 
 def seen(
@@ -55,7 +55,7 @@ def test_candidate_is_judged_by_count_time_failures_and_flags(shadow: Shadowed, 
 
 
 def test_no_observation_suffices_though_every_limit_is_open() -> None:
-    open_wide = Shadow(enabled=True, min_count=1, min_s=0.0, max_s=1.0, max_failures=1.0, max_drop=1.0)
+    open_wide = ShadowSettings(enabled=True, min_count=1, min_s=0.0, max_s=1.0, max_failures=1.0, max_drop=1.0)
     assert judge(seen(mirroring_s=0.0, waiting_s=0.5), open_wide, 1).decision == "again"
     assert judge(seen(mirroring_s=0.0, waiting_s=1.0), open_wide, 1).decision == "failed"
     assert judge(seen(failed=5), open_wide, 1).decision == "failed"

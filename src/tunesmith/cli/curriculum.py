@@ -25,7 +25,7 @@ from tunesmith.cli.parser import Json, Profile, a_noun, open_client
 
 if TYPE_CHECKING:
     from tunesmith.client.curriculum import CurriculumView, CycleView
-    from tunesmith.curriculum.cycle import Outcome
+    from tunesmith.curriculum.cycle import EntryResult
 
 verbs = a_noun("A teacher answers the worst entries again; only what beats the student is kept.")
 _COLOURS = {"accepted": "ok", "refused": "ambiguous", "failed": "warning"}
@@ -153,7 +153,7 @@ def _score(value: float | None) -> str:
 
 
 @contextmanager
-def _asking() -> Iterator[Callable[[int, int, Outcome], None] | None]:
+def _asking() -> Iterator[Callable[[int, int, EntryResult], None] | None]:
     """A bar over the entries; nothing without a terminal."""
     if not sys.stderr.isatty():
         yield None
@@ -164,7 +164,7 @@ def _asking() -> Iterator[Callable[[int, int, Outcome], None] | None]:
     with Progress(*columns, TimeElapsedColumn(), console=stderr(), transient=True) as bar:
         task = bar.add_task("", total=None, note="")
 
-        def on_outcome(done: int, total: int, outcome: Outcome) -> None:
+        def on_outcome(done: int, total: int, outcome: EntryResult) -> None:
             bar.update(task, completed=done, total=total, note=f"{outcome.experience_id} {outcome.decision}")
 
         yield on_outcome

@@ -8,9 +8,9 @@ from datetime import datetime
 
 from tunesmith.core.errors import Refused, TunesmithError, UsageError
 from tunesmith.core.ids import new_id
-from tunesmith.curriculum.cycle import ESTOP, Outcome, choose, foreground_hands, most_cost, run_cycle
-from tunesmith.curriculum.cycle_config import Lesson, make_lesson, policy_of
-from tunesmith.curriculum.due import Outlook, ask_again, outlook
+from tunesmith.curriculum.cycle import ESTOP, EntryResult, choose, foreground_context, most_cost, run_cycle
+from tunesmith.curriculum.cycle_config import CycleConfig, cycle_config, policy_of
+from tunesmith.curriculum.due import CurriculumStatus, curriculum_status, retry
 from tunesmith.curriculum.queries import cycles, spends
 from tunesmith.curriculum.queries.cycles import CycleRecord
 from tunesmith.curriculum.rules.cycle import PURPOSE, Entry, worth
@@ -30,7 +30,7 @@ class CycleView:
     """None: a dry run, or nothing was due; it leaves nothing behind."""
     profile: str
     teacher: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[EntryResult, ...]
     """Of a dry run: what would be asked, with the most it may cost."""
     counts: dict[str, int]
     ended: str
@@ -82,7 +82,7 @@ class Curriculum:
         max_entries: int | None = None,
         dry_run: bool = False,
         now: bool = False,
-        on_outcome: Callable[[int, int, Outcome], None] | None = None,
+        on_outcome: Callable[[int, int, EntryResult], None] | None = None,
     ) -> CycleView:
         """Run a cycle here. `now`: also outside its window, before its cooldown is over, with few entries.
 
@@ -91,7 +91,7 @@ class Curriculum:
         session, database = self._session, self._session.database
         if max_entries is not None and not 1 <= max_entries <= MAX_ENTRIES:
             raise UsageError(f"max_entries is {max_entries}; use a number from 1 to {MAX_ENTRIES}")
-        lesson = make_lesson(
+        config = cycle_config(
             database,
             session.workspace,
             profile,
@@ -99,24 +99,24 @@ class Curriculum:
             environ=session.environ,
             check=session.check_profile,
         )
-        self._refuse(lesson, now=now or dry_run)
-        chosen = choose(database, lesson, max_entries or lesson.policy.max_entries)
+        self._refuse(config, now=now or dry_run)
+        chosen = choose(database, config, max_entries or config.policy.max_entries)
         if dry_run:
-            return self._rehearse(lesson, chosen)
+            return self._rehearse(config, chosen)
         if not chosen:
-            return CycleView(None, profile, lesson.teacher_name, (), {}, "no entry is due")
+            return CycleView(None, profile, config.teacher_name, (), {}, "no entry is due")
         cycle_id = new_id("cyc")
         with database.write() as tx:
             cycles.begin(tx, profile, cycle_id, actor=session.actor)
-        end = run_cycle(lesson, cycle_id, chosen, foreground_hands(database, session.actor, on_outcome))
-        return CycleView(cycle_id, profile, lesson.teacher_name, end.outcomes, end.counts, end.why)
+        end = run_cycle(config, cycle_id, chosen, foreground_context(database, session.actor, on_outcome))
+        return CycleView(cycle_id, profile, config.teacher_name, end.outcomes, end.counts, end.why)
 
     def show(self, profile: str) -> CurriculumView:
         """What is due, why it waits, what is spent and left."""
         session, database = self._session, self._session.database
         policy = policy_of(database, session.workspace, profile, session.environ)
         with database.read() as tx:
-            found = outlook(tx, profile, policy)
+            found = curriculum_status(tx, profile, policy)
         return _view(profile, policy, found, self._problem(profile))
 
     def again(self, experience_id: str, *, reason: str) -> str:
@@ -124,13 +124,13 @@ class Curriculum:
         said = check_reason(reason)
         with self._session.database.write() as tx:
             found = experiences.find(tx, experience_id)
-            ask_again(tx, found.id, actor=self._session.actor, reason=said)
+            retry(tx, found.id, actor=self._session.actor, reason=said)
         return found.id
 
     def _problem(self, profile: str) -> str | None:
         session = self._session
         try:
-            make_lesson(
+            cycle_config(
                 session.database,
                 session.workspace,
                 profile,
@@ -142,31 +142,31 @@ class Curriculum:
             return str(error)
         return None
 
-    def _refuse(self, lesson: Lesson, *, now: bool) -> None:
+    def _refuse(self, config: CycleConfig, *, now: bool) -> None:
         with self._session.database.read() as tx:
-            found = outlook(tx, lesson.profile, lesson.policy)
+            found = curriculum_status(tx, config.profile, config.policy)
         if ESTOP in found.waits_for:
             raise Refused("the e-stop is on: nothing is asked; turn it off with `tunesmith estop off`")
         if found.waits_for and not now:
             why = "; ".join(found.waits_for)
-            raise Refused(f"no cycle of {lesson.profile} is due: {why}. Run it all the same with --now")
+            raise Refused(f"no cycle of {config.profile} is due: {why}. Run it all the same with --now")
 
-    def _rehearse(self, lesson: Lesson, chosen: list[Entry]) -> CycleView:
+    def _rehearse(self, config: CycleConfig, chosen: list[Entry]) -> CycleView:
         """What would be asked, and the most it may cost; nobody is asked and nothing is stored."""
-        limits, outcomes, total = lesson.policy.limits, [], 0
+        limits, outcomes, total = config.policy.limits, [], 0
         with self._session.database.read() as tx:
-            left = limits.per_month - spends.spent(tx, lesson.profile, PURPOSE, None).month
+            left = limits.per_month - spends.spent(tx, config.profile, PURPOSE, None).month
             for entry in chosen:
-                most = most_cost(lesson, experiences.get(tx, entry.id))
+                most = most_cost(config, experiences.get(tx, entry.id))
                 total += most
                 fits = total <= min(limits.per_cycle, left)
                 reason = "" if fits else "the budget may not reach that far"
-                outcomes.append(Outcome(entry.id, worth(entry.findings), None, "would ask", reason, most))
+                outcomes.append(EntryResult(entry.id, worth(entry.findings), None, "would ask", reason, most))
         counts = {"would ask": len(outcomes), "most": total}
-        return CycleView(None, lesson.profile, lesson.teacher_name, tuple(outcomes), counts, "")
+        return CycleView(None, config.profile, config.teacher_name, tuple(outcomes), counts, "")
 
 
-def _view(profile: str, policy: CurriculumPolicy, found: Outlook, problem: str | None) -> CurriculumView:
+def _view(profile: str, policy: CurriculumPolicy, found: CurriculumStatus, problem: str | None) -> CurriculumView:
     last: CycleRecord | None = found.last
     limits = policy.limits
     return CurriculumView(

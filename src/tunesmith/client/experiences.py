@@ -13,7 +13,7 @@ from tunesmith.client.reviewing import Reviewing
 from tunesmith.client.views import EventView
 from tunesmith.core.errors import NotFound, UsageError, did_you_mean, quoted
 from tunesmith.curriculum.queries import corrections
-from tunesmith.experience.capture import About, AddedView, Capture, Rules, capture_of
+from tunesmith.experience.capture import About, AddedView, Capture, CaptureRules, capture_of
 from tunesmith.experience.capture_queue import store_now
 from tunesmith.experience.feedback import RatedView, Said, add_feedback
 from tunesmith.experience.import_files import ImportOptions, Progress, import_files
@@ -130,7 +130,7 @@ class Experiences(Reviewing, Forgetting):
             datasets=tuple(inside),
         )
 
-    def _rules(self, profile: str) -> Rules:
+    def _rules(self, profile: str) -> CaptureRules:
         session = self._session
         return rules_of(session, profile)
 

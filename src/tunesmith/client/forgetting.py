@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from tunesmith.core.errors import NotFound, Refused, UsageError, quoted
 from tunesmith.experience.forgetting import forget
-from tunesmith.experience.forgetting.forget import Outcome
+from tunesmith.experience.forgetting.forget import RewriteResult
 from tunesmith.experience.forgetting.queries import erasure_impact as contained
 from tunesmith.experience.forgetting.queries import erasures
-from tunesmith.experience.forgetting.queries.erasure_impact import HoldingAdapter, HoldingDataset
+from tunesmith.experience.forgetting.queries.erasure_impact import AffectedDataset, HoldingAdapter
 from tunesmith.experience.queries import experiences
 from tunesmith.experience.review import check_reason
 from tunesmith.experience.rules.experience import ExperienceState
@@ -31,13 +31,13 @@ class ForgetView:
     ids: tuple[str, ...]
     states: dict[str, int]
     """How many are collected, reserved, consumed, or were forgotten before."""
-    datasets: tuple[HoldingDataset, ...]
+    datasets: tuple[AffectedDataset, ...]
     adapters: tuple[HoldingAdapter, ...]
     ends: tuple[str, ...]
     """Unfinished runs that learn from them: forgetting ends these, and `run retry` trains on what is left."""
     num_going_on: int
     """Other experiences of the same sessions, which may repeat what was said."""
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[RewriteResult, ...] = ()
     """What became of the datasets; empty where nothing was done yet."""
     num_new: int = 0
     """How many were forgotten by this call."""
@@ -79,7 +79,7 @@ class Forgetting:
         if stop_runs:
             self._cancel({run_id for dataset in touched.datasets for run_id in dataset.runs})
         outcomes = forget.finish(session.database, session.workspace, actor=session.actor, wait=True)
-        waits = erasures.scrub(session.database)
+        waits = erasures.vacuum(session.database)
         return ForgetView(
             **{**vars(touched), "ends": ended, "outcomes": tuple(outcomes), "num_new": len(new), "store_waits": waits},
         )

@@ -13,10 +13,8 @@ from tunesmith.orchestration.check import check
 from tunesmith.orchestration.plan import RunPlan, plan_run
 from tunesmith.profiles import queries as campaigns
 from tunesmith.profiles.checks import CheckedProfile
-from tunesmith.profiles.explain import Row, explain
-from tunesmith.profiles.resolve import ProfileEntry, Resolved, list_profiles, resolve
-from tunesmith.profiles.rules.lock import ProfileLock
-from tunesmith.profiles.rules.lock_check import check_lock
+from tunesmith.profiles.resolve import ExplainedKey, ProfileEntry, Resolved, explain, list_profiles, resolve
+from tunesmith.profiles.rules.lock import ProfileLock, check_lock
 from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.runs.session import Session, data_source
 
@@ -48,7 +46,7 @@ class Profiles:
 
     def explain(
         self, name: str, key: str | None = None, overrides: Sequence[str] | Mapping[str, Any] = ()
-    ) -> Sequence[Row]:
+    ) -> Sequence[ExplainedKey]:
         """Every setting that holds for the profile, and who said it."""
         resolved, _ = self.show(name, overrides)
         return explain(resolved, key)

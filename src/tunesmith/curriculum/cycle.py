@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 from tunesmith.core.errors import ConfigError, Conflict, NotFound, Refused
 from tunesmith.core.ids import new_id, new_token
 from tunesmith.core.staging import staging_for
-from tunesmith.curriculum.cycle_config import Lesson, make_lesson
+from tunesmith.curriculum.cycle_config import CycleConfig, cycle_config
 from tunesmith.curriculum.queries import corrections, cycles, spends
 from tunesmith.curriculum.queries.corrections import Correction
 from tunesmith.curriculum.queries.spends import Charge, OverBudget
-from tunesmith.curriculum.rules.correction import Judged, Reply, unusable, verdict
+from tunesmith.curriculum.rules.correction import ComparedAnswers, Reply, decide, unusable
 from tunesmith.curriculum.rules.cycle import (
     GIVEN_UP,
     PURPOSE,
@@ -35,7 +35,7 @@ from tunesmith.curriculum.rules.cycle import (
     worth,
 )
 from tunesmith.curriculum.teachers.endpoint import TeacherFailed, Wait, ask
-from tunesmith.curriculum.teachers.local import Abandoned, Grip, LocalTeacher, Prompt
+from tunesmith.curriculum.teachers.local import LocalTeacher, ProgramHandle, Prompt, TeacherCancelled
 from tunesmith.experience.capture import suspicions_in
 from tunesmith.experience.queries import experiences
 from tunesmith.experience.queries.experiences import Experience
@@ -62,8 +62,8 @@ ESTOP, TOLD_TO_END, WINDOW_OVER = "the e-stop is on", "the worker was told to en
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of one entry."""
+class EntryResult:
+    """The result of asking the teacher about one entry."""
 
     experience_id: str
     student: float
@@ -80,7 +80,7 @@ class Outcome:
 @dataclass(frozen=True)
 class CycleEnd:
     id: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[EntryResult, ...]
     why: str
     """Why it ended where it did; empty: there was nothing more to ask."""
 
@@ -99,18 +99,18 @@ class CycleEnd:
 
 
 @dataclass(frozen=True)
-class Hands:
-    """How a cycle acts: as a worker that holds a lease, or as a person in the foreground."""
+class CycleContext:
+    """Database access and stop checks of a cycle: a worker's under its lease, or a person's in the foreground."""
 
     actor: str
     write: Callable[[Callable[[Tx], Any]], Any]
     read: Callable[[Callable[[Tx], Any]], Any]
     why_stop: Callable[[], str | None]
-    """Looked at between two entries."""
+    """Called between two entries; returns why the cycle must stop, or None."""
     wait: Wait | None = None
-    grip: Grip | None = None
-    """How a program of ours is held, if the teacher is one."""
-    on_outcome: Callable[[int, int, Outcome], None] = field(default=lambda done, total, outcome: None)
+    handle: ProgramHandle | None = None
+    """The handle of the teacher's program, for a local teacher."""
+    on_outcome: Callable[[int, int, EntryResult], None] = field(default=lambda done, total, outcome: None)
 
 
 def curriculum(context: StageContext, check: ProfileCheck) -> StageEnd:
@@ -118,24 +118,24 @@ def curriculum(context: StageContext, check: ProfileCheck) -> StageEnd:
     task, actor = context.claim.task, context.worker_id
     assert task.profile is not None, task.id
     try:
-        lesson = make_lesson(context.database, context.workspace, task.profile, actor=actor, environ=None, check=check)
+        config = cycle_config(context.database, context.workspace, task.profile, actor=actor, environ=None, check=check)
     except (ConfigError, NotFound, Refused) as error:
         end = CycleEnd(task.id, (), str(error))
         context.write(lambda tx: _tell_end(tx, task.profile or "", end, actor))
         return StageEnd.failed(ErrorClass.CONFIG, str(error))
-    held = None if lesson.folder is None else take_device(context, LOCAL_TEACHER)
+    held = None if config.folder is None else take_device(context, LOCAL_TEACHER)
     if held is not None:
         return StageEnd.held(held)
-    hands = _hands_of(context, lesson)
-    num = lesson.policy.max_entries - context.read(lambda tx: spends.num_in_cycle(tx, task.id))
-    end = run_cycle(lesson, task.id, choose(context.database, lesson, max(0, num)), hands)
+    cycle = _worker_context(context, config)
+    num = config.policy.max_entries - context.read(lambda tx: spends.num_in_cycle(tx, task.id))
+    end = run_cycle(config, task.id, choose(context.database, config, max(0, num)), cycle)
     if end.why in (ESTOP, TOLD_TO_END):
         return StageEnd(AttemptState.INTERRUPTED, error=end.why, result=dict(end.counts))
     return StageEnd(AttemptState.SUCCEEDED, result={**end.counts, "summary": end.summary})
 
 
-def _hands_of(context: StageContext, lesson: Lesson) -> Hands:
-    """A worker's: every write proves that the lease is still ours."""
+def _worker_context(context: StageContext, config: CycleConfig) -> CycleContext:
+    """Return the context of a worker; every write checks the lease."""
 
     def write(action: Callable[[Tx], T]) -> T:
         def guarded(tx: Tx) -> T:
@@ -152,7 +152,7 @@ def _hands_of(context: StageContext, lesson: Lesson) -> Hands:
         is_stopped, now = context.read(lambda tx: (switches.is_on(tx, switches.ESTOP), tx.now))
         if is_stopped:
             return ESTOP
-        return None if in_window(lesson.policy.window, now) else WINDOW_OVER
+        return None if in_window(config.policy.window, now) else WINDOW_OVER
 
     def hold(program: RunningProgram | None) -> None:
         context.pulse.program = program  # the heartbeat keeps it alive as long as the lease is ours
@@ -161,14 +161,14 @@ def _hands_of(context: StageContext, lesson: Lesson) -> Hands:
             context.write(lambda tx: tasks.note_process(tx, context.claim.lease, process))
 
     passed = context.settings.worker.pass_environment
-    grip = Grip(context.attempt_ref, why_stop, hold, lambda program: None, passed)
-    return Hands(context.worker_id, write, context.read, why_stop, context.pulse.stopping.wait, grip)
+    handle = ProgramHandle(context.attempt_ref, why_stop, hold, lambda program: None, passed)
+    return CycleContext(context.worker_id, write, context.read, why_stop, context.pulse.stopping.wait, handle)
 
 
-def foreground_hands(
-    database: Database, actor: str, on_outcome: Callable[[int, int, Outcome], None] | None = None
-) -> Hands:
-    """A person's, in a process of their own."""
+def foreground_context(
+    database: Database, actor: str, on_outcome: Callable[[int, int, EntryResult], None] | None = None
+) -> CycleContext:
+    """Return the context of a person who runs the cycle in the foreground."""
 
     def write(action: Callable[[Tx], T]) -> T:
         with database.write() as tx:
@@ -184,43 +184,43 @@ def foreground_hands(
     ours = AttemptRef(
         task_id="none", attempt_id=new_id("att"), number=1, token=new_token(), lease_s=_FOREGROUND_LEASE_S
     )
-    grip = Grip(ours, why_stop, lambda program: None, RunningProgram.keepalive)
-    hands = Hands(actor, write, read, why_stop, grip=grip)
-    return hands if on_outcome is None else replace(hands, on_outcome=on_outcome)
+    handle = ProgramHandle(ours, why_stop, lambda program: None, RunningProgram.keepalive)
+    context = CycleContext(actor, write, read, why_stop, handle=handle)
+    return context if on_outcome is None else replace(context, on_outcome=on_outcome)
 
 
-def choose(database: Database, lesson: Lesson, num: int) -> list[Entry]:
+def choose(database: Database, config: CycleConfig, num: int) -> list[Entry]:
     """The worst entries that are due now."""
     with database.read() as tx:
-        return worst(corrections.entries(tx, lesson.profile), lesson.policy, tx.now, num)
+        return worst(corrections.entries(tx, config.profile), config.policy, tx.now, num)
 
 
-def most_cost(lesson: Lesson, experience: Experience) -> int:
+def most_cost(config: CycleConfig, experience: Experience) -> int:
     """The most that asking about it may cost."""
-    return cost_of(most_tokens(experience.messages[:-1]), lesson.teacher.max_tokens, lesson.teacher)
+    return cost_of(most_tokens(experience.messages[:-1]), config.teacher.max_tokens, config.teacher)
 
 
-def run_cycle(lesson: Lesson, cycle_id: str, chosen: list[Entry], hands: Hands) -> CycleEnd:
+def run_cycle(config: CycleConfig, cycle_id: str, chosen: list[Entry], context: CycleContext) -> CycleEnd:
     """Ask about one entry after the other, and tell what came of it."""
-    with _asking(lesson, cycle_id, chosen, hands) as ask_teacher:
-        end = _ask_all(lesson, cycle_id, chosen, hands, ask_teacher)
+    with _asking(config, cycle_id, chosen, context) as ask_teacher:
+        end = _ask_all(config, cycle_id, chosen, context, ask_teacher)
     if end.why not in (ESTOP, TOLD_TO_END):  # those go on later
-        hands.write(lambda tx: _tell_end(tx, lesson.profile, end, hands.actor))
+        context.write(lambda tx: _tell_end(tx, config.profile, end, context.actor))
     return end
 
 
 @contextmanager
-def _asking(lesson: Lesson, cycle_id: str, chosen: list[Entry], hands: Hands) -> Iterator[Ask]:
+def _asking(config: CycleConfig, cycle_id: str, chosen: list[Entry], context: CycleContext) -> Iterator[Ask]:
     """How the teacher is asked: over the wire, or by a program of ours that ends with the cycle."""
-    if lesson.folder is None or hands.grip is None:
-        yield lambda entry_id, prompt: ask(lesson.teacher, prompt, lesson.key, hands.wait)
+    if config.folder is None or context.handle is None:
+        yield lambda entry_id, prompt: ask(config.teacher, prompt, config.key, context.wait)
         return
-    with staging_for(lesson.work_dir / cycle_id) as directory:
-        local = LocalTeacher(lesson.teacher, lesson.folder, directory, hands.grip)
+    with staging_for(config.work_dir / cycle_id) as directory:
+        local = LocalTeacher(config.teacher, config.folder, directory, context.handle)
 
         def ask_local(entry_id: str, prompt: Sequence[Mapping[str, Any]]) -> Reply:
             if not local.is_started:  # now, because everything before may have been moved by others
-                local.start(_prompts(chosen, hands), seed=cycle_id)
+                local.start(_prompts(chosen, context), seed=cycle_id)
             return local.ask(entry_id)
 
         try:
@@ -229,10 +229,10 @@ def _asking(lesson: Lesson, cycle_id: str, chosen: list[Entry], hands: Hands) ->
             local.close()
 
 
-def _prompts(chosen: list[Entry], hands: Hands) -> Iterator[Prompt]:
+def _prompts(chosen: list[Entry], context: CycleContext) -> Iterator[Prompt]:
     """What will be asked about these entries, in their order."""
     for entry in chosen:
-        experience: Experience = hands.read(partial(experiences.get, experience_id=entry.id))
+        experience: Experience = context.read(partial(experiences.get, experience_id=entry.id))
         if _refused_unasked(experience) is None:
             yield entry.id, experience.messages[:-1]
 
@@ -246,20 +246,22 @@ def _refused_unasked(experience: Experience) -> str | None:
     return None
 
 
-def _ask_all(lesson: Lesson, cycle_id: str, chosen: list[Entry], hands: Hands, ask_teacher: Ask) -> CycleEnd:
-    outcomes: list[Outcome] = []
+def _ask_all(
+    config: CycleConfig, cycle_id: str, chosen: list[Entry], context: CycleContext, ask_teacher: Ask
+) -> CycleEnd:
+    outcomes: list[EntryResult] = []
     why, num_failures = "", 0
     for entry in chosen:
-        why = hands.why_stop() or ""
+        why = context.why_stop() or ""
         if why:
             break
         try:
-            outcome, is_down, why = _Asked(lesson, cycle_id, entry, hands).settle(ask_teacher)
+            outcome, is_down, why = _Asked(config, cycle_id, entry, context).settle(ask_teacher)
         except OverBudget as error:
             why = f"out of money: {error}"
             break
         outcomes.append(outcome)
-        hands.on_outcome(len(outcomes), len(chosen), outcome)
+        context.on_outcome(len(outcomes), len(chosen), outcome)
         num_failures = num_failures + 1 if is_down else 0
         if num_failures >= _FAILURES_IN_A_ROW:
             why = f"the teacher is down: {outcome.reason}"
@@ -275,83 +277,83 @@ def _tell_end(tx: Tx, profile: str, end: CycleEnd, actor: str) -> None:
 class _Asked:
     """One entry, from the reservation to what came of it."""
 
-    def __init__(self, lesson: Lesson, cycle_id: str, entry: Entry, hands: Hands) -> None:
-        self.lesson, self.cycle_id, self.entry, self.hands = lesson, cycle_id, entry, hands
-        self.experience: Experience = hands.read(lambda tx: experiences.get(tx, entry.id))
-        self.most = most_cost(lesson, self.experience)
+    def __init__(self, config: CycleConfig, cycle_id: str, entry: Entry, context: CycleContext) -> None:
+        self.config, self.cycle_id, self.entry, self.context = config, cycle_id, entry, context
+        self.experience: Experience = context.read(lambda tx: experiences.get(tx, entry.id))
+        self.most = most_cost(config, self.experience)
 
-    def settle(self, ask_teacher: Ask) -> tuple[Outcome, bool, str]:
+    def settle(self, ask_teacher: Ask) -> tuple[EntryResult, bool, str]:
         """The outcome; whether the teacher is to blame for having none; and why the cycle must not go on, if so."""
         refused = _refused_unasked(self.experience)
         if refused is not None:
             correction = self._correction(CorrectionState.REFUSED, refused)
-            return self.hands.write(lambda tx: self._store(tx, None, 0, correction)), False, ""
+            return self.context.write(lambda tx: self._store(tx, None, 0, correction)), False, ""
         try:
-            spend_id = self.hands.write(self._reserve)
+            spend_id = self.context.write(self._reserve)
         except Conflict as error:
             return self._outcome("skipped", str(error), 0), False, ""
         prompt = self.experience.messages[:-1]
         try:
             reply = ask_teacher(self.entry.id, prompt)
-        except Abandoned as told:  # nobody knows of an answer, so the entry is as if it had not been chosen
-            self.hands.write(lambda tx: spends.settle(tx, spend_id, 0))
+        except TeacherCancelled as told:  # nobody knows of an answer, so the entry is as if it had not been chosen
+            self.context.write(lambda tx: spends.settle(tx, spend_id, 0))
             return self._outcome("skipped", str(told), 0), False, str(told)
         except TeacherFailed as failed:
             correction = self._correction(CorrectionState.FAILED, failed.reason, counts=failed.is_about_prompt)
             cost = None if failed.may_be_billed else 0
-            outcome = self.hands.write(lambda tx: self._store(tx, spend_id, cost, correction))
+            outcome = self.context.write(lambda tx: self._store(tx, spend_id, cost, correction))
             return outcome, not failed.is_about_prompt, ""
         correction = self._judge(reply)
         cost = self._cost(reply)
-        outcome = self.hands.write(lambda tx: self._store(tx, spend_id, cost, correction))
+        outcome = self.context.write(lambda tx: self._store(tx, spend_id, cost, correction))
         billed_more = f"the teacher counted more tokens than it was asked for ({money(outcome.cost)})"
         return outcome, False, billed_more if outcome.cost > self.most else ""
 
     def _reserve(self, tx: Tx) -> str:
         """Set the money aside, if the entry is still as it was when it was chosen."""
         experiences.lock(tx, self.entry.id)
-        entry = corrections.entry(tx, self.lesson.profile, self.entry.id)
+        entry = corrections.entry(tx, self.config.profile, self.entry.id)
         moved = entry is None or entry.num_attempts != self.entry.num_attempts
-        if entry is None or moved or not_due(entry, self.lesson.policy, tx.now) is not None:
+        if entry is None or moved or not_due(entry, self.config.policy, tx.now) is not None:
             raise Conflict("somebody else moved it first")
-        charge = Charge(self.lesson.profile, PURPOSE, self.cycle_id, self.entry.id, self.most)
-        return spends.reserve(tx, charge, self.lesson.policy.limits)
+        charge = Charge(self.config.profile, PURPOSE, self.cycle_id, self.entry.id, self.most)
+        return spends.reserve(tx, charge, self.config.policy.limits)
 
     def _judge(self, reply: Reply) -> Correction:
         """The same verifiers on both answers, the screens on the teacher's."""
-        wanted, reference = self.lesson.rules.policy.wanted, self.experience.reference
+        wanted, reference = self.config.rules.policy.wanted, self.experience.reference
         student = Interaction(self.experience.messages, reference)
         problem = unusable(reply, student)
         if problem is not None:
             return self._correction(CorrectionState.REFUSED, problem)
         answer = {"role": "assistant", "content": reply.text}
-        suspicions = suspicions_in([answer], self.lesson.rules)
+        suspicions = suspicions_in([answer], self.config.rules)
         findings = verify(Interaction([*self.experience.messages[:-1], answer], reference), wanted)
-        said = verdict(Judged(verify(student, wanted), findings, suspicions), self.lesson.policy.bar)
+        said = decide(ComparedAnswers(verify(student, wanted), findings, suspicions), self.config.policy.bar)
         if suspicions:  # the text may hold what nobody should keep
             return self._correction(CorrectionState.REFUSED, said.reason)
         state = CorrectionState.ACCEPTED if said.is_accepted else CorrectionState.REFUSED
         return self._correction(state, said.reason, reply.text, findings)
 
-    def _store(self, tx: Tx, spend_id: str | None, cost: int | None, said: Correction) -> Outcome:
+    def _store(self, tx: Tx, spend_id: str | None, cost: int | None, said: Correction) -> EntryResult:
         """Settle the money, if there was a call, and store the attempt; what was forgotten gets no new text."""
         experience = experiences.lock(tx, self.entry.id)  # first: whoever reserves for it takes the same order
         paid = 0 if spend_id is None else spends.settle(tx, spend_id, cost)
         if experience.state is ExperienceState.FORGOTTEN:
             return self._outcome("skipped", "it was forgotten meanwhile", paid)
-        if corrections.entry(tx, self.lesson.profile, experience.id) is None:
+        if corrections.entry(tx, self.config.profile, experience.id) is None:
             said = self._correction(CorrectionState.FAILED, "it was corrected or moved meanwhile", counts=False)
-        corrections.add(tx, experience.id, self.lesson.profile, said, actor=self.hands.actor, paid_by=spend_id)
-        now = corrections.entry(tx, self.lesson.profile, experience.id)
-        if now is not None and not_due(now, self.lesson.policy, tx.now) == GIVEN_UP:
+        corrections.add(tx, experience.id, self.config.profile, said, actor=self.context.actor, paid_by=spend_id)
+        now = corrections.entry(tx, self.config.profile, experience.id)
+        if now is not None and not_due(now, self.config.policy, tx.now) == GIVEN_UP:
             reason = f"{now.num_counted} answers of teachers were refused; {GIVEN_UP}"
-            events.record(tx, "experience", experience.id, "given_up", actor=self.hands.actor, reason=reason)
+            events.record(tx, "experience", experience.id, "given_up", actor=self.context.actor, reason=reason)
         return self._outcome(said.state, said.reason, paid, worth(said.findings) if said.findings else None)
 
     def _cost(self, reply: Reply) -> int | None:
         if reply.num_in is None or reply.num_out is None:
             return None
-        return cost_of(reply.num_in, reply.num_out, self.lesson.teacher)
+        return cost_of(reply.num_in, reply.num_out, self.config.teacher)
 
     def _correction(
         self,
@@ -361,7 +363,7 @@ class _Asked:
         findings: dict[str, Finding] | None = None,
         counts: bool = True,
     ) -> Correction:
-        return Correction(self.lesson.teacher_name, state, reason, answer, findings or {}, counts)
+        return Correction(self.config.teacher_name, state, reason, answer, findings or {}, counts)
 
-    def _outcome(self, decision: str, reason: str, cost: int, teacher: float | None = None) -> Outcome:
-        return Outcome(self.entry.id, worth(self.entry.findings), teacher, str(decision), reason, cost)
+    def _outcome(self, decision: str, reason: str, cost: int, teacher: float | None = None) -> EntryResult:
+        return EntryResult(self.entry.id, worth(self.entry.findings), teacher, str(decision), reason, cost)

@@ -1,4 +1,4 @@
-"""A lesson: what holds for one cycle of the curriculum, checked before the first call: no student teaches itself."""
+"""The configuration of one curriculum cycle, checked before the first call: a model must not be its own teacher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tunesmith.core.staging import staging_for
 from tunesmith.curriculum.rules.cycle import same_as_student, unready
 from tunesmith.curriculum.teachers.endpoint import key_of
 from tunesmith.curriculum.teachers.local import check_folder, same_weights
-from tunesmith.experience.capture import Rules
+from tunesmith.experience.capture import CaptureRules
 from tunesmith.experience.policy import resolve_rules
 from tunesmith.experience.queries import reviews
 from tunesmith.profiles import queries as campaigns
@@ -32,10 +32,12 @@ TEACHING = "teaching"
 
 
 @dataclass(frozen=True)
-class Lesson:
+class CycleConfig:
+    """Profile, policy, teacher and folders of one cycle."""
+
     profile: str
     policy: CurriculumPolicy
-    rules: Rules
+    rules: CaptureRules
     key: str | None
     folder: Path | None
     """Of a local teacher."""
@@ -52,7 +54,7 @@ class Lesson:
 
     def __repr__(self) -> str:
         """Never the key: this may end up in a log."""
-        return f"Lesson({self.profile}, {self.teacher_name})"
+        return f"CycleConfig({self.profile}, {self.teacher_name})"
 
 
 def policy_of(
@@ -64,7 +66,7 @@ def policy_of(
     return policy if resolved.enabled else policy.model_copy(update={"enabled": False})
 
 
-def make_lesson(
+def cycle_config(
     database: Database,
     workspace: Workspace,
     profile: str,
@@ -72,7 +74,7 @@ def make_lesson(
     actor: str,
     environ: Mapping[str, str] | None,
     check: ProfileCheck,
-) -> Lesson:
+) -> CycleConfig:
     """Everything for a cycle; raises where the teacher cannot be asked, costs nobody knows what, or is the student."""
     resolved = _resolved(database, workspace, profile, environ)
     rules = resolve_rules(database, workspace, profile, actor=actor, environ=environ, check=check)
@@ -89,7 +91,7 @@ def make_lesson(
         _refuse_student(database, workspace, resolved)
     screens = tuple(screen for screen in Screen if screen in {*rules.screens, *_ALWAYS})
     key = key_of(policy.teacher, os.environ if environ is None else environ)
-    return Lesson(profile, policy, replace(rules, screens=screens), key, folder, workspace.data_dir / TEACHING)
+    return CycleConfig(profile, policy, replace(rules, screens=screens), key, folder, workspace.data_dir / TEACHING)
 
 
 def remove_left_behind(workspace: Workspace) -> None:

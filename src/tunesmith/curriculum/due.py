@@ -1,4 +1,4 @@
-"""When a cycle of the curriculum is due: what a person is shown, and what a worker opens a task for."""
+"""Decides when a curriculum cycle is due: the status that people see, and the tasks that workers open."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tunesmith.core.errors import NotFound, Refused, TunesmithError
 from tunesmith.curriculum.cycle_config import policy_of
 from tunesmith.curriculum.queries import corrections, cycles, spends
 from tunesmith.curriculum.queries.cycles import CycleRecord
-from tunesmith.curriculum.rules.cycle import PURPOSE, Entry, Moment, not_due, waits_for, worst
+from tunesmith.curriculum.rules.cycle import PURPOSE, CycleInputs, Entry, not_due, waits_for, worst
 from tunesmith.experience.queries import experiences, reviews
 from tunesmith.experience.rules.experience import ReviewDecision
 from tunesmith.profiles.sections.curriculum import CurriculumPolicy
@@ -25,11 +25,11 @@ log = logs.logger("curriculum")
 
 
 @dataclass(frozen=True)
-class Outlook:
-    """Where the curriculum of a profile stands."""
+class CurriculumStatus:
+    """The state of a profile's curriculum: entries due, spending, the last cycle."""
 
     waits_for: list[str]
-    """What keeps a cycle from beginning by itself; empty: the next worker opens one."""
+    """Why no cycle starts now; empty: the next worker opens one."""
     due: list[Entry]
     """The worst, as many as one cycle would ask about."""
     num_due: int
@@ -39,13 +39,13 @@ class Outlook:
     last: CycleRecord | None
 
 
-def outlook(tx: Tx, profile: str, policy: CurriculumPolicy) -> Outlook:
-    """Looks at every entry that needs improvement."""
+def curriculum_status(tx: Tx, profile: str, policy: CurriculumPolicy) -> CurriculumStatus:
+    """Return the status; reads every entry that needs improvement."""
     entries = list(corrections.entries(tx, profile))
     others = Counter(why for entry in entries if (why := not_due(entry, policy, tx.now)) is not None)
     num_due = len(entries) - others.total()
-    moment = _moment(tx, profile, num_due)
-    return Outlook(
+    moment = _cycle_inputs(tx, profile, num_due)
+    return CurriculumStatus(
         waits_for=waits_for(policy, moment),
         due=worst(entries, policy, tx.now, policy.max_entries),
         num_due=num_due,
@@ -55,8 +55,8 @@ def outlook(tx: Tx, profile: str, policy: CurriculumPolicy) -> Outlook:
     )
 
 
-def ask_again(tx: Tx, experience_id: str, *, actor: str, reason: str) -> None:
-    """A person wants teachers to be asked about it again: attempts and backoff start anew."""
+def retry(tx: Tx, experience_id: str, *, actor: str, reason: str) -> None:
+    """Reset attempts and backoff of an entry, so that a teacher is asked again."""
     experience = experiences.lock(tx, experience_id)
     entry = corrections.entry(tx, experience.profile, experience_id)
     if entry is None:
@@ -106,15 +106,15 @@ def _open(tx: Tx, profile: str, policy: CurriculumPolicy, actor: str) -> list[st
 
 def _is_due(tx: Tx, profile: str, policy: CurriculumPolicy) -> bool:
     """Entries are counted last, and no further than needed."""
-    if waits_for(policy, _moment(tx, profile, policy.min_entries)):
+    if waits_for(policy, _cycle_inputs(tx, profile, policy.min_entries)):
         return False
     due = (entry for entry in corrections.entries(tx, profile) if not_due(entry, policy, tx.now) is None)
     return sum(1 for _ in islice(due, policy.min_entries)) == policy.min_entries
 
 
-def _moment(tx: Tx, profile: str, num_due: int) -> Moment:
+def _cycle_inputs(tx: Tx, profile: str, num_due: int) -> CycleInputs:
     last = cycles.last(tx, profile)
-    return Moment(
+    return CycleInputs(
         now=tx.now,
         last_began_at=None if last is None else last.began_at,
         num_due=num_due,

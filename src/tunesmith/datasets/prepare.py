@@ -26,7 +26,7 @@ from tunesmith.datasets.queries import Dataset, HeldoutCase
 from tunesmith.datasets.report import DatasetReport, Format, PreparedDataset, PrepareOptions, Split, Windows
 from tunesmith.profiles.architecture import read_control_tokens
 from tunesmith.profiles.checks import CheckedProfile
-from tunesmith.profiles.rules.lock_check import check_lock
+from tunesmith.profiles.rules.lock import check_lock
 from tunesmith.profiles.sections.screens import chosen_screens
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.runs.queries import profile_locks as profiles

@@ -35,7 +35,7 @@ class ExampleAnswer:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoScores:
     scores: tuple[TaskScore, ...]
     examples: tuple[ExampleAnswer, ...]
 
@@ -52,7 +52,7 @@ class _Case:
         return "new" if re.search(r"\d", self.prompt) else "old"
 
 
-def read_outcome(client: Client, detail: RunDetail) -> Outcome:
+def read_outcome(client: Client, detail: RunDetail) -> DemoScores:
     """Read the evaluation's own files; nothing is measured a second time."""
     if detail.evaluation is None:
         raise DataError(f"run {detail.run.id} was not evaluated: {detail.run.reason}")
@@ -70,7 +70,7 @@ def read_outcome(client: Client, detail: RunDetail) -> Outcome:
         ExampleAnswer(c.prompt, c.before.answers["exact_match_greedy"], c.after.answers["exact_match_greedy"])
         for c in new
     ]
-    return Outcome(table, tuple(examples))
+    return DemoScores(table, tuple(examples))
 
 
 def _score(task: str, name: str, measure: Callable[[_Case, CaseScore], float], cases: list[_Case]) -> TaskScore:

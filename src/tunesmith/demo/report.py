@@ -12,7 +12,7 @@ from tunesmith.client import Client
 from tunesmith.client.views import RunDetail
 from tunesmith.core.errors import MissingExtra
 from tunesmith.core.files import write_atomic
-from tunesmith.demo.outcome import Outcome
+from tunesmith.demo.outcome import DemoScores
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 3rem auto; padding: 0 1rem; color: #1c2330; }
@@ -27,7 +27,7 @@ p, code { overflow-wrap: anywhere; } .wide { overflow-x: auto; }
 """
 
 
-def write_report(client: Client, details: Sequence[RunDetail], outcome: Outcome, path: Path) -> Path:
+def write_report(client: Client, details: Sequence[RunDetail], outcome: DemoScores, path: Path) -> Path:
     """Write the report and return where it is."""
     good = details[0]
     parts = [
@@ -61,7 +61,7 @@ def _verdict(detail: RunDetail, number: int) -> str:
     return f"<h2>{title}</h2><p>{reasons}</p>"
 
 
-def _table(outcome: Outcome) -> str:
+def _table(outcome: DemoScores) -> str:
     rows = "".join(
         f"<tr><td>{_e(s.task)}<td>{_e(s.name)}<td class=n>{s.n}<td class=n>{s.before:.2f}<td class=n>{s.after:.2f}"
         f"<td class=n>[{s.low:+.2f}, {s.high:+.2f}]"
@@ -71,7 +71,7 @@ def _table(outcome: Outcome) -> str:
     return _wide(f"{head}{rows}")
 
 
-def _examples(outcome: Outcome) -> str:
+def _examples(outcome: DemoScores) -> str:
     rows = "".join(
         f"<tr><td><code>{_e(x.prompt)}</code><td><code>{_e(x.before)}</code><td><code>{_e(x.after)}</code>"
         for x in outcome.examples
@@ -93,7 +93,7 @@ def _wide(rows: str) -> str:
     return f"<div class=wide><table>{rows}</table></div>"
 
 
-def _bars(outcome: Outcome) -> str:
+def _bars(outcome: DemoScores) -> str:
     figure, axes = _figure(3.0)
     labels = [f"{score.task}\n{score.name}" for score in outcome.scores]
     places = range(len(labels))

@@ -21,7 +21,7 @@ from tunesmith.client.views import RunDetail
 from tunesmith.core.errors import Refused
 from tunesmith.demo import dates
 from tunesmith.demo.base_model import cached_base
-from tunesmith.demo.outcome import Outcome, TaskScore, read_outcome
+from tunesmith.demo.outcome import DemoScores, TaskScore, read_outcome
 from tunesmith.demo.report import write_report
 from tunesmith.runs.rules.run import RunState
 
@@ -176,7 +176,7 @@ def _show_verdict(console: Console, detail: RunDetail) -> None:
     console.print(f"gate: [bold {colour}]{detail.evaluation.decision}[/] — {'; '.join(detail.evaluation.reasons)}")
 
 
-def _show_scores(console: Console, outcome: Outcome) -> None:
+def _show_scores(console: Console, outcome: DemoScores) -> None:
     table = Table(title="Held-out cases, never trained on", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for column in ("task", "n", "score", "before", "after", "gain, 95 %"):
         table.add_column(column, justify="left" if column in ("task", "score") else "right")

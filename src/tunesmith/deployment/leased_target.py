@@ -12,7 +12,7 @@ from tunesmith.core.errors import LeaseLost
 from tunesmith.deployment.serving_targets import ServingTarget
 from tunesmith.deployment.targets.base import ServedAdapter
 from tunesmith.deployment.targets.flip_order import InOrder, StaleFlip
-from tunesmith.programs.readings import Reading
+from tunesmith.programs.readings import ProbeResult
 from tunesmith.programs.stage import StageContext
 from tunesmith.runs.queries import tasks
 
@@ -35,7 +35,7 @@ class LeasedTarget:
 
     def probe(
         self, adapter: ServedAdapter, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
-    ) -> list[Reading] | None:
+    ) -> list[ProbeResult] | None:
         self._hold("probe")
         return self._target.probe(adapter, prompts, max_tokens)
 

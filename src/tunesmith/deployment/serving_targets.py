@@ -15,7 +15,7 @@ from tunesmith.deployment.rules.parity import Tolerance, tolerance_of
 from tunesmith.deployment.targets.base import ServedAdapter, Target
 from tunesmith.deployment.targets.registry import make_target
 from tunesmith.models.queries import Adapter
-from tunesmith.profiles.profile import Target as TargetConfig
+from tunesmith.profiles.profile import TargetSettings as TargetConfig
 from tunesmith.profiles.workspace import Workspace, is_this_one
 from tunesmith.programs.device.queries import servers
 from tunesmith.programs.device.rules import ServerState

@@ -15,7 +15,7 @@ from tunesmith.core.errors import TunesmithError
 from tunesmith.core.files import canonical_json
 from tunesmith.deployment import queries as deployments
 from tunesmith.deployment.targets.directory import DirectoryTarget
-from tunesmith.profiles.profile import Target as TargetConfig
+from tunesmith.profiles.profile import TargetSettings as TargetConfig
 from tunesmith.profiles.resolve import list_profiles
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.store.database import Database

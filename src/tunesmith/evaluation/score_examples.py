@@ -16,7 +16,7 @@ from tunesmith.core.files import sha256_file
 from tunesmith.core.ids import new_id, new_token
 from tunesmith.datasets.example import Message
 from tunesmith.evaluation.evaluate import EVALUATOR
-from tunesmith.profiles.profile import Evaluation
+from tunesmith.profiles.profile import EvaluationSettings
 from tunesmith.profiles.settings import Phase, WorkerSettings
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.programs.launch import RunningProgram, launch
@@ -49,7 +49,7 @@ class Scorer:
     workspace: Workspace
     timing: WorkerSettings
     base: BaseModelRef
-    evaluation: Evaluation
+    evaluation: EvaluationSettings
     on_scored: OnScored
     """Hears how many are done."""
 

@@ -27,13 +27,13 @@ from tunesmith.experience.assembly_lines import Splitter, line_of, provenance, t
 from tunesmith.experience.held_out import too_few_cases
 from tunesmith.experience.queries import candidates, members
 from tunesmith.experience.queries.candidates import StoredCandidate
-from tunesmith.experience.queries.experiences import Taken
+from tunesmith.experience.queries.experiences import NotReservable
 from tunesmith.experience.queries.members import Member
 from tunesmith.experience.rules.experience import ExperienceState
-from tunesmith.experience.rules.mix import LEARNT, WAITS, Candidate, Pick, Selection, select
+from tunesmith.experience.rules.mix import LEARNT, WAITS, MixCandidate, Pick, Selection, select
 from tunesmith.profiles.checks import CheckedProfile
 from tunesmith.profiles.profile import Method
-from tunesmith.profiles.rules.lock_check import check_lock
+from tunesmith.profiles.rules.lock import check_lock
 from tunesmith.profiles.sections.experience import Mix
 from tunesmith.profiles.sections.screens import Screen
 from tunesmith.profiles.workspace import Workspace
@@ -70,7 +70,7 @@ def assemble(
     for last_try in [False] * (_TRIES - 1) + [True]:
         try:
             return _Assembly(database, workspace, checked, kind, actor).make()
-        except Taken:
+        except NotReservable:
             if last_try:
                 raise
     raise AssertionError("unreachable")
@@ -164,7 +164,7 @@ class _Assembly:
         return prepared, prepared.report.model_copy(update={"mix": report}), made, stored
 
     def _prepared(
-        self, found: list[Candidate], left_out: Counter[str], staged: Path
+        self, found: list[MixCandidate], left_out: Counter[str], staged: Path
     ) -> tuple[Selection, PreparedDataset, dict[str, StoredCandidate]]:
         """Choose and prepare; where preparing refuses some of them, others take their places."""
         from tunesmith.datasets.preparation import prepare
@@ -180,7 +180,7 @@ class _Assembly:
             with self.database.read() as tx:
                 stored = candidates.by_ids(tx, [pick.id for pick in selection.picks])
             if len(stored) < len(selection.picks):
-                raise Taken("an experience vanished while a dataset was assembled from it; try again")
+                raise NotReservable("an experience vanished while a dataset was assembled from it; try again")
             source = staged / _SOURCE
             with source.open("wb") as sink:
                 sink.writelines(line_of(stored[pick.id], self.kind) + b"\n" for pick in selection.picks)
@@ -292,7 +292,9 @@ def _refuse_changed(
         before, after = read[member.experience_id], now[member.experience_id]
         state = ExperienceState.RESERVED if member.is_new else ExperienceState.CONSUMED
         if (after.class_name, after.correction, after.state) != (before.class_name, before.correction, state):
-            raise Taken(f"experience {member.experience_id} changed while a dataset was assembled from it; try again")
+            raise NotReservable(
+                f"experience {member.experience_id} changed while a dataset was assembled from it; try again"
+            )
 
 
 def _told(member: Member) -> dict[str, str]:
@@ -310,9 +312,9 @@ def _ever_held_out(database: Database, profile: str) -> set[str]:
         return candidates.held_out_groups(tx, profile)
 
 
-def _read_candidates(database: Database, profile: str, splitter: Splitter) -> tuple[list[Candidate], Counter[str]]:
+def _read_candidates(database: Database, profile: str, splitter: Splitter) -> tuple[list[MixCandidate], Counter[str]]:
     """Every candidate with its split, and why others are none. Page by page: no transaction is long."""
-    found: list[Candidate] = []
+    found: list[MixCandidate] = []
     with database.read() as tx:
         left_out = Counter(candidates.tally_of_others(tx, profile))
     last = 0
@@ -328,7 +330,7 @@ def _read_candidates(database: Database, profile: str, splitter: Splitter) -> tu
                 left_out[split] += 1
                 continue
             found.append(
-                Candidate(
+                MixCandidate(
                     id=each.id,
                     seq=each.seq,
                     class_name=each.class_name,
@@ -338,7 +340,7 @@ def _read_candidates(database: Database, profile: str, splitter: Splitter) -> tu
                     template=each.template,
                     source=each.source,
                     task_type=each.task_type,
-                    doubt=each.doubt,
+                    exclusion=each.exclusion,
                 )
             )
 

@@ -22,7 +22,7 @@ from tunesmith.experience.rules.classes import (
     IMPLICIT_RATER,
     Assessment,
     Feedback,
-    Judgement,
+    Rating,
     assess,
     complaint_in,
 )
@@ -39,8 +39,8 @@ _FIRST_YEAR, _LAST_YEAR = 1970, 2200
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What a profile says about its experiences."""
+class CaptureRules:
+    """A profile's settings for captured experiences."""
 
     policy: ExperiencePolicy
     control_tokens: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class Capture:
     next_turn: str | None = None
     """What the person said after the answer, where that is known already."""
     context: Context = field(default_factory=Context)
-    judgements: tuple[Judgement, ...] = ()
+    judgements: tuple[Rating, ...] = ()
     """What is known about it from the start, e.g. the label of an imported line."""
     is_cut: bool = False
     """A limit, a stop sequence or a lost connection ended the answer. It is kept for the correction it may get."""
@@ -73,8 +73,8 @@ class Capture:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What came of a capture."""
+class CaptureResult:
+    """The id of the captured experience."""
 
     id: str
     is_new: bool
@@ -82,8 +82,8 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A capture that can be stored, with everything that takes no database."""
+class CheckedCapture:
+    """A validated and assessed capture, ready to be stored."""
 
     messages: list[dict[str, Any]]
     key: str
@@ -91,7 +91,7 @@ class Checked:
     assessment: Assessment
 
 
-def check(capture: Capture, rules: Rules) -> Checked:
+def check(capture: Capture, rules: CaptureRules) -> CheckedCapture:
     """Validate and judge an interaction; raises DataError or UsageError with what is wrong with it."""
     for_correction = capture.is_cut or capture.key_label is not None
     messages = _checked_messages(capture.messages, rules.policy.capture.max_chars, for_correction)
@@ -114,7 +114,7 @@ def check(capture: Capture, rules: Rules) -> Checked:
     # an answer that is never learnt must not keep its correction in quarantine; pairs are screened again when assembled
     suspicions = suspicions_in(messages[:-1] if UNFINISHED in findings else messages, rules)
     assessment = assess(findings, suspicions, Feedback(), rules.policy.classes)
-    return Checked(messages, key, capture, assessment)
+    return CheckedCapture(messages, key, capture, assessment)
 
 
 def _why_no_example(capture: Capture, messages: Sequence[Mapping[str, Any]], policy: ExperiencePolicy) -> str | None:
@@ -126,7 +126,7 @@ def _why_no_example(capture: Capture, messages: Sequence[Mapping[str, Any]], pol
     return "was cut short" if capture.is_cut and policy.capture.finished_only else None
 
 
-def store(tx: Tx, profile: str, checked: Checked, rules: Rules, *, actor: str) -> Kept:
+def store(tx: Tx, profile: str, checked: CheckedCapture, rules: CaptureRules, *, actor: str) -> CaptureResult:
     """Store a checked interaction, and what it says about the answer before it. Durable once `tx` has committed."""
     capture, context = checked.capture, checked.capture.context
     experience_id, is_new = experiences.add(
@@ -140,17 +140,21 @@ def store(tx: Tx, profile: str, checked: Checked, rules: Rules, *, actor: str) -
         key_label=capture.key_label,
     )
     if not is_new and experiences.get(tx, experience_id).state is ExperienceState.FORGOTTEN:
-        return Kept(experience_id, False)  # nothing more is heard about it, and that is no mistake of the caller
+        return CaptureResult(
+            experience_id, False
+        )  # nothing more is heard about it, and that is no mistake of the caller
     if is_new and context.session is not None and rules.policy.capture.implicit_feedback:
         _hear_complaint_about_the_last(tx, experience_id, checked, rules, actor)
     if capture.next_turn is not None and rules.policy.capture.implicit_feedback:
         _hear_complaint(tx, experience_id, capture.next_turn, rules, actor)
     for judgement in capture.judgements:
         judge(tx, experience_id, judgement, rules.policy.classes, actor=actor)
-    return Kept(experience_id, is_new)
+    return CaptureResult(experience_id, is_new)
 
 
-def _hear_complaint_about_the_last(tx: Tx, experience_id: str, checked: Checked, rules: Rules, actor: str) -> None:
+def _hear_complaint_about_the_last(
+    tx: Tx, experience_id: str, checked: CheckedCapture, rules: CaptureRules, actor: str
+) -> None:
     """This conversation goes on from an earlier experience: what the person said in between may be a complaint."""
     if not any(message["role"] == "user" and complaint_in(str(message["content"])) for message in checked.messages):
         return
@@ -162,11 +166,11 @@ def _hear_complaint_about_the_last(tx: Tx, experience_id: str, checked: Checked,
         _hear_complaint(tx, last.id, said, rules, actor)
 
 
-def _hear_complaint(tx: Tx, experience_id: str, said: str, rules: Rules, actor: str) -> None:
+def _hear_complaint(tx: Tx, experience_id: str, said: str, rules: CaptureRules, actor: str) -> None:
     """A hint at low confidence. What the person said becomes a comment, never a correction: it is no answer."""
     if complaint_in(said) is None:
         return
-    judgement = Judgement(
+    judgement = Rating(
         rater=IMPLICIT_RATER,
         value=0.0,
         is_implicit=True,
@@ -238,7 +242,7 @@ def _check_text(text: Any, name: str, limit: int) -> None:
     check_storable(text, name)
 
 
-def suspicions_in(messages: Sequence[Mapping[str, Any]], rules: Rules) -> list[str]:
+def suspicions_in(messages: Sequence[Mapping[str, Any]], rules: CaptureRules) -> list[str]:
     """Why an interaction may be an attack, or hold what nobody should learn; never repeats a secret."""
     texts = [text for message in messages for text in _texts_in({**message, "role": ""})]
     screened = RowScreens([name for name in rules.screens if name in ROW_SCREENS], rules.detectors).look(texts)

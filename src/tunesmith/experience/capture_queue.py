@@ -24,7 +24,7 @@ from tunesmith.core.errors import StoreError, TunesmithError, quoted
 from tunesmith.core.ids import is_name
 from tunesmith.core.logs import logger
 from tunesmith.experience import capture
-from tunesmith.experience.capture import About, AddedView, Capture, Checked, Rules, capture_of
+from tunesmith.experience.capture import About, AddedView, Capture, CaptureRules, CheckedCapture, capture_of
 from tunesmith.experience.policy import rules_of
 from tunesmith.experience.queries import assessments
 from tunesmith.runs.session import Session
@@ -59,7 +59,7 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 _Item = tuple[str, list[dict[str, Any]], dict[str, Any], str | None]
-_Ready = list[tuple[str, Checked, Rules]]
+_Ready = list[tuple[str, CheckedCapture, CaptureRules]]
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,7 @@ def _ready(session: Session, batch: list[_Item]) -> tuple[_Ready, int, list[str]
     ready: _Ready = []
     problems: list[str] = []
     num_skipped = 0
-    rules: dict[str, Rules | str] = {}
+    rules: dict[str, CaptureRules | str] = {}
     for profile, messages, about, key_label in batch:
         if profile not in rules:
             rules[profile] = _rules_or_problem(session, profile)
@@ -322,7 +322,7 @@ def _ready(session: Session, batch: list[_Item]) -> tuple[_Ready, int, list[str]
     return ready, num_skipped, problems
 
 
-def _rules_or_problem(session: Session, profile: str) -> Rules | str:
+def _rules_or_problem(session: Session, profile: str) -> CaptureRules | str:
     try:
         return rules_of(session, profile)
     except StoreError:

@@ -7,10 +7,10 @@ from typing import TypedDict, Unpack
 
 from tunesmith.core.errors import NotFound, UsageError, quoted
 from tunesmith.experience import capture, rate
-from tunesmith.experience.capture import Rules
+from tunesmith.experience.capture import CaptureRules
 from tunesmith.experience.policy import rules_of, thresholds_of
 from tunesmith.experience.queries import assessments, experiences
-from tunesmith.experience.rules.classes import Feedback, Judgement, screens_of, value_of
+from tunesmith.experience.rules.classes import Feedback, Rating, screens_of, value_of
 from tunesmith.experience.rules.experience import ReviewDecision
 from tunesmith.profiles.sections.experience import ExperiencePolicy
 from tunesmith.profiles.sections.screens import DEFAULT_SCREENS
@@ -54,7 +54,7 @@ def add_feedback(
     rater, correction = said.get("rater"), said.get("correction")
     said_by = session.actor if rater is None else rater
     judgement = rate.check(
-        Judgement(said_by, rating, comment=said.get("comment"), correction=correction, key_label=said.get("key_label"))
+        Rating(said_by, rating, comment=said.get("comment"), correction=correction, key_label=said.get("key_label"))
     )
     rate.check_person(said_by)
     database = session.database
@@ -76,7 +76,7 @@ def _suspicions_in(session: Session, correction: str, found: experiences.Experie
     try:
         rules = rules_of(session, found.profile)
     except NotFound:  # the file of the profile is gone: feedback about it still counts
-        rules = Rules(ExperiencePolicy(), screens=DEFAULT_SCREENS)
+        rules = CaptureRules(ExperiencePolicy(), screens=DEFAULT_SCREENS)
     overruled = screens_of(now.suspicions) if now.review is ReviewDecision.ACCEPT else ()
     counting = tuple(screen for screen in rules.screens if screen not in overruled)
     return capture.suspicions_in([{"content": correction}], replace(rules, screens=counting))

@@ -17,9 +17,9 @@ from tunesmith.core.errors import DataError, Refused, StoreError, TunesmithError
 from tunesmith.datasets.example import decode_message
 from tunesmith.datasets.report import PrepareOptions, SourceFile
 from tunesmith.experience import capture
-from tunesmith.experience.capture import Capture, Checked, Rules
+from tunesmith.experience.capture import Capture, CaptureRules, CheckedCapture
 from tunesmith.experience.queries import assessments, experiences
-from tunesmith.experience.rules.classes import LABEL_RATER, Judgement
+from tunesmith.experience.rules.classes import LABEL_RATER, Rating
 from tunesmith.experience.rules.experience import Context
 from tunesmith.store.database import Database
 
@@ -57,7 +57,7 @@ class ImportOptions:
     """How files are imported into a profile."""
 
     profile: str
-    rules: Rules
+    rules: CaptureRules
     actor: str
     source: str | None = None
     """What the experiences say they came from; unset: the file's name."""
@@ -153,13 +153,13 @@ def _capture(row: dict[str, Any]) -> Capture:
     if rejected is None:
         return Capture(messages)
     if not rejected:
-        return Capture(messages, judgements=(Judgement(LABEL_RATER, 1.0),))
+        return Capture(messages, judgements=(Rating(LABEL_RATER, 1.0),))
     prompt, chosen = messages[: row["num_prompt"]], messages[row["num_prompt"] :]
     worse = [*prompt, *_plain(rejected)]
     if not chosen:
-        return Capture(worse, judgements=(Judgement(LABEL_RATER, 0.0),))
+        return Capture(worse, judgements=(Rating(LABEL_RATER, 0.0),))
     better = chosen[0]["content"] if len(chosen) == 1 and "tool_calls" not in chosen[0] else ""
-    return Capture(worse, judgements=(Judgement(LABEL_RATER, correction=better),))
+    return Capture(worse, judgements=(Rating(LABEL_RATER, correction=better),))
 
 
 def _plain(stored: Sequence[Any]) -> list[dict[str, Any]]:
@@ -169,7 +169,7 @@ def _plain(stored: Sequence[Any]) -> list[dict[str, Any]]:
 def _store(
     database: Database, captures: list[tuple[str, Capture]], options: ImportOptions, report: ImportReport
 ) -> None:
-    ready: list[tuple[str, Checked]] = []
+    ready: list[tuple[str, CheckedCapture]] = []
     for where, each in captures:
         try:
             ready.append((where, capture.check(each, options.rules)))
@@ -190,7 +190,7 @@ def _store(
 
 
 def _store_part(
-    database: Database, part: list[tuple[str, Checked]], options: ImportOptions, report: ImportReport
+    database: Database, part: list[tuple[str, CheckedCapture]], options: ImportOptions, report: ImportReport
 ) -> None:
     with database.write(bulk=True) as tx:
         kept = [capture.store(tx, options.profile, each, options.rules, actor=options.actor) for _, each in part]

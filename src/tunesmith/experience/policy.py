@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from tunesmith.core.errors import NotFound, TunesmithError
-from tunesmith.experience.capture import Rules
+from tunesmith.experience.capture import CaptureRules
 from tunesmith.profiles import queries as campaigns
 from tunesmith.profiles.architecture import read_control_tokens
 from tunesmith.profiles.checks import ProfileCheck
@@ -22,7 +22,7 @@ from tunesmith.store.database import Database
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
-def rules_of(session: Session, profile: str) -> Rules:
+def rules_of(session: Session, profile: str) -> CaptureRules:
     """The rules of a profile; one that the store has never seen is checked and locked on the way."""
     return resolve_rules(
         session.database,
@@ -42,7 +42,7 @@ def resolve_rules(
     actor: str,
     environ: Mapping[str, str] | None,
     check: ProfileCheck,
-) -> Rules:
+) -> CaptureRules:
     """The same without a session, for a worker."""
     with database.read() as tx:
         campaign = campaigns.active(tx, profile)
@@ -55,7 +55,7 @@ def resolve_rules(
             profiles.lock(tx, profile, lock, actor=actor)
     tokens = _control_tokens(workspace.locate(resolved.base.path))
     data = resolved.data
-    return Rules(
+    return CaptureRules(
         resolved.experience, tokens, chosen_screens(data.screens), data.detectors, max_bad_share=data.max_bad_share
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tunesmith.core.errors import DataError, Refused, UsageError, quoted
 from tunesmith.core.visible_text import says_nothing
 from tunesmith.experience.queries import assessments, experiences, feedback
-from tunesmith.experience.rules.classes import RESERVED_RATERS, Judgement, aggregate, complaint_in, rater_key
+from tunesmith.experience.rules.classes import RESERVED_RATERS, Rating, aggregate, complaint_in, rater_key
 from tunesmith.experience.rules.experience import ExperienceState
 from tunesmith.profiles.sections.experience import Thresholds
 from tunesmith.store.database import Tx
@@ -16,12 +16,12 @@ _MAX_COMMENT = 10_000
 _MAX_CORRECTION = 200_000
 
 
-def check(judgement: Judgement) -> Judgement:
-    """The judgement again; raises where it says nothing, or what must not be learnt."""
-    if judgement.value is None and not judgement.comment and not judgement.correction:
+def check(rating: Rating) -> Rating:
+    """The rating again; raises where it says nothing, or what must not be learnt."""
+    if rating.value is None and not rating.comment and not rating.correction:
         raise UsageError("nothing is said: give a rating, a comment or a correction")
-    texts = {"rater": (judgement.rater, 200), "comment": (judgement.comment, _MAX_COMMENT)}
-    for name, (text, limit) in {**texts, "correction": (judgement.correction, _MAX_CORRECTION)}.items():
+    texts = {"rater": (rating.rater, 200), "comment": (rating.comment, _MAX_COMMENT)}
+    for name, (text, limit) in {**texts, "correction": (rating.correction, _MAX_CORRECTION)}.items():
         if text is None and name != "rater":
             continue
         if not isinstance(text, str):
@@ -31,13 +31,13 @@ def check(judgement: Judgement) -> Judgement:
                 f"{name} is empty, shows nothing, or is longer than {limit} characters; mend it, or leave it out"
             )
         check_storable(text, name)
-    heard = None if judgement.correction is None else complaint_in(judgement.correction)
+    heard = None if rating.correction is None else complaint_in(rating.correction)
     if heard is not None:
         raise Refused(
             f"the correction reads like a complaint ({heard!r}), and it would be learnt as an answer; "
             "write the answer that should have been given, and put the complaint into the comment"
         )
-    return judgement
+    return rating
 
 
 def check_person(rater: str) -> None:
@@ -71,12 +71,12 @@ def storable(text: str) -> str:
     return text.encode(errors="replace").decode().replace("\0", "\ufffd")
 
 
-def judge(tx: Tx, experience_id: str, judgement: Judgement, limits: Thresholds, *, actor: str) -> tuple[str, bool]:
+def judge(tx: Tx, experience_id: str, rating: Rating, limits: Thresholds, *, actor: str) -> tuple[str, bool]:
     """Store it and decide the class again; its id, and whether it is news. Durable once `tx` has committed."""
     experience = experiences.lock(tx, experience_id)
     if experience.state is ExperienceState.FORGOTTEN:
         raise Refused(f"experience {experience_id} was forgotten; nothing more can be said about it")
-    feedback_id, is_new = feedback.add(tx, experience_id, judgement, actor=actor)
+    feedback_id, is_new = feedback.add(tx, experience_id, rating, actor=actor)
     if is_new:
         said = aggregate(feedback.of_experience(tx, experience_id))
         now = assessments.get(tx, experience_id).with_feedback(said, limits)

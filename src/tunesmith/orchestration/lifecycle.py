@@ -295,7 +295,7 @@ def roll_back(tx: Tx, profile: str, *, actor: str, reason: str, to: adapters.Ada
 
 def _undo_learning(tx: Tx, adapter: adapters.Adapter, actor: str, reason: str) -> None:
     """A version was rolled back: what it learnt from is free again, and its runs say what became of it."""
-    members.give_back(tx, adapter.id, actor=actor, reason=f"{adapter.name} was rolled back")
+    members.unconsume(tx, adapter.id, actor=actor, reason=f"{adapter.name} was rolled back")
     for run in [] if adapter.run_id is None else runs.about(tx, adapter.run_id, adapter.id):
         if run.state is RunState.DEPLOYED:
             runs.move(tx, run.id, RunState.ROLLED_BACK, actor=actor, reason=reason)

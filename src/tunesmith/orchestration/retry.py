@@ -12,8 +12,8 @@ from typing import Any, Literal
 from tunesmith.core.errors import Refused
 from tunesmith.models import queries as adapters
 from tunesmith.models.rules import AdapterState
+from tunesmith.profiles.keys import current_path
 from tunesmith.profiles.layers import Entries, Entry, Layer, Origin, is_from_a_file
-from tunesmith.profiles.schema import current_path
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.runs.spec import AdapterRef, RunSpec
 from tunesmith.store.database import Database

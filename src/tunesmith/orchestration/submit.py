@@ -129,7 +129,7 @@ def _submit_assembled(
         return _submit_on(database, workspace, submission, wanted, dataset, actor)
     except BaseException:  # nobody knows of the dataset: let its experiences be chosen again at once
         with database.write() as tx:
-            members.let_go(tx, dataset.id, actor=actor, reason="no run could be submitted on its dataset")
+            members.release_reservation(tx, dataset.id, actor=actor, reason="no run could be submitted on its dataset")
         raise
 
 
@@ -307,7 +307,7 @@ def queue_once(
         members.check_for_run(tx, spec.dataset.id)
     else:
         profiles.decide_split(tx, spec.profile, spec.dataset.id, shares, prepared.split_number, actor=actor)
-        members.hold_for_run(tx, spec.dataset.id, actor=actor)
+        members.reserve_for_run(tx, spec.dataset.id, actor=actor)
     runs.add(
         tx,
         spec,

@@ -13,8 +13,7 @@ from tunesmith.profiles.architecture import adaptable_modules, read_architecture
 from tunesmith.profiles.base_model import known_digest
 from tunesmith.profiles.profile import HardwareTier, Method, Profile
 from tunesmith.profiles.resolve import Resolved
-from tunesmith.profiles.rules.lock import ArchitectureLock, ProfileLock
-from tunesmith.profiles.rules.lock_check import lock_differences, lock_of
+from tunesmith.profiles.rules.lock import ArchitectureLock, ProfileLock, lock_differences, lock_of
 from tunesmith.profiles.rules.target_limits import limit_violations
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.store.database import Database

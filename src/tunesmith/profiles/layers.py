@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from tunesmith.core.errors import ConfigError, UsageError, quoted
-from tunesmith.profiles.schema import Names, Place, Problem, UnknownKey, current_path, defaults, find, flatten
+from tunesmith.profiles.keys import Names, Problem, SchemaField, UnknownKey, current_path, defaults, find, flatten
 from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.value_checks import check_value, coerce_text, parsed_or_text
 from tunesmith.profiles.yaml_files import Document, KeyPath
@@ -59,8 +59,8 @@ _BY_CAMPAIGN = "campaign"
 _BY_ENVIRONMENT = "environment"
 
 
-def may_not_say(layer: Layer, path: Names) -> str | None:
-    """Why this layer has no say about the key; None if it has."""
+def layer_problem(layer: Layer, path: Names) -> str | None:
+    """Return why this layer must not set the key, or None."""
     if layer in (Layer.PROFILE, Layer.CAMPAIGN) and path[0] in Settings.model_fields:
         return "belongs in tunesmith.yaml: it holds for the whole workspace"
     if layer is not Layer.PROFILE and path in _ENABLED:
@@ -114,8 +114,8 @@ def put(entries: Entries, path: Names, entry: Entry) -> None:
     entries[path] = entry
 
 
-def lay_over(below: Entries, above: Entries) -> Entries:
-    """The two layers as one; `above` wins."""
+def merge(below: Entries, above: Entries) -> Entries:
+    """Merge two layers; `above` wins."""
     merged = dict(below)
     for path, entry in above.items():
         put(merged, path, entry)
@@ -153,7 +153,7 @@ def mapping_layer(layer: Layer, where: str, mapping: Mapping[str, Any], problems
         except UnknownKey as unknown:
             problems.add(where, unknown.problem)
             continue
-        path = place.path if isinstance(place, Place) else tuple(str(key).split("."))
+        path = place.path if isinstance(place, SchemaField) else tuple(str(key).split("."))
         if ".".join(path) != key and ".".join(path) in mapping:
             problems.add(where, Problem(path, f"is given twice: {key} is an earlier name of it; keep only one"))
             continue
@@ -185,7 +185,7 @@ def _tell_misspelt(name: str, problems: Problems) -> None:
     section, _, key = rest.replace("__", "_").partition("_")
     for path in (tuple(rest.split("__")), (section, key)):
         with contextlib.suppress(UnknownKey):
-            if isinstance(place := find(path), Place):
+            if isinstance(place := find(path), SchemaField):
                 meant = ENVIRONMENT_PREFIX + "__".join(place.path).upper()
                 problems.add(f"environment {name}", Problem(place.path, f"would be ignored; write {meant}"))
                 return
@@ -210,7 +210,7 @@ def _put_text(entries: Entries, path: Names, text: str, origin: Origin, problems
     except UnknownKey as unknown:
         problems.add(origin.where, unknown.problem)
         return
-    if not isinstance(place, Place):
+    if not isinstance(place, SchemaField):
         _put_tree(entries, path, parsed_or_text(text), origin, problems)
         return
     value, found = coerce_text(place, text)
@@ -236,12 +236,12 @@ def _put_checked(
 ) -> None:
     """Add one value if this layer may say it and it can stand there."""
     where = entry.origin.where
-    reason = may_not_say(entry.origin.layer, path)
+    reason = layer_problem(entry.origin.layer, path)
     if reason is not None:
         problems.add(where, Problem(path, reason))
         return
     place = find(path)
-    assert isinstance(place, Place), "flatten yields values, not sections"
+    assert isinstance(place, SchemaField), "flatten yields values, not sections"
     found = check_value(place, entry.value)
     for problem in found:
         problems.add(document.where(problem.path) if document else where, problem)

@@ -16,7 +16,7 @@ from tunesmith.core.section import (
 from tunesmith.profiles.sections.curriculum import CurriculumPolicy
 from tunesmith.profiles.sections.experience import ExperiencePolicy
 from tunesmith.profiles.sections.screens import ScreenChoice, ScreenLimits
-from tunesmith.profiles.sections.shadow import Shadow
+from tunesmith.profiles.sections.shadow import ShadowSettings
 
 _MODULE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*\Z")
 
@@ -169,7 +169,7 @@ class Recipe(Section):
 DEFAULT_LR = {Method.AUTO: 2e-4, Method.SFT: 2e-4, Method.ORPO: 3e-4, Method.DPO: 5e-5, Method.KTO: 5e-5}
 
 
-class Data(Section):
+class DataSettings(Section):
     heldout_share: float = Field(default=0.1, gt=0.0, lt=0.9)
     """Share of prompts, by hash, that are never trained on in any round."""
     validation_share: float = Field(default=0.05, ge=0.0, lt=0.9)
@@ -232,7 +232,7 @@ METRICS: dict[str, Literal["higher", "lower"]] = {
 """What can be measured, and which way is better: declared, never guessed from the name."""
 
 
-class Evaluation(Section):
+class EvaluationSettings(Section):
     metrics: tuple[str, ...] = ("heldout_loss",)
     """What is measured on the held-out pool: heldout_loss, exact_match_greedy, exact_match_sampled."""
     max_cases: int = Field(default=500, ge=1, le=100_000)
@@ -245,7 +245,7 @@ class Evaluation(Section):
     """Cases scored at once."""
 
 
-class Gate(Section):
+class GateSettings(Section):
     primary: str = "heldout_loss"
     """The metric that must get better."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1.0)
@@ -284,7 +284,7 @@ class Watch(Section):
     """Looks in a row that may find a target unhealthy before it is rolled back."""
 
 
-class Target(Section):
+class TargetSettings(Section):
     name: str = "directory"
     """How the target is called in listings; unique in the profile."""
     kind: str = "directory"
@@ -302,7 +302,7 @@ class Target(Section):
         return value
 
 
-class Trainer(Section):
+class TrainerSettings(Section):
     kind: str = "native"
     """Which trainer: native, trl, unsloth, command, dry-run, sim."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -324,11 +324,11 @@ class Profile(Section):
     """The model that is tuned."""
     hardware: Hardware = Hardware()
     """What a run needs to train on."""
-    trainer: Trainer = Trainer()
+    trainer: TrainerSettings = TrainerSettings()
     """Which program trains."""
     recipe: Recipe = Recipe()
     """Method and hyperparameters."""
-    data: Data = Data()
+    data: DataSettings = DataSettings()
     """How input files are split, and how many bad lines they may have."""
     experience: ExperiencePolicy = ExperiencePolicy()
     """What is captured of the model's use, and how it is judged."""
@@ -340,17 +340,17 @@ class Profile(Section):
     """How often training saves what it can resume from."""
     budgets: Budgets = Budgets()
     """What one run may spend."""
-    evaluation: Evaluation = Evaluation()
+    evaluation: EvaluationSettings = EvaluationSettings()
     """What is measured on the held-out pool after training."""
-    gate: Gate = Gate()
+    gate: GateSettings = GateSettings()
     """What an adapter must show before it goes live."""
-    shadow: Shadow = Shadow()
+    shadow: ShadowSettings = ShadowSettings()
     """Whether a promoted candidate meets mirrored traffic before it goes live."""
     deploy: Deploy = Deploy()
     """When a promoted adapter goes live."""
     watch: Watch = Watch()
     """How a fresh deployment is watched."""
-    targets: tuple[Target, ...] = (Target(),)
+    targets: tuple[TargetSettings, ...] = (TargetSettings(),)
     """Where adapters are served: a list of name, kind and options."""
     answers: Answers = Answers()
     """How long an answer may be where the request does not say."""

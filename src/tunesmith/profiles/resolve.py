@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tunesmith.core.errors import ConfigError, NotFound, quoted
 from tunesmith.core.files import canonical_json, sha256_text
 from tunesmith.core.ids import is_name
 from tunesmith.core.section import Section
+from tunesmith.profiles.keys import Problem, SchemaField, UnknownKey, current_path, find, schema_fields, subsection
 from tunesmith.profiles.layers import (
     Entries,
     Layer,
@@ -27,12 +29,11 @@ from tunesmith.profiles.layers import (
     document_layer,
     dotted,
     environment_layer,
-    lay_over,
     mapping_layer,
+    merge,
     override_layer,
 )
 from tunesmith.profiles.profile import Profile
-from tunesmith.profiles.schema import Place, Problem, find, places, subsection
 from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.value_checks import describe
 from tunesmith.profiles.workspace import Workspace
@@ -103,15 +104,15 @@ def _resolve(
 ) -> Resolved:
     document = _read_profile(workspace, profile_name)
     problems = Problems()
-    entries = lay_over(default_layer(), document_layer(Layer.PROFILE, document, problems))
+    entries = merge(default_layer(), document_layer(Layer.PROFILE, document, problems))
     named = document.tree.get("name")
     if isinstance(named, str) and named != profile_name:
         reason = f"is {quoted(named)}, but the file is {profile_name}.yaml; make them equal"
         problems.add(document.where(("name",)), Problem(("name",), reason))
-    entries = lay_over(entries, mapping_layer(Layer.CAMPAIGN, "campaign", campaign_overrides or {}, problems))
+    entries = merge(entries, mapping_layer(Layer.CAMPAIGN, "campaign", campaign_overrides or {}, problems))
     entries = _lay_workspace_over(entries, workspace, environ, problems)
-    entries = lay_over(entries, kept or {})
-    entries = lay_over(entries, override_layer(overrides, problems, Layer.OVERRIDE))
+    entries = merge(entries, kept or {})
+    entries = merge(entries, override_layer(overrides, problems, Layer.OVERRIDE))
     problems.raise_any()
     profile = _build(Profile, entries, document.shown)
     settings = _build(Settings, entries, workspace.project_file.name)
@@ -135,7 +136,7 @@ def resolve_settings(
     with _repeating_nothing_of_foreign((workspace.project_file,), workspace):
         entries = _lay_workspace_over(default_layer(), workspace, environ, problems)
         # what holds for the whole workspace may be said here, which an override of one run may not
-        entries = lay_over(entries, override_layer(overrides, problems, Layer.ENVIRONMENT))
+        entries = merge(entries, override_layer(overrides, problems, Layer.ENVIRONMENT))
         problems.raise_any()
         return _build(Settings, entries, workspace.project_file.name)
 
@@ -207,8 +208,8 @@ def _lay_workspace_over(
 ) -> Entries:
     """Project file and environment hold for every profile, and for the settings."""
     project = read_yaml(workspace.project_file, workspace.project_file.name)
-    entries = lay_over(entries, document_layer(Layer.PROJECT, project, problems))
-    return lay_over(entries, environment_layer(os.environ if environ is None else environ, problems))
+    entries = merge(entries, document_layer(Layer.PROJECT, project, problems))
+    return merge(entries, environment_layer(os.environ if environ is None else environ, problems))
 
 
 def _read_profile(workspace: Workspace, name: str) -> Document:
@@ -239,7 +240,7 @@ def _build(model: type[S], entries: Entries, shown: str) -> S:
         for detail in error.errors():
             if detail["type"] == "missing":
                 key = dotted(detail["loc"])
-                doc = (places()[key].info.description or "").rstrip(".")
+                doc = (schema_fields()[key].info.description or "").rstrip(".")
                 problems.add(shown, Problem(detail["loc"], f"is required ({describe(key)}): {doc}"))
             else:  # a rule of ours: "key: reason"
                 key, _, reason = detail["msg"].removeprefix("Value error, ").partition(": ")
@@ -267,10 +268,52 @@ def _where(entries: Entries, path: KeyPath, otherwise: str) -> str:
 def _rank(path: tuple[str, ...]) -> int:
     """In the order of the schema, so that listings read well."""
     place = find(path)
-    assert isinstance(place, Place), "entries are values, not sections"
+    assert isinstance(place, SchemaField), "entries are values, not sections"
     return _ranks()[".".join((*place.prefix, place.field))]
 
 
 @cache
 def _ranks() -> dict[str, int]:
-    return {key: rank for rank, key in enumerate(places())}
+    return {key: rank for rank, key in enumerate(schema_fields())}
+
+
+_PASSWORD = re.compile(r"(?<=://)([^/@:]*):.*@|(?<=password=)[^&]*")
+
+
+@dataclass(frozen=True)
+class ExplainedKey:
+    """One key as `config explain` shows it: its value, which layer set it, and its documentation."""
+
+    key: str
+    value: Any
+    origin: Origin
+    doc: str
+
+
+def explain(resolved: Resolved, key: str | None = None) -> list[ExplainedKey]:
+    """Return all keys, or one key, or the keys of one section."""
+    if key:
+        wanted = current_path(tuple(key.split(".")))
+        key = ".".join(wanted)
+        try:
+            find(wanted)
+        except UnknownKey as unknown:
+            raise NotFound(f"{dotted(wanted)}: {unknown.problem.reason}") from None
+    return [
+        ExplainedKey(
+            name, without_password(resolved.values[name]) if name == "store.url" else resolved.values[name], origin, doc
+        )
+        for name, origin in resolved.origins.items()
+        if not key or name == key or name.startswith(f"{key}.")
+        for doc in [_doc(name)]
+    ]
+
+
+def without_password(url: str | None) -> str | None:
+    """A database URL that may be shown."""
+    return _PASSWORD.sub(lambda found: f"{found[1]}:…@" if found[1] is not None else "…", url) if url else url
+
+
+def _doc(name: str) -> str:
+    field = next(known for known in schema_fields() if name == known or name.startswith(f"{known}."))
+    return schema_fields()[field].info.description or ""

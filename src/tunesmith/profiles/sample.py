@@ -10,8 +10,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from tunesmith.core.section import Section
+from tunesmith.profiles.keys import Names, subsection
 from tunesmith.profiles.profile import Profile
-from tunesmith.profiles.schema import Names, subsection
 from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.value_checks import expected
 

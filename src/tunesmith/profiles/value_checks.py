@@ -17,14 +17,13 @@ from pydantic_core import ErrorDetails
 
 from tunesmith.core.errors import did_you_mean, quoted
 from tunesmith.core.section import Section
-from tunesmith.profiles.known_keys import REFUSED, unknown_key
-from tunesmith.profiles.schema import Place, Problem, is_free, places
+from tunesmith.profiles.keys import REFUSED, Problem, SchemaField, is_free, schema_fields, unknown_key
 from tunesmith.profiles.yaml_files import KeyPath, parse_inline
 
 _SECRET = frozenset({("store", "url")})  # may hold a password: never repeated in a message
 
 
-def check_value(place: Place, value: Any) -> list[Problem]:
+def check_value(place: SchemaField, value: Any) -> list[Problem]:
     """Why a value cannot stand there; empty when it can. Strict: text is no number, 16.0 is no whole number."""
     # With a dot in a name, the dotted key would mean something else when it is read again.
     odd = [part for part in place.rest if not part or "." in part] if is_free(place.info) else []
@@ -57,7 +56,7 @@ def _holds_nonfinite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def coerce_text(place: Place, text: str) -> tuple[Any, list[Problem]]:
+def coerce_text(place: SchemaField, text: str) -> tuple[Any, list[Problem]]:
     """The value that text from a command line or the environment stands for there, or why it stands for none.
 
     Such text is untyped, so a quoted number is a number, 0 and 1 are booleans, and 123 may be a revision.
@@ -109,7 +108,7 @@ class _Spot:
         return None
 
 
-def _problem(place: Place, value: Any, detail: ErrorDetails) -> Problem:
+def _problem(place: SchemaField, value: Any, detail: ErrorDetails) -> Problem:
     """One error of pydantic in our words."""
     spot = _Spot(place.prefix, place.section, (), {place.field: value})
     for part in detail["loc"]:
@@ -129,7 +128,7 @@ def _problem(place: Place, value: Any, detail: ErrorDetails) -> Problem:
     return Problem(spot.path, _refusal(spot))
 
 
-def _key_names(place: Place) -> tuple[str, ...]:
+def _key_names(place: SchemaField) -> tuple[str, ...]:
     """The keys of a mapping whose keys are an enum."""
     return tuple(str(member.value) for member in get_args(place.info.annotation)[0])
 
@@ -236,8 +235,8 @@ def _plain(number: Any) -> str:
 
 def describe(dotted: str) -> str:
     """What may stand at a key of the schema, in words."""
-    return describe_place(places()[dotted])
+    return describe_place(schema_fields()[dotted])
 
 
-def describe_place(place: Place) -> str:
+def describe_place(place: SchemaField) -> str:
     return expected(place.info.annotation, tuple(place.info.metadata))

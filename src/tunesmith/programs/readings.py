@@ -14,7 +14,7 @@ MAX_TOKENS = 16
 NUM_PROMPTS = 6
 
 
-class Reading(Section):
+class ProbeResult(Section):
     """One prompt as one stack sees it. What a server does not tell is None, and is not compared."""
 
     messages: tuple[dict[str, Any], ...]
@@ -46,7 +46,7 @@ class References(Section):
     dtype: str
     """In which numbers it was computed, e.g. float32."""
     max_tokens: int
-    readings: tuple[Reading, ...]
+    readings: tuple[ProbeResult, ...]
     tokens: dict[int, str] = Field(default_factory=dict)
     """How the tokens of the readings are written, for people; BOS and EOS are named."""
 

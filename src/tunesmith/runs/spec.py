@@ -12,16 +12,16 @@ from tunesmith.profiles.profile import (
     Budgets,
     Checkpoints,
     Deploy,
-    Evaluation,
-    Gate,
+    EvaluationSettings,
+    GateSettings,
     Method,
     Recipe,
-    Target,
+    TargetSettings,
     Validation,
     Watch,
 )
 from tunesmith.profiles.rules.lock import ArchitectureLock
-from tunesmith.profiles.sections.shadow import Shadow
+from tunesmith.profiles.sections.shadow import ShadowSettings
 
 PROTOCOL_VERSION = 1
 
@@ -85,12 +85,12 @@ class RunSpec(Section):
     budgets: Budgets
     validation: Validation
     checkpoints: Checkpoints
-    evaluation: Evaluation
-    gate: Gate
-    shadow: Shadow = Shadow()
+    evaluation: EvaluationSettings
+    gate: GateSettings
+    shadow: ShadowSettings = ShadowSettings()
     deploy: Deploy
     watch: Watch
-    targets: tuple[Target, ...]
+    targets: tuple[TargetSettings, ...]
     expected_artifact: Literal["adapter", "model", "none"]
     dry_run: bool = False
     fingerprints: Fingerprints
@@ -160,7 +160,7 @@ class EvaluateSpec(Section):
     base: BaseModelRef
     subjects: tuple[Subject, ...]
     cases: CasesRef
-    evaluation: Evaluation
+    evaluation: EvaluationSettings
     seed: int
 
 

@@ -32,8 +32,8 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """The two answers under the same verifiers, and what a screen found in the teacher's."""
+class ComparedAnswers:
+    """The findings of the same verifiers for both answers, and of the screens for the teacher's."""
 
     student: Mapping[str, Finding]
     teacher: Mapping[str, Finding]
@@ -41,7 +41,9 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CorrectionDecision:
+    """Whether the teacher's answer is stored as a correction, and why."""
+
     is_accepted: bool
     reason: str
 
@@ -66,39 +68,39 @@ def unusable(reply: Reply, student: Interaction) -> str | None:
     return None
 
 
-def verdict(judged: Judged, bar: float) -> Verdict:
-    """Accepted only if nothing is suspicious, every verifier passes it above the bar, and it beats the student."""
-    if judged.suspicions:
-        return Verdict(False, f"a screen found something in it: {judged.suspicions[0]}")
-    failed = _below(judged.teacher, bar)
+def decide(compared: ComparedAnswers, min_score: float) -> CorrectionDecision:
+    """Accept only an answer without suspicions that scores `min_score` with every verifier and beats the student's."""
+    if compared.suspicions:
+        return CorrectionDecision(False, f"a screen found something in it: {compared.suspicions[0]}")
+    failed = _below(compared.teacher, min_score)
     if failed is not None:
-        return Verdict(False, failed)
-    better, worse = _compared(judged)
+        return CorrectionDecision(False, failed)
+    better, worse = _compared(compared)
     if worse:
-        return Verdict(False, f"it is worse than the student's: {worse[0]}")
+        return CorrectionDecision(False, f"it is worse than the student's: {worse[0]}")
     if not better:
-        return Verdict(False, "no verifier finds it better than the student's")
-    return Verdict(True, "; ".join(better))
+        return CorrectionDecision(False, "no verifier finds it better than the student's")
+    return CorrectionDecision(True, "; ".join(better))
 
 
-def _below(findings: Mapping[str, Finding], bar: float) -> str | None:
+def _below(findings: Mapping[str, Finding], min_score: float) -> str | None:
     """The first verifier that does not pass it; one that nothing applies to is not passed either."""
     known = {name: finding for name, finding in sorted(findings.items()) if decides(name)}
     for name, finding in known.items():
         if finding.flagged:
             return f"{name}: {finding.reason or 'flagged'}"
-        if finding.score is not None and not finding.score >= bar:
-            return f"{name} {finding.score:.2f} is below the bar of {bar:g}: {finding.reason}"
+        if finding.score is not None and not finding.score >= min_score:
+            return f"{name} {finding.score:.2f} is below the bar of {min_score:g}: {finding.reason}"
     if all(finding.score is None for finding in known.values()):
         return "no verifier applies to it, so nothing says that it is good"
     return None
 
 
-def _compared(judged: Judged) -> tuple[list[str], list[str]]:
+def _compared(compared: ComparedAnswers) -> tuple[list[str], list[str]]:
     """Where the teacher's is better, and where it is worse."""
     found: dict[Literal["better", "worse"], list[str]] = {"better": [], "worse": []}
-    for name in sorted(judged.student.keys() & judged.teacher.keys()):
-        mine, theirs = judged.student[name], judged.teacher[name]
+    for name in sorted(compared.student.keys() & compared.teacher.keys()):
+        mine, theirs = compared.student[name], compared.teacher[name]
         if not decides(name):
             continue
         if mine.flagged != theirs.flagged:

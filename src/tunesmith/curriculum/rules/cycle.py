@@ -135,8 +135,8 @@ def same_as_student(teacher: TeacherSettings, profiles: Iterable[str], base_name
 
 
 @dataclass(frozen=True)
-class Moment:
-    """What decides whether a cycle may begin now."""
+class CycleInputs:
+    """The inputs of the decision whether a cycle may begin now."""
 
     now: datetime
     last_began_at: datetime | None
@@ -150,7 +150,7 @@ class Moment:
     """A cycle waits or is under way."""
 
 
-def waits_for(policy: CurriculumPolicy, moment: Moment) -> list[str]:
+def waits_for(policy: CurriculumPolicy, moment: CycleInputs) -> list[str]:
     """Everything that keeps a cycle from beginning by itself, in words; empty: it is due."""
     found = [] if policy.enabled else ["curriculum.enabled is false"]
     if moment.is_stopped:

@@ -50,13 +50,13 @@ _MAX_SHOWN = 300
 Prompt = tuple[str, Sequence[Mapping[str, Any]]]
 
 
-class Abandoned(Exception):
-    """We were told to end while the teacher was thinking; nothing is known of its answer."""
+class TeacherCancelled(Exception):
+    """The cycle was stopped while the teacher was generating; its answer is unknown."""
 
 
 @dataclass(frozen=True)
-class Grip:
-    """How a program of ours is held: by a worker with its lease, or by a person's own process."""
+class ProgramHandle:
+    """The callbacks that keep a teacher's program alive: those of a worker with its lease, or of a foreground process."""
 
     attempt: AttemptRef
     why_stop: Callable[[], str | None]
@@ -104,8 +104,8 @@ def _weights(folder: Path) -> list[Path]:
 class LocalTeacher:
     """Answers the prompts of one cycle; start, waiting and end of its program."""
 
-    def __init__(self, settings: TeacherSettings, folder: Path, directory: Path, grip: Grip) -> None:
-        self._settings, self._folder, self._directory, self._grip = settings, folder, directory, grip
+    def __init__(self, settings: TeacherSettings, folder: Path, directory: Path, handle: ProgramHandle) -> None:
+        self._settings, self._folder, self._directory, self._grip = settings, folder, directory, handle
         self._program: RunningProgram | None = None
         self._lines = _Lines(directory / ANSWERS)
         self._advance = Advance()
@@ -158,7 +158,7 @@ class LocalTeacher:
             if boot_seconds() - asked >= _ASK_S:
                 asked = boot_seconds()
                 if (why := self._grip.why_stop()) is not None:
-                    raise Abandoned(why)
+                    raise TeacherCancelled(why)
             self._look(self._program, last)
         if said.error is not None or said.text is None:
             raise TeacherFailed(str(said.error), may_be_billed=False, is_about_prompt=True)

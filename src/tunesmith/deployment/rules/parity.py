@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunesmith.programs.readings import Reading, References
+from tunesmith.programs.readings import ProbeResult, References
 
 _SHOWN_TOKENS = 4
 _SHOWN_TEXT = 200
@@ -73,7 +73,7 @@ def tolerance_of(kind: str, options: Mapping[str, Any], dtype: str, chosen: floa
     return Tolerance(_HALF, f"the same libraries in {dtype}")
 
 
-def compare(references: References, readings: Sequence[Reading], tolerance: float) -> Parity:
+def compare(references: References, readings: Sequence[ProbeResult], tolerance: float) -> Parity:
     """Whether a target reads and writes as the trainer's stack does."""
     expected = references.readings
     if not expected:
@@ -102,8 +102,8 @@ def compare(references: References, readings: Sequence[Reading], tolerance: floa
 class _Pair:
     """One prompt in both stacks; `problem` compares them and counts what was compared."""
 
-    ours: Reading
-    theirs: Reading
+    ours: ProbeResult
+    theirs: ProbeResult
     references: References
     tolerance: float
     num_tokens: int = 0

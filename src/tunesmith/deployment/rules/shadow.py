@@ -9,7 +9,7 @@ from typing import Literal
 
 from tunesmith.evaluation.rules.comparison import paired_interval
 from tunesmith.experience.rules.shadow import Observed, ShadowOutcome
-from tunesmith.profiles.sections.shadow import Shadow
+from tunesmith.profiles.sections.shadow import ShadowSettings
 
 _CONFIDENCE = 0.95
 
@@ -31,7 +31,7 @@ class ShadowVerdict:
     reason: str
 
 
-def judge(seen: Shadowed, policy: Shadow, seed: int) -> ShadowVerdict:
+def judge(seen: Shadowed, policy: ShadowSettings, seed: int) -> ShadowVerdict:
     """Fewer answers than `min_count`, or less time than `min_s`, never suffice; nor does what cannot be told apart."""
     num = len(seen.observed)
     if num < max(1, policy.min_count) or seen.mirroring_s < policy.min_s:
@@ -47,7 +47,7 @@ def judge(seen: Shadowed, policy: Shadow, seed: int) -> ShadowVerdict:
     return _by_flags(seen, policy, seed)
 
 
-def _by_flags(seen: Shadowed, policy: Shadow, seed: int) -> ShadowVerdict:
+def _by_flags(seen: Shadowed, policy: ShadowSettings, seed: int) -> ShadowVerdict:
     """Pair by pair: how much smaller the share without a flag is than that of what is live."""
     pairs = [each for each in seen.observed if each.outcome is ShadowOutcome.ANSWERED]
     if not pairs:
@@ -66,7 +66,7 @@ def _by_flags(seen: Shadowed, policy: Shadow, seed: int) -> ShadowVerdict:
     return _unless_late(seen, policy, f"cannot be told yet: {said}")
 
 
-def _unless_late(seen: Shadowed, policy: Shadow, said: str) -> ShadowVerdict:
+def _unless_late(seen: Shadowed, policy: ShadowSettings, said: str) -> ShadowVerdict:
     if seen.waiting_s >= policy.max_s:
         return ShadowVerdict("failed", f"not enough within shadow.max_s ({policy.max_s:.0f} s): {said}")
     return ShadowVerdict("again", said)

@@ -9,7 +9,7 @@ from typing import Any
 from tunesmith.core.errors import DataError
 from tunesmith.core.files import verify_folder
 from tunesmith.deployment.targets.base import ServedAdapter
-from tunesmith.profiles.profile import Target as TargetConfig
+from tunesmith.profiles.profile import TargetSettings as TargetConfig
 from tunesmith.profiles.rules.target_limits import adapter_violations, whole_model_refusal
 
 CONFIG = "adapter_config.json"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tunesmith.core.errors import TunesmithError
-from tunesmith.programs.readings import Reading
+from tunesmith.programs.readings import ProbeResult
 
 
 class TargetError(TunesmithError):
@@ -42,7 +42,7 @@ class Target(Protocol):
 
     def probe(
         self, adapter: ServedAdapter, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
-    ) -> list[Reading] | None:
+    ) -> list[ProbeResult] | None:
         """What a loaded adapter makes of prompts here, greedily; None where nobody can be asked (a directory)."""
 
     def flip(self, adapter: ServedAdapter | None) -> None:

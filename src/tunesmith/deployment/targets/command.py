@@ -29,7 +29,7 @@ from tunesmith.deployment.targets.alias import StateFile
 from tunesmith.deployment.targets.base import ServedAdapter, TargetError
 from tunesmith.deployment.targets.flip_order import Order
 from tunesmith.deployment.targets.options import TargetOptions, Text, Variable, read_options
-from tunesmith.programs.readings import Reading
+from tunesmith.programs.readings import ProbeResult
 
 MAX_OUTPUT = 1 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
@@ -81,13 +81,13 @@ class CommandTarget:
 
     def probe(
         self, adapter: ServedAdapter, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
-    ) -> list[Reading] | None:
+    ) -> list[ProbeResult] | None:
         asked = [[dict(message) for message in prompt] for prompt in prompts]
         said = self._call("probe", adapter, prompts=asked, max_tokens=max_tokens).get("readings")
         if said is None:
             return None
         try:
-            return [Reading.model_validate(reading) for reading in said]
+            return [ProbeResult.model_validate(reading) for reading in said]
         except (TypeError, ValidationError) as error:
             raise self._odd("probe", f"its readings cannot be read ({type(error).__name__})") from None
 

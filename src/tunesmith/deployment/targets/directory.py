@@ -25,7 +25,7 @@ from tunesmith.deployment.targets.adapter_files import CONFIG, read_config
 from tunesmith.deployment.targets.base import ServedAdapter, TargetError
 from tunesmith.deployment.targets.flip_order import Order
 from tunesmith.deployment.targets.owned_folder import OwnedFolder
-from tunesmith.profiles.profile import Target
+from tunesmith.profiles.profile import TargetSettings
 from tunesmith.profiles.rules.target_limits import (
     FOR,
     MAX_RANK,
@@ -33,7 +33,7 @@ from tunesmith.profiles.rules.target_limits import (
     option_problem,
     whole_model_refusal,
 )
-from tunesmith.programs.readings import Reading
+from tunesmith.programs.readings import ProbeResult
 
 READABLE_BY = "readable_by"
 _MODES = {"owner": (0o700, 0o600), "group": (0o750, 0o640), "everyone": (0o755, 0o644)}
@@ -51,7 +51,7 @@ class DirectoryTarget:
         problem = option_problem("directory", options)
         if problem is not None:
             raise ConfigError(f"targets: {problem}")
-        self._served = Target(kind="directory", options=options)
+        self._served = TargetSettings(kind="directory", options=options)
         path = options.get("path", f".tunesmith/live/{profile}")
         if not isinstance(path, str) or not path.strip() or "\x00" in path:
             raise ConfigError("targets: path of a directory target must be the name of a folder")
@@ -89,7 +89,7 @@ class DirectoryTarget:
 
     def probe(
         self, adapter: ServedAdapter, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
-    ) -> list[Reading] | None:
+    ) -> list[ProbeResult] | None:
         return None  # a folder answers nothing
 
     def flip(self, adapter: ServedAdapter | None) -> None:

@@ -16,7 +16,7 @@ from tunesmith.deployment.targets.options import TargetOptions, read_options
 from tunesmith.deployment.targets.server import TargetServer
 from tunesmith.profiles.workspace import is_this_one
 from tunesmith.programs.process_identity import ProcessIdentity, is_alive
-from tunesmith.programs.readings import Reading
+from tunesmith.programs.readings import ProbeResult
 
 _SLACK_S = 5.0
 
@@ -52,7 +52,7 @@ class EmbeddedTarget:
 
     def probe(
         self, adapter: ServedAdapter, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
-    ) -> list[Reading] | None:
+    ) -> list[ProbeResult] | None:
         body = {
             "profile": self._profile,
             "name": adapter.name,
@@ -62,7 +62,7 @@ class EmbeddedTarget:
         server = self._servers()[0]
         said = server.post("/control/probe", body)
         try:
-            return [Reading.model_validate(reading) for reading in said["readings"]]
+            return [ProbeResult.model_validate(reading) for reading in said["readings"]]
         except (KeyError, TypeError, ValidationError) as error:
             raise TargetError(f"{server.url}: its readings cannot be read ({type(error).__name__})") from None
 

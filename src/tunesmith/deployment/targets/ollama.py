@@ -25,7 +25,7 @@ from tunesmith.deployment.targets.gguf_adapter import base_of, convert
 from tunesmith.deployment.targets.options import TargetOptions, Text, Url, Variable, read_options
 from tunesmith.deployment.targets.server import TargetServer
 from tunesmith.profiles.workspace import is_this_one
-from tunesmith.programs.readings import Reading
+from tunesmith.programs.readings import ProbeResult
 
 _FILE = "adapter.gguf"
 _ADAPTER = re.compile(r"^ADAPTER\s+\S*sha256[-:]([0-9a-f]{64})\s*$", re.MULTILINE)
@@ -93,7 +93,7 @@ class OllamaTarget:
 
     def probe(
         self, adapter: ServedAdapter, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
-    ) -> list[Reading] | None:
+    ) -> list[ProbeResult] | None:
         return [self._read(adapter.name, messages, max_tokens) for messages in prompts]
 
     def flip(self, adapter: ServedAdapter | None) -> None:
@@ -219,7 +219,7 @@ class OllamaTarget:
         if not reply.is_ok and reply.status != 404:
             raise TargetError(f"{self._http.url} cannot remove {_theirs(name)}: {reply.complaint}")
 
-    def _read(self, name: str, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> Reading:
+    def _read(self, name: str, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> ProbeResult:
         """The text, and log-probabilities where this version of Ollama tells them; it tells no tokens."""
         body = {
             "model": _theirs(name),
@@ -231,7 +231,7 @@ class OllamaTarget:
         said = self._http.post("/api/chat", body)
         try:
             told = said.get("logprobs")
-            return Reading(
+            return ProbeResult(
                 messages=tuple(dict(message) for message in messages),
                 answer_text=said["message"]["content"],
                 log_probs=None if not told else tuple(float(token["logprob"]) for token in told),

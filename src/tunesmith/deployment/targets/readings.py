@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tunesmith.deployment.targets.base import TargetError
-from tunesmith.programs.readings import Reading
+from tunesmith.programs.readings import ProbeResult
 
 
 def chat_reading(
@@ -19,7 +19,7 @@ def chat_reading(
     prompt_text: str | None = None,
     prompt_ids: Sequence[int] | None = None,
     answer_ids: Sequence[int] | None = None,
-) -> Reading:
+) -> ProbeResult:
     """`said` is a chat completion that was not streamed; raises TargetError where it is not."""
     try:
         choice = said["choices"][0]
@@ -27,7 +27,7 @@ def chat_reading(
         if answer_ids is None and tokens is not None and all("id" in token for token in tokens):
             answer_ids = [int(token["id"]) for token in tokens]
         usage = said.get("usage") or {}
-        return Reading(
+        return ProbeResult(
             messages=tuple(dict(message) for message in messages),
             prompt_text=prompt_text,
             prompt_ids=None if prompt_ids is None else tuple(prompt_ids),

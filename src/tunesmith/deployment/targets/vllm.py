@@ -22,7 +22,7 @@ from tunesmith.deployment.targets.flip_order import Order
 from tunesmith.deployment.targets.options import TargetOptions, Text, Url, Variable, read_options
 from tunesmith.deployment.targets.readings import chat_reading
 from tunesmith.deployment.targets.server import TargetServer
-from tunesmith.programs.readings import Reading
+from tunesmith.programs.readings import ProbeResult
 from tunesmith.runs.spec_paths import path_from, path_in
 
 _POLL_S = 0.1
@@ -93,7 +93,7 @@ class VllmTarget:
 
     def probe(
         self, adapter: ServedAdapter, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
-    ) -> list[Reading] | None:
+    ) -> list[ProbeResult] | None:
         """The prompts go round the replicas, so that one with another template or base is found too."""
         return [
             self._read(self._replicas[number % len(self._replicas)], adapter.name, messages, max_tokens)
@@ -225,7 +225,7 @@ class VllmTarget:
 
     def _read(
         self, replica: TargetServer, name: str, messages: Sequence[Mapping[str, Any]], max_tokens: int
-    ) -> Reading:
+    ) -> ProbeResult:
         body = {
             "model": name,
             "messages": list(messages),

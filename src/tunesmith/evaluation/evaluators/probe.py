@@ -13,24 +13,24 @@ import torch
 from tunesmith.models.chat import ChatFormat
 from tunesmith.models.generation import stop_ids
 from tunesmith.models.scoring import evaluating, mixed_precision
-from tunesmith.programs.readings import Reading
+from tunesmith.programs.readings import ProbeResult
 
 Messages = Sequence[Mapping[str, Any]]
 
 
-def probe_prompts(model: Any, chat: ChatFormat, prompts: Sequence[Messages], max_tokens: int) -> list[Reading]:
+def probe_prompts(model: Any, chat: ChatFormat, prompts: Sequence[Messages], max_tokens: int) -> list[ProbeResult]:
     """Greedy answers of at most `max_tokens` tokens, each token with its log-probability and its lead."""
     with evaluating(model), mixed_precision(next(model.parameters()).device):
         return [_read(model, chat, messages, max_tokens) for messages in prompts]
 
 
-def shown_tokens(chat: ChatFormat, readings: Sequence[Reading]) -> dict[int, str]:
+def shown_tokens(chat: ChatFormat, readings: Sequence[ProbeResult]) -> dict[int, str]:
     """How the tokens of readings are written, for the messages about what differs."""
     used = {token for reading in readings for token in (*(reading.prompt_ids or ()), *(reading.answer_ids or ()))}
     return {token: chat.shown(token) for token in sorted(used | chat.stop_ids)}
 
 
-def _read(model: Any, chat: ChatFormat, messages: Messages, max_tokens: int) -> Reading:
+def _read(model: Any, chat: ChatFormat, messages: Messages, max_tokens: int) -> ProbeResult:
     plain = tuple(dict(message) for message in messages)
     prompt = chat.prompt(plain)
     stops, device = stop_ids(model, chat), next(model.parameters()).device
@@ -49,7 +49,7 @@ def _read(model: Any, chat: ChatFormat, messages: Messages, max_tokens: int) -> 
         ids = torch.tensor([[token]], device=device)
     finished = bool(written) and written[-1] in stops
     told = written[:-1] if finished else written
-    return Reading(
+    return ProbeResult(
         messages=plain,
         prompt_text=chat.prompt_text(plain),
         prompt_ids=prompt,

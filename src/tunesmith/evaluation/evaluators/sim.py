@@ -21,7 +21,7 @@ from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import Program, ProgramFailure
 from tunesmith.programs.messages import Artifact, CaseScore, Result, ResultStatus, Scores
 from tunesmith.programs.protocol import REFERENCES
-from tunesmith.programs.readings import Reading, References, choose_prompts
+from tunesmith.programs.readings import ProbeResult, References, choose_prompts
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.runs.spec import AdapterRef, EvaluateSpec
 
@@ -95,11 +95,11 @@ def _refer(program: Program, base: str) -> Artifact | None:
     return Artifact(path=REFERENCES, digest=sha256_file(program.dir / REFERENCES))
 
 
-def simulated_reading(digest: str, messages: Sequence[Mapping[str, Any]]) -> Reading:
+def simulated_reading(digest: str, messages: Sequence[Mapping[str, Any]]) -> ProbeResult:
     """What a simulated adapter makes of a prompt: one word, by its digest. A drill's target can say the same."""
     text = json.dumps(list(messages), ensure_ascii=False)
     word = int.from_bytes(hashlib.sha256(f"{digest}:{text}".encode()).digest()[:3], "big")
-    return Reading(
+    return ProbeResult(
         messages=tuple(dict(message) for message in messages),
         prompt_text=text,
         prompt_ids=tuple(text.encode()),

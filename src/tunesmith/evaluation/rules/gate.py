@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from tunesmith.core.section import Section
 from tunesmith.evaluation.rules.comparison import Comparison, Report
-from tunesmith.profiles.profile import METRICS, Gate
+from tunesmith.profiles.profile import METRICS, GateSettings
 
 BARE_BASE = "base"  # what is live when no adapter is
 
@@ -43,7 +43,7 @@ class Judged(Section):
     verdict: Verdict
 
 
-def decide(report: Report, gate: Gate, metrics: tuple[str, ...]) -> Verdict:
+def decide(report: Report, gate: GateSettings, metrics: tuple[str, ...]) -> Verdict:
     """Promote only what is measurably better and nowhere measurably worse than allowed."""
     unusable = _unusable(report, gate, metrics)
     if unusable is not None:
@@ -64,7 +64,7 @@ def decide(report: Report, gate: Gate, metrics: tuple[str, ...]) -> Verdict:
     return Verdict(decision=Decision.PROMOTE, reasons=(f"better: {line}",))
 
 
-def missing_evidence(judged: Judged, gate: Gate, metrics: tuple[str, ...]) -> str | None:
+def missing_evidence(judged: Judged, gate: GateSettings, metrics: tuple[str, ...]) -> str | None:
     """Why there are no numbers that a person could decide by; None where there are.
 
     A tie, or too few cases, has numbers: a person may look at them and approve.
@@ -75,7 +75,7 @@ def missing_evidence(judged: Judged, gate: Gate, metrics: tuple[str, ...]) -> st
     return None if unusable is None else "; ".join(unusable.reasons)
 
 
-def _unusable(report: Report, gate: Gate, metrics: tuple[str, ...]) -> Verdict | None:
+def _unusable(report: Report, gate: GateSettings, metrics: tuple[str, ...]) -> Verdict | None:
     """A verdict when the evidence does not allow a comparison at all."""
     missing = [metric for metric in (*metrics, gate.primary, *gate.floors) if report.of(metric) is None]
     if missing:
@@ -101,7 +101,7 @@ def _unusable(report: Report, gate: Gate, metrics: tuple[str, ...]) -> Verdict |
     return None
 
 
-def _broken_rules(report: Report, gate: Gate) -> list[str]:
+def _broken_rules(report: Report, gate: GateSettings) -> list[str]:
     broken = []
     for comparison in report.comparisons:
         assert comparison.candidate is not None
@@ -115,7 +115,7 @@ def _broken_rules(report: Report, gate: Gate) -> list[str]:
     return broken
 
 
-def _forgotten(report: Report, gate: Gate) -> list[str]:
+def _forgotten(report: Report, gate: GateSettings) -> list[str]:
     """New data must not be learnt at the cost of what was proven before, however well it fits the new data."""
     old = report.established
     if old is None or old.high is None or old.difference is None:

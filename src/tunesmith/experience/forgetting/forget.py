@@ -36,8 +36,8 @@ _MANY_CASES = 10_000  # a dataset brings the first thousand to the pool, unless 
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of one dataset that held something forgotten."""
+class RewriteResult:
+    """The result of rewriting one dataset that contained an erased experience."""
 
     dataset_id: str
     state: Literal["done", "waits", "failed"]
@@ -63,16 +63,16 @@ def finish(
     actor: str,
     wait: bool = False,
     on_step: Step = lambda step: None,
-) -> list[Outcome]:
+) -> list[RewriteResult]:
     """Rewrite the datasets that still hold what was forgotten, where no run reads them.
 
     Killed at any point, each dataset is the old one or the new one, and the next call goes on. One process at a time
     does it; with `wait` we wait for the other.
     """
     with database.read() as tx:
-        todo, owes_rewrite = erasures.pending(tx), erasures.owes_rewrite(tx)
+        todo, owes_rewrite = erasures.pending(tx), erasures.needs_vacuum(tx)
     if owes_rewrite and not wait:  # who waits for us does it afterwards
-        erasures.scrub(database)
+        erasures.vacuum(database)
     if not todo:
         return []
     try:
@@ -103,14 +103,14 @@ def readers_of(tx: Tx, todo: Pending) -> list[str]:
     return erasures.readers(tx, todo.dataset_id, judges=Split.HELDOUT in groups)
 
 
-def _finish_one(database: Database, workspace: Workspace, todo: Pending, actor: str, on_step: Step) -> Outcome:
+def _finish_one(database: Database, workspace: Workspace, todo: Pending, actor: str, on_step: Step) -> RewriteResult:
     with database.read() as tx:
         dataset = datasets.get(tx, todo.dataset_id)
         groups = erasures.groups_of(tx, todo)
         reading = readers_of(tx, todo)
         ours = erasures.runs_of_profile(tx, dataset.profile)
     if reading:
-        return Outcome(dataset.id, "waits", f"{', '.join(reading[:3])} still reads it", tuple(reading))
+        return RewriteResult(dataset.id, "waits", f"{', '.join(reading[:3])} still reads it", tuple(reading))
     try:
         cases = _rewrite(database, workspace, dataset, todo, groups.get(Split.HELDOUT, set()), on_step)
         on_step("attempts")
@@ -124,17 +124,17 @@ def _finish_one(database: Database, workspace: Workspace, todo: Pending, actor: 
     on_step("settle")
     with database.write() as tx:
         erasures.settle(tx, todo, actor=actor, cases=cases)
-    return Outcome(dataset.id, "done", f"{len(todo.experience_ids)} taken out")
+    return RewriteResult(dataset.id, "done", f"{len(todo.experience_ids)} taken out")
 
 
-def _failed(database: Database, dataset_id: str, folder: Path | None, error: Exception, actor: str) -> Outcome:
+def _failed(database: Database, dataset_id: str, folder: Path | None, error: Exception, actor: str) -> RewriteResult:
     log.warning("erasure_failed", dataset=dataset_id, reason=f"{type(error).__name__}: {error}")
     is_ours = isinstance(error, TunesmithError | OSError)  # what others say may quote what was said
     why = f"{error if is_ours else type(error).__name__}{f'; its folder is {folder}' if folder else ''}"
     with database.write() as tx:
         if last_failure(tx, dataset_id, None) != why:  # a sweep that fails as the last one did says nothing new
             events.record(tx, "dataset", dataset_id, _FAILED, actor=actor, reason=why)
-    return Outcome(dataset_id, "failed", why)
+    return RewriteResult(dataset_id, "failed", why)
 
 
 def last_failure(tx: Tx, dataset_id: str, since: datetime | None) -> str:

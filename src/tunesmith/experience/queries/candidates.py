@@ -11,9 +11,9 @@ import sqlalchemy as sa
 
 from tunesmith.core.visible_text import says_nothing
 from tunesmith.datasets.tables import heldout_cases
-from tunesmith.experience.rules.classes import Judgement, screens_of, standing_corrections
+from tunesmith.experience.rules.classes import Rating, screens_of, standing_corrections
 from tunesmith.experience.rules.experience import CorrectionState, ExperienceClass, ExperienceState, ReviewDecision
-from tunesmith.experience.rules.standing import Standing
+from tunesmith.experience.rules.mix import ServingHistory
 from tunesmith.experience.tables import assessments, corrections, experiences, feedback
 from tunesmith.models.rules import AdapterState, version_name
 from tunesmith.models.tables import adapters
@@ -42,7 +42,7 @@ class StoredCandidate:
     correction: str | None
     """The answer it should have had: the last word of a person, else the one accepted from a teacher."""
     corrected_by: str | None
-    doubt: str | None
+    exclusion: str | None
     """Why its silence counts for nothing, as it is counted."""
 
 
@@ -150,13 +150,13 @@ def _corrections(tx: Tx, *here: Any) -> dict[str, tuple[str, str]]:
         if not says_nothing(answer)
     }
     for experience_id, said in _said(tx, *here).items():
-        for standing in standing_corrections(said)[-1:]:
-            assert standing.correction is not None
-            found[experience_id] = (standing.correction, standing.said_by)
+        for rating in standing_corrections(said)[-1:]:
+            assert rating.correction is not None
+            found[experience_id] = (rating.correction, rating.said_by)
     return found
 
 
-def _said(tx: Tx, *here: Any) -> dict[str, list[Judgement]]:
+def _said(tx: Tx, *here: Any) -> dict[str, list[Rating]]:
     """What raters said, oldest first, of each experience that somebody has ever corrected."""
     earlier = feedback.alias()
     is_corrected = sa.exists().where(
@@ -168,9 +168,9 @@ def _said(tx: Tx, *here: Any) -> dict[str, list[Judgement]]:
         .where(sa.not_(feedback.c.is_implicit), is_corrected, *here)
         .order_by(feedback.c.seq)
     )
-    found: dict[str, list[Judgement]] = {}
+    found: dict[str, list[Rating]] = {}
     for experience_id, rater, value, correction, key_label in tx.conn.execute(query):
-        said = Judgement(rater, value, correction=correction, key_label=key_label)
+        said = Rating(rater, value, correction=correction, key_label=key_label)
         found.setdefault(experience_id, []).append(said)
     return found
 
@@ -182,15 +182,15 @@ def _read(tx: Tx, query: sa.Select[Any]) -> Sequence[Any]:
 
 def _candidates(tx: Tx, rows: Sequence[Any], *here: Any) -> list[StoredCandidate]:
     corrected = _corrections(tx, *here)
-    standings = {profile: standing(tx, profile) for profile in {row.profile for row in rows}}
+    histories = {profile: serving_history(tx, profile) for profile in {row.profile for row in rows}}
     found = []
     for row in rows:
         is_accepted = row.review == ReviewDecision.ACCEPT
-        class_name, reasons, doubt = _CLASSES[row.class_name], tuple(row.reasons), None
+        class_name, reasons, exclusion = _CLASSES[row.class_name], tuple(row.reasons), None
         if class_name is ExperienceClass.GOLD and row.feedback.get("mean") is None and not is_accepted:
-            doubt = standings[row.profile].doubt(row.served_by, row.at)
-        if doubt is not None:
-            class_name, reasons = ExperienceClass.AMBIGUOUS, (doubt.reason,)
+            exclusion = histories[row.profile].exclusion(row.served_by, row.at)
+        if exclusion is not None:
+            class_name, reasons = ExperienceClass.AMBIGUOUS, (exclusion.reason,)
         correction, corrected_by = corrected.get(row.id, (None, None))
         found.append(
             StoredCandidate(
@@ -207,13 +207,13 @@ def _candidates(tx: Tx, rows: Sequence[Any], *here: Any) -> list[StoredCandidate
                 overruled=screens_of(row.suspicions) if is_accepted else (),
                 correction=correction,
                 corrected_by=corrected_by,
-                doubt=None if doubt is None else doubt.kind,
+                exclusion=None if exclusion is None else exclusion.kind,
             )
         )
     return found
 
 
-def standing(tx: Tx, profile: str) -> Standing:
+def serving_history(tx: Tx, profile: str) -> ServingHistory:
     """Which versions proved themselves, and when the bare base was what was live."""
     mine = sa.select(adapters.c.version, adapters.c.state).where(adapters.c.profile == profile)
     states = {version_name(profile, version): AdapterState(state) for version, state in tx.conn.execute(mine)}
@@ -231,4 +231,4 @@ def standing(tx: Tx, profile: str) -> Standing:
             spans.append((at, None))
         elif spans:
             spans[-1] = (spans[-1][0], at)
-    return Standing(profile, states, spans)
+    return ServingHistory(profile, states, spans)

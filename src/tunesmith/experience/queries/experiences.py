@@ -147,7 +147,7 @@ def num_forgotten(tx: Tx, ids: Sequence[str]) -> int:
     return sum(each in found for each in ids)
 
 
-class Taken(Refused):
+class NotReservable(Refused):
     """It cannot be reserved, or not any more: another dataset has it, or a person must look first. Choose again."""
 
 
@@ -161,7 +161,7 @@ def reserve(tx: Tx, ids: Sequence[str], dataset_id: str, *, actor: str) -> None:
             reason=f"dataset {dataset_id}", dataset_id=dataset_id,
         )  # fmt: skip
         if moved != len(some):
-            raise Taken("some of the experiences moved on meanwhile; choose again")
+            raise NotReservable("some of the experiences moved on meanwhile; choose again")
 
 
 def _parts(ids: Sequence[str]) -> list[list[str]]:
@@ -185,7 +185,7 @@ def _refuse_what_cannot_be_reserved(tx: Tx, ids: Sequence[str]) -> None:
     for row in rows:
         _refuse_suspect(row)
         if row["state"] != ExperienceState.COLLECTED:
-            raise Taken(f"experience {row['id']} is {row['state']}; only a collected one can be reserved")
+            raise NotReservable(f"experience {row['id']} is {row['state']}; only a collected one can be reserved")
 
 
 def refuse_suspects(tx: Tx, ids: Sequence[str]) -> None:
@@ -204,9 +204,9 @@ def refuse_suspects(tx: Tx, ids: Sequence[str]) -> None:
 
 def _refuse_suspect(row: Mapping[Any, Any]) -> None:
     if row["in_review"]:
-        raise Taken(f"experience {row['id']} waits for a review; it cannot be reserved")
+        raise NotReservable(f"experience {row['id']} waits for a review; it cannot be reserved")
     if row["class_name"] == ExperienceClass.QUARANTINED:
-        raise Taken(f"experience {row['id']} is quarantined; it cannot be reserved")
+        raise NotReservable(f"experience {row['id']} is quarantined; it cannot be reserved")
 
 
 def settle(
@@ -233,7 +233,7 @@ def release(tx: Tx, dataset_id: str, *, actor: str, reason: str) -> int:
     return _move_all(tx, mine, (ExperienceState.RESERVED, ExperienceState.COLLECTED), actor=actor, reason=reason)
 
 
-def give_back(tx: Tx, adapter_id: str, *, actor: str, reason: str, kept: Collection[str] = ()) -> None:
+def unconsume(tx: Tx, adapter_id: str, *, actor: str, reason: str, kept: Collection[str] = ()) -> None:
     """An adapter was rolled back after it was deployed: what it consumed may be learnt again.
 
     What came with one of the datasets `kept` is reserved for it: other runs on it go on.

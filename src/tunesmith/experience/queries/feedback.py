@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from tunesmith.core.errors import Refused
 from tunesmith.core.ids import next_id
-from tunesmith.experience.rules.classes import Judgement
+from tunesmith.experience.rules.classes import Rating
 from tunesmith.experience.tables import experiences, feedback
 from tunesmith.store import events
 from tunesmith.store.database import Tx
@@ -19,7 +19,7 @@ MOST_OF_ONE_KEY = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredFeedback(Judgement):
+class StoredFeedback(Rating):
     """A judgement, with when it was heard and under which id."""
 
     id: str
@@ -27,7 +27,7 @@ class StoredFeedback(Judgement):
     created_at: datetime
 
 
-def add(tx: Tx, experience_id: str, judgement: Judgement, *, actor: str) -> tuple[str, bool]:
+def add(tx: Tx, experience_id: str, judgement: Rating, *, actor: str) -> tuple[str, bool]:
     """Store what a rater says; its id, and whether it is news. Hold the experience's lock.
 
     What a rater has said last, said again, is the same feedback: a call that is tried again changes nothing. One API

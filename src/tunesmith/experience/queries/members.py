@@ -78,7 +78,7 @@ def _found(tx: Tx, condition: sa.ColumnElement[bool]) -> list[Member]:
     ]
 
 
-def hold_for_run(tx: Tx, dataset_id: str, *, actor: str) -> None:
+def reserve_for_run(tx: Tx, dataset_id: str, *, actor: str) -> None:
     """A run is about to be queued: the dataset's experiences must be its own, or free and reserved again now.
 
     An earlier run may have released them. What another dataset has by then, or what waits for a person, would be
@@ -128,11 +128,11 @@ def release_unused(tx: Tx, *, actor: str) -> list[str]:
     in_use = sa.exists().where(runs_table.c.dataset_id == datasets_table.c.id, runs_table.c.finished_at.is_(None))
     found = [str(row["id"]) for row in tx.all(due.where(~in_use).order_by(datasets_table.c.id))]
     for dataset_id in found:
-        let_go(tx, dataset_id, actor=actor, reason="no run was submitted on its dataset in time")
+        release_reservation(tx, dataset_id, actor=actor, reason="no run was submitted on its dataset in time")
     return found
 
 
-def let_go(tx: Tx, dataset_id: str, *, actor: str, reason: str) -> None:
+def release_reservation(tx: Tx, dataset_id: str, *, actor: str, reason: str) -> None:
     """End the reservation of a dataset that no run uses."""
     datasets.lock(tx, dataset_id)
     if runs.unfinished_on_dataset(tx, dataset_id):
@@ -141,7 +141,7 @@ def let_go(tx: Tx, dataset_id: str, *, actor: str, reason: str) -> None:
     experiences.release(tx, dataset_id, actor=actor, reason=reason)
 
 
-def give_back(tx: Tx, adapter_id: str, *, actor: str, reason: str) -> None:
+def unconsume(tx: Tx, adapter_id: str, *, actor: str, reason: str) -> None:
     """An adapter was rolled back: what it had consumed is free again, unless another run on the dataset has a claim.
 
     One that is unfinished keeps the reservation; one that was deployed or completed too has learnt it as well.
@@ -153,7 +153,7 @@ def give_back(tx: Tx, adapter_id: str, *, actor: str, reason: str) -> None:
         datasets.lock(tx, dataset_id)  # before its experiences, as the end of a run does
     heirs = {dataset_id: _heir(tx, dataset_id, adapter_id) for dataset_id in names}
     kept = [name for name in names if heirs[name] is not None or runs.unfinished_on_dataset(tx, name)]
-    experiences.give_back(tx, adapter_id, actor=actor, reason=reason, kept=kept)
+    experiences.unconsume(tx, adapter_id, actor=actor, reason=reason, kept=kept)
     for dataset_id, heir in heirs.items():
         if heir is not None:
             run_id, other_id = heir

@@ -13,7 +13,7 @@ from tunesmith.experience.rules.shadow import Observed, ShadowOutcome
 from tunesmith.experience.tables import experiences, shadow_answers
 from tunesmith.models.queries import under_way
 from tunesmith.models.rules import AdapterState
-from tunesmith.profiles.sections.shadow import Shadow
+from tunesmith.profiles.sections.shadow import ShadowSettings
 from tunesmith.runs.queries.runs import get as get_run
 from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.tables import runs
@@ -22,14 +22,14 @@ from tunesmith.store.events import events
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ShadowedVersion:
     """An adapter version that answers mirrored traffic now."""
 
     run_id: str
     adapter_id: str
     profile: str
     name: str
-    policy: Shadow
+    policy: ShadowSettings
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class Progress:
     first_at: datetime | None
 
 
-def candidates(tx: Tx) -> list[Candidate]:
+def candidates(tx: Tx) -> list[ShadowedVersion]:
     """Which candidates are shadowing, of every profile."""
     return [
-        Candidate(
+        ShadowedVersion(
             run_id=run_id,
             adapter_id=adapter.id,
             profile=adapter.profile,
@@ -146,7 +146,7 @@ def has_passed(tx: Tx, run_id: str) -> bool:
     return tx.first(query.limit(1)) is not None
 
 
-def forget(tx: Tx, profile: str, response_id: str) -> None:
+def erase(tx: Tx, profile: str, response_id: str) -> None:
     """Whoever is forgotten as an experience is forgotten here: the whole row goes."""
     of_profile = sa.select(runs.c.id).where(runs.c.profile == profile)
     tx.run(

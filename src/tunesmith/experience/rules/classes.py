@@ -26,8 +26,8 @@ REJECTED = "a reviewer has rejected it"
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What one rater says about one experience."""
+class Rating:
+    """One rater's rating, comment or correction of one experience."""
 
     rater: str
     value: float | None = None
@@ -144,24 +144,24 @@ def rater_key(rater: str) -> str:
     return unicodedata.normalize("NFKC", " ".join(_UNSEEN.sub("", seen).split()))
 
 
-def standing_corrections(ratings: Iterable[Judgement]) -> list[Judgement]:
+def standing_corrections(ratings: Iterable[Rating]) -> list[Rating]:
     """The corrections that hold, of all ratings of an experience (oldest first); the last one is to be learnt.
 
     A rater's correction holds until they give another, or rate without one: then it is withdrawn. A comment alone
     changes nothing.
     """
-    standing: dict[tuple[str, str, str], Judgement] = {}
+    last_ratings: dict[tuple[str, str, str], Rating] = {}
     for rating in ratings:
         has_one = rating.correction is not None
         if rating.is_implicit or not (has_one or rating.value is not None):
             continue
-        standing.pop(rating.speaker, None)  # also where it is said again: the last one said is the last one here
+        last_ratings.pop(rating.speaker, None)  # also where it is said again: the last one said is the last one here
         if has_one:
-            standing[rating.speaker] = rating
-    return list(standing.values())
+            last_ratings[rating.speaker] = rating
+    return list(last_ratings.values())
 
 
-def aggregate(ratings: Sequence[Judgement]) -> Feedback:
+def aggregate(ratings: Sequence[Rating]) -> Feedback:
     """The feedback of an experience from all its ratings, oldest first.
 
     Of each rater only the last word counts. All raters of one API key are one voice, whose value is their mean: rater

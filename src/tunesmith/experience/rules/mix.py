@@ -20,11 +20,29 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from tunesmith.datasets.example import Split
 from tunesmith.datasets.report import MemberRole, MixKind
 from tunesmith.experience.rules.experience import ExperienceClass
+from tunesmith.models.rules import AdapterState
 from tunesmith.profiles.sections.experience import Mix
+
+NEVER_LIVE = "answered by a version that never went live, and nobody rated it"
+
+
+TAKEN_BACK = "answered by a version that was rolled back or revoked, and nobody rated it"
+
+
+BASE_BESIDE_LIVE = "answered by the bare base while a version was live, and nobody rated it"
+
+
+_EXCLUSIONS = {
+    AdapterState.CANDIDATE: (NEVER_LIVE, "which never went live"),
+    AdapterState.ROLLED_BACK: (TAKEN_BACK, "which was rolled back"),
+    AdapterState.REVOKED: (TAKEN_BACK, "which was revoked"),
+}
+
 
 WAITS = "new, and no place left in this round"
 LEARNT = "learnt already, and not drawn to be repeated"
@@ -32,8 +50,8 @@ FULL = {"template": "a template that has its share already", "source": "a source
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """What the choice needs to know about one experience."""
+class MixCandidate:
+    """One experience to choose from."""
 
     id: str
     seq: int
@@ -47,8 +65,8 @@ class Candidate:
     template: str | None = None
     source: str | None = None
     task_type: str | None = None
-    doubt: str | None = None
-    """Why nobody's silence made it gold (experience/rules/standing.py)."""
+    exclusion: str | None = None
+    """Why it is not gold although nobody complained (see `ServingHistory`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +94,7 @@ class Selection:
         return sum(pick.split is Split.TRAIN and pick.role is not MemberRole.REPLAY for pick in self.picks)
 
 
-def role_of(candidate: Candidate, policy: Mix, kind: MixKind) -> MemberRole | str:
+def role_of(candidate: MixCandidate, policy: Mix, kind: MixKind) -> MemberRole | str:
     """Its role, or why it cannot be in."""
     if candidate.class_name is ExperienceClass.QUARANTINED:
         return "quarantined"
@@ -86,16 +104,16 @@ def role_of(candidate: Candidate, policy: Mix, kind: MixKind) -> MemberRole | st
     if kind == "preference" and not candidate.has_correction:
         return "without a correction to make a pair of"
     if not is_gold and not candidate.has_correction:
-        return candidate.doubt or f"{candidate.class_name} and not corrected"
+        return candidate.exclusion or f"{candidate.class_name} and not corrected"
     if candidate.is_consumed:
         return MemberRole.REPLAY
     return MemberRole.GOLD if is_gold and kind == "sft" else MemberRole.CORRECTED
 
 
-def select(candidates: Iterable[Candidate], policy: Mix, kind: MixKind, max_heldout: int) -> Selection:
+def select(candidates: Iterable[MixCandidate], policy: Mix, kind: MixKind, max_heldout: int) -> Selection:
     """Choose by the rules above; any input has an answer, also one with nothing in it."""
     left_out: Counter[str] = Counter()
-    able: list[tuple[Candidate, MemberRole]] = []
+    able: list[tuple[MixCandidate, MemberRole]] = []
     for candidate in candidates:
         role = role_of(candidate, policy, kind)
         if isinstance(role, MemberRole):
@@ -124,13 +142,13 @@ def select(candidates: Iterable[Candidate], policy: Mix, kind: MixKind, max_held
 
 
 _BESIDE = {Split.VALIDATION: "its prompt is for validation", Split.HELDOUT: "its prompt is held out"}
-_Picked = tuple[Candidate, MemberRole, str]
+_Picked = tuple[MixCandidate, MemberRole, str]
 
 
 class _Places:
     """The places of the training split, filled role by role."""
 
-    def __init__(self, policy: Mix, able: Sequence[tuple[Candidate, MemberRole]]) -> None:
+    def __init__(self, policy: Mix, able: Sequence[tuple[MixCandidate, MemberRole]]) -> None:
         self._policy = policy
         self._queues = {role: _drawn([c for c, r in able if r is role], policy.seed) for role in MemberRole}
         self._taken: Counter[tuple[str, str]] = Counter()
@@ -192,17 +210,53 @@ class _Places:
         return picked
 
 
-def _drawn(candidates: Sequence[Candidate], seed: int) -> list[Candidate]:
+def _drawn(candidates: Sequence[MixCandidate], seed: int) -> list[MixCandidate]:
     """In the order of a lottery that depends on the seed and their ids only; the last is drawn first."""
 
-    def lot(candidate: Candidate) -> bytes:
+    def lot(candidate: MixCandidate) -> bytes:
         return hashlib.sha256(f"{seed} {candidate.id}".encode()).digest()
 
     return sorted(candidates, key=lot)
 
 
-def _spread(ordered: list[tuple[Candidate, MemberRole]], most: int) -> list[tuple[Candidate, MemberRole]]:
+def _spread(ordered: list[tuple[MixCandidate, MemberRole]], most: int) -> list[tuple[MixCandidate, MemberRole]]:
     """At most so many, evenly over the order they came in, so that old and new both stay represented."""
     if len(ordered) <= most:
         return ordered
     return [ordered[place * len(ordered) // most] for place in range(most)]
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """Why an unrated answer is not gold."""
+
+    kind: str
+    """The same for all answers that are excluded for the same reason; they are counted by it."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class ServingHistory:
+    """Which versions of a profile were live, and when.
+
+    Decides whether an unrated answer may be gold: not if its version never went live, was rolled back or was revoked.
+    """
+
+    profile: str
+    states: Mapping[str, AdapterState]
+    """Of each version, by its name."""
+    spans: Sequence[tuple[datetime, datetime | None]]
+    """From when till when some version was live; None: it still is. Outside of them the bare base was."""
+
+    def exclusion(self, served_by: str | None, at: datetime) -> Exclusion | None:
+        """Return why an unrated answer of that time is not gold. None if it may be, or its version is unknown."""
+        if served_by == f"{self.profile}@base":
+            is_beside = any(begin <= at and (end is None or at < end) for begin, end in self.spans)
+            return (
+                Exclusion(BASE_BESIDE_LIVE, "answered by the bare base while a version was live") if is_beside else None
+            )
+        state = self.states.get(served_by) if served_by is not None else None
+        if state not in _EXCLUSIONS:
+            return None
+        kind, reason = _EXCLUSIONS[state]
+        return Exclusion(kind, f"answered by {served_by}, {reason}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunesmith.core.errors import did_you_mean, quoted
-from tunesmith.profiles.profile import Recipe, Target
+from tunesmith.profiles.profile import Recipe, TargetSettings
 
 FOR = "for"
 """Option of a directory target: the kind of server that reads the folder."""
@@ -61,7 +61,7 @@ class _Shape:
     alpha: float
 
 
-def limit_violations(recipe: Recipe, targets: Sequence[Target]) -> list[str]:
+def limit_violations(recipe: Recipe, targets: Sequence[TargetSettings]) -> list[str]:
     """What of the recipe the targets cannot serve, one line each: field, target, limit, what to set.
 
     `train_embeddings: auto` is no violation: it is decided with the targets in mind.
@@ -90,7 +90,7 @@ def whole_model_refusal(name: str) -> str:
     return f"target {name} serves adapters on a base that stays loaded, and full tuning makes a model of its own"
 
 
-def adapter_violations(config: Mapping[str, Any], target: Target) -> list[str]:
+def adapter_violations(config: Mapping[str, Any], target: TargetSettings) -> list[str]:
     """What of an adapter (its adapter_config.json) the target cannot serve, one line each."""
     patterns = config.get("rank_pattern")
     ranks = [config.get("r"), *(patterns.values() if isinstance(patterns, Mapping) else ())]
@@ -105,7 +105,7 @@ def adapter_violations(config: Mapping[str, Any], target: Target) -> list[str]:
     return _refused(shape, target.name, target.kind, target.options)
 
 
-def without_embeddings(targets: Sequence[Target]) -> tuple[str, ...]:
+def without_embeddings(targets: Sequence[TargetSettings]) -> tuple[str, ...]:
     """Names of the targets that cannot serve trained embeddings."""
     return tuple(target.name for target in targets if not _limits(target.kind, target.options).embeddings)
 

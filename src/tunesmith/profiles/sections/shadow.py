@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from tunesmith.core.section import Section, Share
 
 
-class Shadow(Section):
+class ShadowSettings(Section):
     enabled: bool = False
     """Whether a promoted candidate is shown mirrored traffic first; its answers are never shown to anybody."""
     share: Share = 1.0
@@ -28,7 +28,7 @@ class Shadow(Section):
     """Time between two looks at the observations."""
 
     @model_validator(mode="after")
-    def _time_enough(self) -> Shadow:
+    def _time_enough(self) -> ShadowSettings:
         if self.max_s <= self.min_s:
             raise ValueError("shadow.max_s: must be longer than shadow.min_s")
         return self

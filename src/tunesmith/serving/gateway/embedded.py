@@ -11,7 +11,7 @@ from typing import Any
 
 from tunesmith.core.logs import logger
 from tunesmith.deployment.targets.base import ServedAdapter
-from tunesmith.programs.readings import Reading
+from tunesmith.programs.readings import ProbeResult
 from tunesmith.serving.engine.wire import decode_delta, decode_end, encode_request, line
 from tunesmith.serving.engine_spec import EngineSpec
 from tunesmith.serving.gateway.engine_contract import EngineError
@@ -104,11 +104,11 @@ class EmbeddedEngine:
 
     async def read(
         self, adapter: str | None, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
-    ) -> list[Reading]:
+    ) -> list[ProbeResult]:
         if not prompts:
             return []
         said = await self._ask("probe", {"adapter": adapter, "prompts": prompts, "max_tokens": max_tokens})
-        return [Reading.model_validate(reading) for reading in said["readings"]]
+        return [ProbeResult.model_validate(reading) for reading in said["readings"]]
 
     async def state(self) -> dict[str, Any] | None:
         """What it holds and computes; None while there is no process. Starts nothing."""

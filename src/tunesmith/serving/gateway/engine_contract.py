@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from tunesmith.core.errors import TunesmithError
 from tunesmith.deployment.targets.base import ServedAdapter
-from tunesmith.programs.readings import Reading
+from tunesmith.programs.readings import ProbeResult
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 
 
@@ -53,5 +53,5 @@ class Engine(Protocol):
 
     async def read(
         self, adapter: str | None, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
-    ) -> list[Reading]:
+    ) -> list[ProbeResult]:
         """What it makes of prompts, for the parity probe: greedy answers with their tokens."""

@@ -14,7 +14,7 @@ from tunesmith.core.errors import ConfigError
 from tunesmith.core.logs import logger
 from tunesmith.profiles.base_model import base_digest, base_files
 from tunesmith.profiles.settings import ServeSettings
-from tunesmith.programs.readings import Reading
+from tunesmith.programs.readings import ProbeResult
 from tunesmith.serving.gateway.adapter_cache import Pager
 from tunesmith.serving.gateway.admission import Room
 from tunesmith.serving.gateway.embedded import EmbeddedEngine
@@ -145,7 +145,7 @@ class EnginePool:
 
     async def read(
         self, route: Route, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
-    ) -> list[Reading]:
+    ) -> list[ProbeResult]:
         """What a version makes of prompts, for the parity probe."""
         seat = await self._seat(route)
         seat.num_active += 1

@@ -11,7 +11,7 @@ from typing import Any
 from tunesmith.core.errors import TunesmithError
 from tunesmith.core.files import canonical_json
 from tunesmith.core.ids import is_name
-from tunesmith.profiles.profile import Target
+from tunesmith.profiles.profile import TargetSettings
 from tunesmith.profiles.resolve import resolve
 from tunesmith.profiles.sections.experience import CapturePolicy
 from tunesmith.profiles.workspace import Workspace
@@ -27,7 +27,7 @@ class Place:
 
     profile: str
     base: Path
-    target: Target
+    target: TargetSettings
     capture: CapturePolicy
     max_tokens: int
     """Of an answer to a request that names no limit."""
@@ -86,7 +86,7 @@ class Places:
         resolved = resolve(name, workspace=self._workspace, campaign_overrides=overrides, environ=self._environ)
         profile = resolved.profile
         asked = [target for target in profile.targets if target.kind in ASKED_KINDS]
-        target = asked[0] if asked else Target(name=EMBEDDED, kind=EMBEDDED)
+        target = asked[0] if asked else TargetSettings(name=EMBEDDED, kind=EMBEDDED)
         base, capture = self._workspace.locate(profile.base.path), profile.experience.capture
         return Place(name, base, target, capture, profile.answers.max_tokens)
 

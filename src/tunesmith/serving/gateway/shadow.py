@@ -18,7 +18,7 @@ from tunesmith.core.errors import StoreError, TunesmithError
 from tunesmith.deployment.rules.shadow import is_mirrored
 from tunesmith.experience.policy import rules_of
 from tunesmith.experience.queries import shadow_answers as shadows
-from tunesmith.experience.queries.shadow_answers import Candidate, ShadowAnswer
+from tunesmith.experience.queries.shadow_answers import ShadowAnswer, ShadowedVersion
 from tunesmith.experience.rules.shadow import ShadowOutcome
 from tunesmith.profiles.settings import ServeSettings
 from tunesmith.programs.device.rules import ServerState
@@ -51,7 +51,7 @@ class _GaveWay(Exception):
 
 @dataclass(frozen=True)
 class _Wanted:
-    candidate: Candidate
+    candidate: ShadowedVersion
     verifiers: Mapping[str, Mapping[str, Any]]
 
 
@@ -171,7 +171,7 @@ class Mirror:
                 return
             await asyncio.sleep(_LOOK_S)
 
-    async def _answer(self, asked: GenerationRequest, candidate: Candidate) -> str:
+    async def _answer(self, asked: GenerationRequest, candidate: ShadowedVersion) -> str:
         """The candidate's answer; cancelled as soon as a live request is beside it, or the device is asked for."""
         asking = asyncio.create_task(self._engines.answer(candidate.name, asked))
         try:

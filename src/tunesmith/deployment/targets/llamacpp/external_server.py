@@ -15,7 +15,7 @@ from tunesmith.deployment.targets.flip_order import Order
 from tunesmith.deployment.targets.llamacpp.files import PLAIN, Converted, LlamacppOptions
 from tunesmith.deployment.targets.llamacpp.readings import read_llama
 from tunesmith.deployment.targets.server import TargetServer
-from tunesmith.programs.readings import Reading
+from tunesmith.programs.readings import ProbeResult
 
 _POLL_S = 0.1
 
@@ -44,7 +44,7 @@ class LlamacppServerOfOthers:
 
     def probe(
         self, adapter: ServedAdapter, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
-    ) -> list[Reading] | None:
+    ) -> list[ProbeResult] | None:
         lora = [{"id": self._needed(adapter.name), "scale": 1.0}]
         return [read_llama(self._http, messages, max_tokens, lora) for messages in prompts]
 

@@ -9,12 +9,12 @@ from pydantic import ValidationError
 
 from tunesmith.deployment.targets.base import TargetError
 from tunesmith.deployment.targets.server import TargetServer
-from tunesmith.programs.readings import Reading
+from tunesmith.programs.readings import ProbeResult
 
 
 def read_llama(
     asked: TargetServer, messages: Sequence[Mapping[str, Any]], max_tokens: int, lora: list[dict[str, Any]]
-) -> Reading:
+) -> ProbeResult:
     """Template, tokens and greedy answer. Log-probabilities only where it tells them for each token.
 
     Of tokens that together make one character it tells only the last one's.
@@ -35,7 +35,7 @@ def read_llama(
         answer = [int(token) for token in said["tokens"]]
         told = said.get("completion_probabilities") or []
         is_whole = [int(token["id"]) for token in told] == answer
-        return Reading(
+        return ProbeResult(
             messages=tuple(dict(message) for message in messages),
             prompt_text=prompt,
             prompt_ids=tuple(tokens),

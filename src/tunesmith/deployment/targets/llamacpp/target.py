@@ -25,7 +25,7 @@ from tunesmith.deployment.targets.llamacpp.processes import HeldAdapter, LlamaPr
 from tunesmith.deployment.targets.llamacpp.readings import read_llama
 from tunesmith.deployment.targets.options import read_options
 from tunesmith.profiles.workspace import is_this_one
-from tunesmith.programs.readings import Reading
+from tunesmith.programs.readings import ProbeResult
 
 _POLL_S = 0.1
 
@@ -53,7 +53,7 @@ class LlamacppTarget:
 
     def probe(
         self, adapter: ServedAdapter, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
-    ) -> list[Reading] | None:
+    ) -> list[ProbeResult] | None:
         process, place = self._holder(adapter.name)
         lora = [{"id": place, "scale": 1.0}]
         asked = process.http(self._options.timeout_s)

@@ -25,7 +25,7 @@ _MOST_AT_ONCE = 500  # parameters of one statement
 
 
 @dataclass(frozen=True)
-class HoldingDataset:
+class AffectedDataset:
     """A dataset that holds some of them."""
 
     id: str
@@ -80,7 +80,7 @@ def brief(tx: Tx, ids: Sequence[str]) -> list[Brief]:
     return found
 
 
-def datasets_with(tx: Tx, found: Sequence[Brief]) -> list[HoldingDataset]:
+def datasets_with(tx: Tx, found: Sequence[Brief]) -> list[AffectedDataset]:
     """Every dataset that holds text of these."""
     splits: dict[str, Counter[str]] = {each.dataset_id: Counter() for each in found if each.dataset_id is not None}
     for some in _parts([each.id for each in found]):
@@ -94,18 +94,18 @@ def datasets_with(tx: Tx, found: Sequence[Brief]) -> list[HoldingDataset]:
     return [_holding(tx, dataset_id, dict(held)) for dataset_id, held in sorted(splits.items())]
 
 
-def _holding(tx: Tx, dataset_id: str, splits: dict[str, int]) -> HoldingDataset:
+def _holding(tx: Tx, dataset_id: str, splits: dict[str, int]) -> AffectedDataset:
     reading = erasures.readers(tx, dataset_id, judges=Split.HELDOUT.value in splits)
     is_learnt = not {split.value for split in forgotten_runs.LEARNT}.isdisjoint(splits)
     ending = forgotten_runs.learning(tx, dataset_id) if is_learnt else []
-    return HoldingDataset(dataset_id, splits, tuple(reading), tuple(ending))
+    return AffectedDataset(dataset_id, splits, tuple(reading), tuple(ending))
 
 
 def _parts(ids: Sequence[str]) -> list[Sequence[str]]:
     return [ids[first : first + _MOST_AT_ONCE] for first in range(0, len(ids), _MOST_AT_ONCE)]
 
 
-def adapters_with(tx: Tx, held: Sequence[HoldingDataset]) -> list[HoldingAdapter]:
+def adapters_with(tx: Tx, held: Sequence[AffectedDataset]) -> list[HoldingAdapter]:
     """The adapters trained on these datasets, and those that start from one that learnt from them."""
     by_id = {dataset.id: dataset for dataset in held}
     if not by_id:

@@ -193,7 +193,7 @@ def _blank(tx: Tx, experience: Experience) -> None:
     )
     tx.run(feedback.delete().where(feedback.c.experience_id == mine))
     tx.run(corrections.delete().where(corrections.c.experience_id == mine))
-    shadows.forget(tx, experience.profile, experience.natural_key)
+    shadows.erase(tx, experience.profile, experience.natural_key)
     tx.run(reviews.update().where(reviews.c.experience_id == mine).values(reason=""))
     tx.run(members_table.update().where(members_table.c.experience_id == mine).values(reason=""))
     its = (events_table.c.entity == "experience", events_table.c.entity_id == mine)
@@ -318,8 +318,8 @@ def _owe_rewrite(tx: Tx) -> None:
         tx.execute(f"PRAGMA user_version = {owed + 1 + owed % 2}")
 
 
-def owes_rewrite(tx: Tx) -> bool:
-    """Whether the file may still hold something forgotten, in unused corners of its pages."""
+def needs_vacuum(tx: Tx) -> bool:
+    """Return whether free pages of the SQLite file may still contain erased text."""
     return not tx.is_postgres and _num_changes(tx.execute) % 2 == 1
 
 
@@ -327,10 +327,10 @@ def _num_changes(execute: Callable[[str], Any]) -> int:
     return int(execute("PRAGMA user_version").fetchone()[0])
 
 
-def scrub(database: Database) -> str:
-    """SQLite: rewrite the file if something was forgotten, and cut the write-ahead log; why it must wait, or nothing.
+def vacuum(database: Database) -> str:
+    """Vacuum the SQLite file if something was erased, and truncate its write-ahead log. Return why that must wait.
 
-    Freed texts become zeros by themselves, but not the copies that stay in pages when rows move to other pages.
+    SQLite zeroes freed texts, but not the copies that stay in pages when rows move to other pages.
     """
     if database.engine.dialect.name != "sqlite":
         return ""

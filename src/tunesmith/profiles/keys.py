@@ -1,8 +1,9 @@
-"""The schema as the resolver sees it: which keys there are, where each lives, their defaults."""
+"""The keys of the settings schema: where each belongs, its default, and what an unknown key was meant to be."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin
@@ -10,8 +11,8 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
+from tunesmith.core.errors import did_you_mean
 from tunesmith.core.section import Section
-from tunesmith.profiles.known_keys import unknown_key
 from tunesmith.profiles.profile import Profile
 from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.yaml_files import KeyPath
@@ -30,8 +31,8 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a value belongs: a field of a section, and the rest of the path inside a field that is a mapping."""
+class SchemaField:
+    """A field of a section; `rest` is the path inside a field that is a mapping."""
 
     section: type[Section]
     prefix: Names
@@ -97,22 +98,22 @@ def current_path(path: tuple[_Part, ...]) -> tuple[_Part | str, ...]:
 
 
 @cache
-def places() -> dict[str, Place]:
-    """Every leaf of the schema by its dotted key, in the order it is declared."""
-    return {".".join(place.path): place for place in _places(None, ())}
+def schema_fields() -> dict[str, SchemaField]:
+    """Return every leaf of the schema by its dotted key, in the order of declaration."""
+    return {".".join(place.path): place for place in _schema_fields(None, ())}
 
 
-def _places(section: type[Section] | None, prefix: Names) -> Iterator[Place]:
+def _schema_fields(section: type[Section] | None, prefix: Names) -> Iterator[SchemaField]:
     for name, info in fields_of(section).items():
         below = subsection(info)
         if below is not None:
-            yield from _places(below, (*prefix, name))
+            yield from _schema_fields(below, (*prefix, name))
         else:
-            yield Place(_owner(section, name), prefix, name)
+            yield SchemaField(_owner(section, name), prefix, name)
 
 
-def find(path: Names) -> Place | type[Section]:
-    """The place of a key, or the section it names; UnknownKey if there is none."""
+def find(path: Names) -> SchemaField | type[Section]:
+    """Return the field of a key, or the section it names. Raises UnknownKey."""
     path = current_path(path)
     section: type[Section] | None = None
     for depth, key in enumerate(path):
@@ -121,13 +122,13 @@ def find(path: Names) -> Place | type[Section]:
             raise UnknownKey(_unknown(path[:depth], key, section))
         below = subsection(info)
         if below is None:
-            return _inside(Place(_owner(section, key), path[:depth], key), path[depth + 1 :])
+            return _inside(SchemaField(_owner(section, key), path[:depth], key), path[depth + 1 :])
         section = below
     assert section is not None, "an empty path names nothing"
     return section
 
 
-def _inside(place: Place, rest: Names) -> Place:
+def _inside(place: SchemaField, rest: Names) -> SchemaField:
     if not rest:
         return place
     if get_origin(place.info.annotation) is not dict:
@@ -135,7 +136,7 @@ def _inside(place: Place, rest: Names) -> Place:
         raise UnknownKey(Problem((*place.path, *rest), reason))
     if not is_free(place.info):
         rest = (".".join(rest),)  # its values are single ones, so a dot belongs to the name
-    return Place(place.section, place.prefix, place.field, rest)
+    return SchemaField(place.section, place.prefix, place.field, rest)
 
 
 def is_free(info: FieldInfo) -> bool:
@@ -145,7 +146,7 @@ def is_free(info: FieldInfo) -> bool:
 
 
 def _unknown(prefix: Names, key: str, section: type[Section] | None) -> Problem:
-    return Problem((*prefix, key), unknown_key(prefix, key, tuple(fields_of(section)), tuple(places())))
+    return Problem((*prefix, key), unknown_key(prefix, key, tuple(fields_of(section)), tuple(schema_fields())))
 
 
 def flatten(tree: Mapping[str, Any], problems: list[Problem]) -> dict[Names, Any]:
@@ -205,8 +206,109 @@ def _deep(path: Names, value: Any) -> dict[Names, Any]:
 def defaults() -> dict[Names, Any]:
     """What the schema says where nobody says anything."""
     found: dict[Names, Any] = {}
-    for place in places().values():
+    for place in schema_fields().values():
         if not place.info.is_required():
             value = to_jsonable_python(place.info.get_default(call_default_factory=True, validated_data={}))
             found.update(_entries(place.path, value, place.info))
     return found
+
+
+ALIASES = {
+    "learning_rate": "recipe.lr",
+    "peak_lr": "recipe.lr",
+    "num_epochs": "recipe.epochs",
+    "num_train_epochs": "recipe.epochs",
+    "steps": "recipe.max_steps",
+    "batch_size": "recipe.batch_tokens",
+    "train_batch_size": "recipe.batch_tokens",
+    "micro_batch_size": "recipe.micro_batch_tokens",
+    "per_device_train_batch_size": "recipe.micro_batch_tokens",
+    "gradient_checkpointing": "recipe.activation_checkpointing",
+    "memory_limit_gb": "hardware.memory_gb",
+    "gradient_accumulation_steps": "recipe.batch_tokens",
+    "max_seq_length": "recipe.max_length",
+    "max_seq_len": "recipe.max_length",
+    "sequence_len": "recipe.max_length",
+    "sequence_length": "recipe.max_length",
+    "cutoff_len": "recipe.max_length",
+    "r": "recipe.lora_rank",
+    "rank": "recipe.lora_rank",
+    "lora_r": "recipe.lora_rank",
+    "alpha": "recipe.lora_alpha",
+    "dropout": "recipe.lora_dropout",
+    "modules": "recipe.target_modules",
+    "lora_target_modules": "recipe.target_modules",
+    "warmup_ratio": "recipe.warmup",
+    "warmup_steps": "recipe.warmup",
+    "scheduler": "recipe.schedule",
+    "lr_scheduler": "recipe.schedule",
+    "lr_scheduler_type": "recipe.schedule",
+    "max_grad_norm": "recipe.clip",
+    "gradient_clipping": "recipe.clip",
+    "random_seed": "recipe.seed",
+    "model": "base.path",
+    "base_model": "base.path",
+    "model_name": "base.path",
+    "model_name_or_path": "base.path",
+    "model_type": "base.family",
+    "context_length": "base.context",
+    "eval_steps": "validation.every_steps",
+    "metric_for_best_model": "validation.best_metric",
+    "greater_is_better": "validation.best_direction",
+    "save_steps": "checkpoints.every_steps",
+    "save_total_limit": "checkpoints.keep",
+    "timeout": "budgets.wall_s",
+    "max_tokens": "budgets.tokens",
+    "eval_batch_size": "evaluation.batch_size",
+    "test_size": "data.heldout_share",
+    "val_size": "data.validation_share",
+    "threshold": "gate.floors",
+    "database": "store.url",
+    "database_url": "store.url",
+}
+"""Words that other tools use, and what they are called here."""
+REFUSED = {
+    "trust_remote_code": "tunesmith never executes code that comes with a model; remove this key",
+}
+"""Keys that are understood, and refused on purpose wherever they stand."""
+
+
+def unknown_key(prefix: Sequence[str], key: str, siblings: Iterable[str], all_keys: Iterable[str]) -> str:
+    """The reason to show for a key that is not there. `all_keys` are the dotted keys of the whole schema."""
+    name = key.lower().replace("-", "_")[:100]
+    if name in REFUSED:
+        return REFUSED[name]
+    names = tuple(siblings)
+    everywhere = tuple(all_keys)
+    if key in everywhere:
+        return "unknown key; write one level per dot, the inner key indented under the outer one"
+    parent = ".".join(prefix)
+    here = {alias: target for alias, target in ALIASES.items() if everywhere and _parent(target) == parent}
+    here.update({sibling: f"{parent}.{sibling}" for sibling in names})
+    elsewhere = {**_unique_endings(everywhere), **ALIASES} if everywhere else {}
+    meant = (
+        here.get(name)
+        or elsewhere.get(name)
+        or _closest(name, here, cutoff=0.6)
+        or _closest(name, elsewhere, cutoff=0.75)
+    )
+    if meant is None:
+        return f"unknown key{did_you_mean(name, names)}"
+    return f"unknown key; did you mean '{meant.rpartition('.')[2] if _parent(meant) == parent else meant}'?"
+
+
+def _closest(name: str, candidates: dict[str, str], cutoff: float) -> str | None:
+    close = difflib.get_close_matches(name, candidates, n=1, cutoff=cutoff)
+    return candidates[close[0]] if close else None
+
+
+def _parent(dotted: str) -> str:
+    return dotted.rpartition(".")[0]
+
+
+def _unique_endings(dotted_keys: Iterable[str]) -> dict[str, str]:
+    """Last words that belong to one key only, so that naming it helps."""
+    found: dict[str, list[str]] = {}
+    for dotted in dotted_keys:
+        found.setdefault(dotted.rpartition(".")[2], []).append(dotted)
+    return {ending: keys[0] for ending, keys in found.items() if len(keys) == 1}
