@@ -126,7 +126,7 @@ def write_profile(client: Client, scale: Scale, base: Path, plan: Plan) -> None:
             "max_cases": scale.num_cases,
             "max_new_tokens": scale.max_new_tokens,
         },
-        "gate": {"primary": GREEDY, "min_n": 50},
+        "gate": {"primary": GREEDY, "min_cases": 50},
         "watch": {"for_s": 0, "interval_s": 0.5},
     }
     path = client.workspace.root / "profiles" / f"{plan.profile}.yaml"

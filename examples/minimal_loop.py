@@ -42,7 +42,7 @@ from tunesmith.training.trainers.native.step import TrainStep
 RECIPE = Recipe(
     lr=3e-3, lora_rank=8, lora_dropout=0.0, batch_tokens=1536, max_steps=30, epochs=50, train_embeddings=True
 )
-GATE = GateSettings(min_n=20)
+GATE = GateSettings(min_cases=20)
 
 
 @dataclass

@@ -103,7 +103,7 @@ def test_lines_that_forge_control_tokens_are_refused_by_line(tmp_path: Path) -> 
 
 
 def test_gate_that_will_hold_for_want_of_cases_is_told_at_submit(tmp_path: Path) -> None:
-    with a_workspace(tmp_path, profile={"gate": {"min_n": 500}}) as client:
+    with a_workspace(tmp_path, profile={"gate": {"min_cases": 500}}) as client:
         made = client.runs.submit(PROFILE, a_jsonl(tmp_path / "data.jsonl"))
         assert made.warning is not None
-        assert "gate.min_n" in made.warning
+        assert "gate.min_cases" in made.warning

@@ -197,7 +197,7 @@ def break_embedding_of(base: Path, character: str) -> None:
 def test_trl_divergence_is_seen_and_keeps_the_last_good_checkpoint(
     base: BaseModelRef, dataset: DatasetRef, tmp_path: Path
 ) -> None:
-    recipe = {"lr": 1.0, "clip": 1e6, "max_steps": 50, "warmup": 0.95, "lora_dropout": 0.0}
+    recipe = {"lr": 1.0, "max_grad_norm": 1e6, "max_steps": 50, "warmup": 0.95, "lora_dropout": 0.0}
     spec = a_spec(base, dataset, recipe=recipe, checkpoints=Checkpoints(every_steps=1))
     overflows = spec.run.recipe.model_copy(update={"lora_alpha": 1e17})  # more than a profile may say
     spec = spec.model_copy(update={"run": spec.run.model_copy(update={"recipe": overflows})})

@@ -206,7 +206,7 @@ def race(fleet: Fleet, num_runs: int) -> float:
 
 QUICK = {
     "options": {"steps": 1, "step_s": 0.0},
-    "profile": {"deploy": {"when": "never"}, "gate": {"min_n": 2}, "data": {"heldout_share": 0.3}},
+    "profile": {"deploy": {"when": "never"}, "gate": {"min_cases": 2}, "data": {"heldout_share": 0.3}},
     "settings": {"worker": {"lease_s": 10.0, "heartbeat_s": 2.0}},
 }
 

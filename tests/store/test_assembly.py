@@ -508,7 +508,7 @@ def test_run_without_data_assembles_once_per_key(tmp_path: Path, store_url: str,
 
 
 def test_assemblers_at_once_never_share_an_experience(tmp_path: Path, store_url: str, database: Database) -> None:
-    with _client(tmp_path, store_url, replay=0.0, max_examples=8, min_beside=2) as client:
+    with _client(tmp_path, store_url, replay=0.0, max_examples=8, min_eval_examples=2) as client:
         _gold(client, 60)
         num = 4
         begin = threading.Barrier(num)
@@ -615,7 +615,7 @@ def test_preview_says_what_the_real_thing_refuses(tmp_path: Path, store_url: str
 
 
 def test_held_out_ones_that_others_have_reserved_are_named_as_the_reason(tmp_path: Path, store_url: str) -> None:
-    with _client(tmp_path, store_url, max_examples=10, min_beside=50) as client:
+    with _client(tmp_path, store_url, max_examples=10, min_eval_examples=50) as client:
         _gold(client, 100)
         client.datasets.assemble(PROFILE)  # takes every held-out one beside ten to train on
         told = client.datasets.preview_assembly(PROFILE).refusal

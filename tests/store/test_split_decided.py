@@ -215,13 +215,13 @@ def test_new_split_holds_for_experiences_too(tmp_path: Path, store_url: str, dat
 def test_too_few_cases_are_told_before_anything_is_made_with_the_share_that_would_do(
     tmp_path: Path, store_url: str
 ) -> None:
-    profile = {**_with(0.1), "gate": {"min_n": 50}}
+    profile = {**_with(0.1), "gate": {"min_cases": 50}}
     with a_workspace(tmp_path, profile=profile, settings={"store": {"url": store_url}}) as client:
         assert client.profiles.heldout_warning(PROFILE) is None  # nothing is known yet
         _capture(client, 200)
         for told in (client.profiles.heldout_warning(PROFILE), client.datasets.preview_assembly(PROFILE).warning):
             assert told is not None
-            assert "the gate wants 50 (gate.min_n)" in told
+            assert "the gate wants 50 (gate.min_cases)" in told
             assert "data.heldout_share: 0.25 (now 0.1; the first run decides it for good)" in told
         a_profile(client.workspace.root, **{**profile, "data": {"heldout_share": 0.35}})
         assert client.profiles.heldout_warning(PROFILE) is None

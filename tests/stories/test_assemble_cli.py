@@ -18,7 +18,7 @@ NUM, NUM_CORRECTED = 60, 12
 
 @pytest.fixture
 def client(tmp_path: Path) -> Any:
-    profile = {"experience": {"mix": MIX}, "data": {"heldout_share": 0.3, "screens": "none"}, "gate": {"min_n": 5}}
+    profile = {"experience": {"mix": MIX}, "data": {"heldout_share": 0.3, "screens": "none"}, "gate": {"min_cases": 5}}
     with a_workspace(tmp_path, profile=profile) as made:
         _fill(made)
         yield made

@@ -33,7 +33,7 @@ def test_campaign_override_reaches_the_trainer_and_is_named_as_origin(make_fleet
     row = explained(fleet.client, "recipe.lr")
     assert (row.value, row.origin.layer) == (3e-4, "campaign")
     assert explained(fleet.client, "recipe.epochs").origin.layer == "profile"
-    assert explained(fleet.client, "recipe.clip").origin.layer == "default"
+    assert explained(fleet.client, "recipe.max_grad_norm").origin.layer == "default"
     run_id = fleet.submit("deploy.when=never")
     fleet.work()
 

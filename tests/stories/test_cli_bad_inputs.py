@@ -194,7 +194,7 @@ REFUSED: list[tuple[Sequence[str], Sequence[str]]] = [
     (["run", "pause", "RUN_ID"], ["run skip"]),
     *[
         (["config", "explain", "support", "--set", f"{key}={bad}"], [key])
-        for key in ("recipe.lr", "recipe.epochs", "recipe.lora_rank", "budgets.tokens", "gate.min_n")
+        for key in ("recipe.lr", "recipe.epochs", "recipe.lora_rank", "budgets.tokens", "gate.min_cases")
         for bad in ("-1", "0", "1e999", "NaN", "one")
     ],
 ]

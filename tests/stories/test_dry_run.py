@@ -84,7 +84,11 @@ def test_dry_run_refuses_what_submitting_would_refuse(client: Client) -> None:
 
 
 def test_dry_run_looks_at_lengths_as_the_training_does(tmp_path: Path) -> None:
-    profile = {"base": {"path": "models/micro", "family": "llama"}, "recipe": {"max_length": 64}, "gate": {"min_n": 2}}
+    profile = {
+        "base": {"path": "models/micro", "family": "llama"},
+        "recipe": {"max_length": 64},
+        "gate": {"min_cases": 2},
+    }
     with a_workspace(tmp_path, "native", profile=profile) as client:
         a_micro_base(client.workspace.root / "models" / "micro")
         long = _rows(client, _pairs(40, words=400), "long.jsonl")

@@ -28,7 +28,7 @@ _CUT, _ROOMY = 3, 24
 _PATIENCE_S = 900.0
 _CHANGES = {
     "heldout_share: 0.1": "heldout_share: 0.4",
-    "min_n: 50": "min_n: 15",
+    "min_cases: 50": "min_cases: 15",
     "min_new: 50": "min_new: 20",
     "epochs: 3.0": "epochs: 5",
     "batch_tokens: 8192": "batch_tokens: 512",
@@ -118,7 +118,7 @@ def test_from_init_to_a_deployed_first_version_without_a_dead_end_and_no_correct
 
     told = hour.run("dataset", "assemble", "support", "--dry-run")
     assert "held-out cases" in told.out + told.err
-    assert "gate.min_n" in told.out + told.err, "the numbers, and the setting that helps"
+    assert "gate.min_cases" in told.out + told.err, "the numbers, and the setting that helps"
     hour.change(_CHANGES)  # not refused: nothing was trained yet
     assert "40% of prompts" in hour.run("profile", "check", "support").out
 

@@ -464,7 +464,7 @@ def test_nan_ends_the_training_and_names_step_and_examples(tmp_path: Path) -> No
 
 
 def test_divergence_keeps_the_last_good_checkpoint(base: BaseModelRef, data: DatasetRef, tmp_path: Path) -> None:
-    recipe = a_recipe(lr=1.0, clip=1e6, epochs=200, warmup=0.95, weight_decay=0.0, lora_dropout=0.0)
+    recipe = a_recipe(lr=1.0, max_grad_norm=1e6, epochs=200, warmup=0.95, weight_decay=0.0, lora_dropout=0.0)
     overflows = recipe.model_copy(update={"lora_alpha": 1e17})  # more than a profile may say
     spec = a_train_spec(base, data, recipe=overflows, **every_step())
     with pytest.raises(ProgramFailure) as failure:

@@ -171,7 +171,7 @@ def test_submit_says_in_one_line_how_the_device_will_be_used(client: Client, tel
 
 
 def test_training_records_forecast_and_peak_and_the_next_one_is_corrected_by_them(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(trainer="native", profile={"recipe": QUICK, "gate": {"min_n": 2}})
+    fleet = make_fleet(trainer="native", profile={"recipe": QUICK, "gate": {"min_cases": 2}})
     a_micro_base(fleet.root / "models" / "tiny")
     code_fingerprint.cache_clear()  # the source may be edited while the tests run
     first = fleet.submit(lines=60)

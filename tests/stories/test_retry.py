@@ -13,7 +13,7 @@ from tunesmith.core.errors import Refused
 
 TOLD = (
     "deploy.when=never",
-    "gate.min_n=12",
+    "gate.min_cases=12",
     "gate.on_tie=hold",
     "gate.floors.heldout_loss=3.5",
     "evaluation.max_cases=77",
@@ -58,7 +58,7 @@ def test_retry_is_told_everything_the_old_run_was_told(tmp_path: Path) -> None:
 def test_retry_keeps_what_came_over_the_api_from_the_environment_and_from_a_campaign(tmp_path: Path) -> None:
     with a_workspace(tmp_path, environ={"TUNESMITH__DEPLOY__WHEN": "never"}) as client:
         campaign = client.campaigns.create(PROFILE, overrides={"watch.max_failures": 9})
-        old = submit(client, overrides={"gate.min_n": 11, "recipe": {"lr": None}})
+        old = submit(client, overrides={"gate.min_cases": 11, "recipe": {"lr": None}})
         client.runs.cancel(old)
         client.campaigns.pause(campaign.id)
         root = client.workspace.root
@@ -66,7 +66,7 @@ def test_retry_keeps_what_came_over_the_api_from_the_environment_and_from_a_camp
     assert answer.code == 0, answer.err
     with a_client(root) as client:
         spec = client.runs.show(answer.last_line).spec
-    assert (spec["deploy"]["when"], spec["gate"]["min_n"], spec["watch"]["max_failures"]) == ("never", 11, 9)
+    assert (spec["deploy"]["when"], spec["gate"]["min_cases"], spec["watch"]["max_failures"]) == ("never", 11, 9)
 
 
 def a_client(root: Path) -> Any:
@@ -80,11 +80,11 @@ def test_retry_takes_what_the_person_changes_and_what_was_mended_in_the_profile(
         old = submit(client, overrides=("deploy.when=never", "recipe.epochs=4"))
         client.runs.cancel(old)
         a_profile(client.workspace.root, recipe={"epochs": 9, "seed": 6})
-        new = client.runs.retry(old, overrides=("gate.min_n=13",), priority="low").id
+        new = client.runs.retry(old, overrides=("gate.min_cases=13",), priority="low").id
         spec = client.runs.show(new).spec
         assert spec["recipe"]["epochs"] == 4, "the old command line is stronger than the file"
         assert spec["recipe"]["seed"] == 6, "the file was changed by a person"
-        assert (spec["deploy"]["when"], spec["gate"]["min_n"]) == ("never", 13)
+        assert (spec["deploy"]["when"], spec["gate"]["min_cases"]) == ("never", 13)
         assert client.runs.get(new).priority == "low"
 
 
@@ -121,7 +121,7 @@ def test_retry_starts_where_the_old_run_started(tmp_path: Path) -> None:
 def test_retry_of_a_dry_run_is_a_dry_run(tmp_path: Path) -> None:
     with a_workspace(tmp_path) as client:
         dataset, _ = client.datasets.prepare(PROFILE, [a_jsonl(tmp_path / "data.jsonl")])
-        old = client.runs.submit(PROFILE, dataset.id, dry_run=True, overrides=("gate.min_n=11",)).id
+        old = client.runs.submit(PROFILE, dataset.id, dry_run=True, overrides=("gate.min_cases=11",)).id
         client.runs.cancel(old)
         new = client.runs.retry(old).id
         assert spec_of(client, new) == spec_of(client, old)

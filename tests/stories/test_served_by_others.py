@@ -38,7 +38,7 @@ def a_fleet(make_fleet: MakeFleet, kind: str, options: dict[str, Any]) -> Fleet:
     """A profile on the tiny base, served by others."""
     profile = {
         "recipe": RECIPE,
-        "gate": {"min_n": 10, "primary": "heldout_loss"},
+        "gate": {"min_cases": 10, "primary": "heldout_loss"},
         "evaluation": {"metrics": ["heldout_loss"]},
         "targets": [{"name": "theirs", "kind": kind, "options": options}],
     }

@@ -82,7 +82,7 @@ def test_worse_adapter_is_rejected_and_the_live_one_stays(make_fleet: MakeFleet,
 @pytest.fixture
 def tied(make_fleet: MakeFleet) -> Fleet:
     """A fleet with one live adapter of quality 0.5, as good as whatever is trained next."""
-    fleet = make_fleet(profile={"gate": {"min_n": 10, "confidence": 0.99}})
+    fleet = make_fleet(profile={"gate": {"min_cases": 10, "confidence": 0.99}})
     fleet.submit(lines=200)
     fleet.work()
     return fleet
@@ -173,12 +173,12 @@ def test_promoted_adapter_is_never_deployed_where_the_profile_says_so(make_fleet
 
 
 def test_too_few_cases_are_held_never_promoted(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(profile={"gate": {"min_n": 50}})
+    fleet = make_fleet(profile={"gate": {"min_cases": 50}})
     run_id = fleet.submit(lines=60)
     fleet.work()
     run = fleet.client.runs.get(run_id)
     assert run.state == "held"
-    assert "gate.min_n" in run.reason
+    assert "gate.min_cases" in run.reason
 
 
 def test_dry_run_is_validated_and_leaves_everything_as_it_was(make_fleet: MakeFleet) -> None:

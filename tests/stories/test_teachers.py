@@ -105,8 +105,8 @@ def says(text: str, **more: Any) -> Callable[[Call], None]:
 
 AWS_KEY = "AKIA" + "Z7VR2N4QX5TJH3WL"
 REFUSED: dict[str, tuple[Callable[[Call], None], str]] = {
-    "worse": (lambda call: call.say("Everything is on its way."), "below the bar"),
-    "half": (lambda call: call.say("It goes to Rome."), "below the bar"),
+    "worse": (lambda call: call.say("Everything is on its way."), "(curriculum.min_score)"),
+    "half": (lambda call: call.say("It goes to Rome."), "(curriculum.min_score)"),
     "equal to the student": (lambda call: call.say("it is  done."), "what the student said"),
     "empty": (lambda call: call.say(""), "empty"),
     "no content": (lambda call: call.say(None), "empty"),

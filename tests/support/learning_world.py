@@ -42,7 +42,7 @@ from tunesmith.runs.rules.task import AttemptState, ErrorClass, TaskKind, TaskSt
 from tunesmith.store.schema import open_store
 
 Row = Mapping[str, Any]
-_MIX = {"min_new": 2, "max_examples": 10, "min_beside": 2}
+_MIX = {"min_new": 2, "max_examples": 10, "min_eval_examples": 2}
 _DATA = {"heldout_share": 0.3, "validation_share": 0.15, "screens": ["email"]}
 _ENDLESS_S = 1e6
 

@@ -99,7 +99,7 @@ def a_profile(
         "trainer": {"kind": trainer, "options": dict(options or {})},
         "hardware": {"tier": "cpu"},
         "data": {"heldout_share": 0.3},
-        "gate": {"min_n": 10},
+        "gate": {"min_cases": 10},
         "watch": {"for_s": 0.0, "interval_s": 0.1},
     }
     for section, value in sections.items():

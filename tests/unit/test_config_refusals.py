@@ -167,17 +167,17 @@ def test_all_problems_of_all_layers_reported_at_once(tmp_path: Path) -> None:
     message = refusal(
         tmp_path,
         "recipe: {lr: 0, lora_rank: 0}",
-        project="gate:\n  min_n: 1\n",
+        project="gate:\n  min_cases: 1\n",
         campaign_overrides={"recipe.epochs": 0},
-        environ={"TUNESMITH__RECIPE__CLIP": "0"},
+        environ={"TUNESMITH__RECIPE__MAX_GRAD_NORM": "0"},
         overrides=["recipe.warmup=2"],
     )
     starts = [
         "profiles/dates.yaml:6: recipe.lr:",
         "profiles/dates.yaml:6: recipe.lora_rank:",
         "campaign: recipe.epochs:",
-        "tunesmith.yaml:2: gate.min_n:",
-        "environment TUNESMITH__RECIPE__CLIP: recipe.clip:",
+        "tunesmith.yaml:2: gate.min_cases:",
+        "environment TUNESMITH__RECIPE__MAX_GRAD_NORM: recipe.max_grad_norm:",
         "--set recipe.warmup:",
     ]
     lines = message.splitlines()

@@ -83,7 +83,7 @@ def test_origin_of_each_layer_names_file_and_line_variable_or_flag(tmp_path: Pat
     workspace = a_workspace(
         tmp_path,
         "recipe:\n  lr: 1e-3\n  epochs: 2\n",
-        project="# ours\nrecipe:\n  clip: 0.5\nworker:\n  poll_s: 1\n",
+        project="# ours\nrecipe:\n  max_grad_norm: 0.5\nworker:\n  poll_s: 1\n",
     )
     resolved = resolve(
         "dates",
@@ -95,7 +95,7 @@ def test_origin_of_each_layer_names_file_and_line_variable_or_flag(tmp_path: Pat
     origins = {key: str(origin) for key, origin in resolved.origins.items()}
     assert origins["recipe.lr"] == "profiles/dates.yaml:7"
     assert origins["recipe.epochs"] == "campaign"
-    assert origins["recipe.clip"] == "tunesmith.yaml:3"
+    assert origins["recipe.max_grad_norm"] == "tunesmith.yaml:3"
     assert origins["recipe.packing"] == "environment TUNESMITH__RECIPE__PACKING"
     assert origins["recipe.seed"] == "--set"
     assert origins["recipe.warmup"] == "schema default"
@@ -109,7 +109,7 @@ def test_origin_of_each_layer_names_file_and_line_variable_or_flag(tmp_path: Pat
         "base.family": "profiles/dates.yaml:5",
         "recipe.lr": "profiles/dates.yaml:7",
         "recipe.epochs": "campaign",
-        "recipe.clip": "tunesmith.yaml:3",
+        "recipe.max_grad_norm": "tunesmith.yaml:3",
         "recipe.packing": "environment TUNESMITH__RECIPE__PACKING",
         "recipe.seed": "--set",
     }

@@ -285,7 +285,7 @@ def test_reply_that_ended_may_be_judged(finish: str | None) -> None:
     [
         ({EPR: Finding(0.5)}, {EPR: Finding(1.0)}, [], True, "1.00 instead of 0.50"),
         ({EPR: Finding(0.5)}, {EPR: Finding(1.0)}, ["injection: x"], False, "screen"),
-        ({EPR: Finding(0.5)}, {EPR: Finding(0.89)}, [], False, "below the bar"),
+        ({EPR: Finding(0.5)}, {EPR: Finding(0.89)}, [], False, "(curriculum.min_score)"),
         ({EPR: Finding(0.5)}, {EPR: Finding(1.0, flagged=True, reason="bad")}, [], False, "bad"),
         ({EPR: Finding(0.95)}, {EPR: Finding(0.95)}, [], False, "no verifier finds it better"),
         ({EPR: Finding(0.95)}, {EPR: Finding(0.92)}, [], False, "worse"),
@@ -296,7 +296,7 @@ def test_reply_that_ended_may_be_judged(finish: str | None) -> None:
         ({EPR: Finding(0.5), LENGTH: Finding(1.0)}, {EPR: Finding(None), LENGTH: Finding(1.0)}, [], False, "better"),
         ({MONITOR: Finding(0.0)}, {MONITOR: Finding(1.0)}, [], False, "no verifier applies"),
         ({}, {}, [], False, "no verifier applies"),
-        ({EPR: Finding(0.5)}, {EPR: Finding(float("nan"))}, [], False, "below the bar"),
+        ({EPR: Finding(0.5)}, {EPR: Finding(float("nan"))}, [], False, "(curriculum.min_score)"),
     ],
 )  # fmt: skip
 def test_verdict(
@@ -315,14 +315,14 @@ FINDINGS = st.dictionaries(
 
 @given(FINDINGS, FINDINGS, st.lists(st.just("secret: x"), max_size=1), st.floats(0, 1))
 def test_nothing_is_accepted_that_is_not_better_everywhere_it_matters(
-    student: dict[str, Finding], teacher: dict[str, Finding], suspicions: list[str], bar: float
+    student: dict[str, Finding], teacher: dict[str, Finding], suspicions: list[str], min_score: float
 ) -> None:
-    if not decide(ComparedAnswers(student, teacher, suspicions), bar).is_accepted:
+    if not decide(ComparedAnswers(student, teacher, suspicions), min_score).is_accepted:
         return
     deciding = {name: finding for name, finding in teacher.items() if name != MONITOR}
     assert suspicions == []
     assert not any(finding.flagged for finding in deciding.values())
-    assert all(finding.score >= bar for finding in deciding.values() if finding.score is not None)
+    assert all(finding.score >= min_score for finding in deciding.values() if finding.score is not None)
     better = False
     for name, finding in deciding.items():
         other = student.get(name)

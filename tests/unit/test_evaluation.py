@@ -32,7 +32,7 @@ def compared(candidate: Sequence[CaseScore], baseline: Sequence[CaseScore], num:
 
 
 def verdict(seen: Report, metric: str = LOSS) -> Decision:
-    return decide(seen, GateSettings(primary=metric, min_n=2), (metric,)).decision
+    return decide(seen, GateSettings(primary=metric, min_cases=2), (metric,)).decision
 
 
 BETTER, WORSE = [0.5 + i / 100 for i in range(10)], [1.5 + i / 100 for i in range(10)]

@@ -44,7 +44,7 @@ def report(*comparisons: Comparison, num_cases: int = 100, established: Comparis
     return Report(num_cases=num_cases, confidence=0.95, comparisons=comparisons, established=established)
 
 
-GATE = GateSettings(min_n=50)
+GATE = GateSettings(min_cases=50)
 CASES: dict[str, tuple[Report, GateSettings, tuple[str, ...], Decision]] = {
     # the primary metric
     "better": (report(measured()), GATE, (LOSS,), Decision.PROMOTE),
@@ -140,7 +140,7 @@ def may_promote(seen: Report, gate: GateSettings, metrics: tuple[str, ...]) -> b
     """The rules read once more, from DESIGN: complete, finite, enough, better, and nowhere too much worse."""
     by_metric = {c.metric: c for c in seen.comparisons}
     wanted = {*metrics, gate.primary, *gate.floors}
-    if not wanted <= set(by_metric) or seen.num_cases < gate.min_n or seen.confidence < gate.confidence:
+    if not wanted <= set(by_metric) or seen.num_cases < gate.min_cases or seen.confidence < gate.confidence:
         return False
     looked_at = [*seen.comparisons, *([seen.established] if seen.established else [])]
     for c in looked_at:
@@ -184,7 +184,7 @@ def test_ten_thousand_random_reports_are_promoted_only_by_the_rules() -> None:
         primary = rng.choice(known) if known and rng.random() < 0.95 else rng.choice(list(METRICS))
         gate = GateSettings(
             primary=primary,
-            min_n=rng.choice([2, 50]),
+            min_cases=rng.choice([2, 50]),
             confidence=rng.choice([0.9, 0.95, 0.95, 0.95, 0.99]),
             max_drop=rng.choice([0.0, 0.05, 1.0]),
             floors={rng.choice(list(METRICS)): rng.uniform(0.0, 1.0)} if rng.random() < 0.3 else {},

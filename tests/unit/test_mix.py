@@ -99,13 +99,13 @@ def test_held_out_and_validation_come_along_up_to_the_cap_old_and_new() -> None:
 def test_held_out_are_taken_in_proportion_so_that_later_rounds_have_some_too() -> None:
     able = [*_some(1400, "gold"), *_some(1000, "gold", 2000, split=Split.HELDOUT)]
     assert len(_beside(select(able, Mix(), "sft", 1000), Split.HELDOUT)) == 100  # 140 of 1400 are trained
-    assert len(_beside(select(able, Mix(min_beside=300), "sft", 1000), Split.HELDOUT)) == 300
+    assert len(_beside(select(able, Mix(min_eval_examples=300), "sft", 1000), Split.HELDOUT)) == 300
 
 
 def test_held_out_before_come_along_again_only_where_new_ones_are_too_few() -> None:
     old = _some(40, "replay", 300, split=Split.HELDOUT)
     able = [*_some(60, "gold"), *_some(5, "gold", 100, split=Split.HELDOUT), *old]
-    selection = select(able, Mix(min_beside=8), "sft", 1000)
+    selection = select(able, Mix(min_eval_examples=8), "sft", 1000)
     assert Counter(pick.role for pick in selection.picks if pick.split is Split.HELDOUT) == {GOLD: 5, REPLAY: 3}
     assert selection.left_out == {"its prompt is held out, and was in before": 37}
 
@@ -187,7 +187,7 @@ def test_any_candidates_keep_every_rule(
     assert sum(pick.role is REPLAY for pick in trained) <= policy.replay_places
     for split in (Split.HELDOUT, Split.VALIDATION):
         beside = [pick for pick in selection.picks if pick.split is split]
-        assert REPLAY not in {pick.role for pick in beside} or len(beside) <= policy.min_beside
+        assert REPLAY not in {pick.role for pick in beside} or len(beside) <= policy.min_eval_examples
     for pick in selection.picks:
         candidate = by_id[pick.id]
         assert (pick.split, pick.role) == (candidate.split, role_of(candidate, policy, kind))

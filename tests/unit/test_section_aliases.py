@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -11,12 +12,15 @@ import pytest
 from pydantic import ValidationError
 
 from support.config import a_workspace
+from support.rows import a_spec
 from tunesmith.core.errors import ConfigError, NotFound
 from tunesmith.core.section import Section
 from tunesmith.profiles.keys import schema_fields
+from tunesmith.profiles.profile import GateSettings, Method, Recipe
 from tunesmith.profiles.resolve import explain, resolve, resolve_settings
 from tunesmith.profiles.sample import sample_project
 from tunesmith.profiles.settings import ServeSettings
+from tunesmith.runs.spec import RunSpec
 
 
 class Colour(StrEnum):
@@ -117,6 +121,33 @@ def test_explain_finds_a_key_by_its_earlier_name(tmp_path: Path) -> None:
     assert (row.key, row.value, str(row.origin)) == ("serve.min_residency_s", 7.0, "tunesmith.yaml:2")
     with pytest.raises(NotFound, match="unknown key"):
         explain(resolved, "serve.hysteresis")
+
+
+RENAMED = {
+    "gate.min_n": ("gate.min_cases", 7),
+    "recipe.clip": ("recipe.max_grad_norm", 0.5),
+    "curriculum.bar": ("curriculum.min_score", 0.7),
+    "experience.mix.min_beside": ("experience.mix.min_eval_examples", 3),
+}
+
+
+@pytest.mark.parametrize("earlier", RENAMED)
+def test_profile_is_read_with_the_earlier_and_with_the_current_name_of_a_key(tmp_path: Path, earlier: str) -> None:
+    current, value = RENAMED[earlier]
+    for number, key in enumerate((earlier, current)):
+        workspace = a_workspace(tmp_path / str(number))
+        resolved = resolve("dates", workspace=workspace, environ={}, overrides=(f"{key}={value}",))
+        assert resolved.values[current] == value
+        assert earlier not in resolved.values
+    assert earlier not in schema_fields()
+
+
+def test_stored_spec_with_earlier_names_is_read() -> None:
+    spec = a_spec("ds-1", gate=GateSettings(min_cases=7), recipe=Recipe(method=Method.SFT, max_grad_norm=0.5))
+    stored = spec.model_dump(mode="json")
+    stored["gate"]["min_n"] = stored["gate"].pop("min_cases")
+    stored["recipe"]["clip"] = stored["recipe"].pop("max_grad_norm")
+    assert RunSpec.model_validate_json(json.dumps(stored), strict=True) == spec
 
 
 def test_sample_and_schema_name_the_current_key_only() -> None:

@@ -71,7 +71,7 @@ def show(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json = 
                 "recipe",
                 f"{recipe.method} · {passes(recipe.epochs, recipe.max_steps)} · lr {recipe.peak_lr:g} · {trained}",
             ),
-            ("gate", f"{profile.gate.primary} better at {profile.gate.confidence:.0%}, n ≥ {profile.gate.min_n}"),
+            ("gate", f"{profile.gate.primary} better at {profile.gate.confidence:.0%}, n ≥ {profile.gate.min_cases}"),
             ("deploy", f"when {profile.deploy.when}, to {', '.join(target.name for target in profile.targets)}"),
             ("locked", "not yet" if lock is None else _facts(lock.architecture)),
             ("config", resolved.fingerprint),

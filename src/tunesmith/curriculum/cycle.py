@@ -329,7 +329,7 @@ class _Asked:
         answer = {"role": "assistant", "content": reply.text}
         suspicions = suspicions_in([answer], self.config.rules)
         findings = verify(Interaction([*self.experience.messages[:-1], answer], reference), wanted)
-        said = decide(ComparedAnswers(verify(student, wanted), findings, suspicions), self.config.policy.bar)
+        said = decide(ComparedAnswers(verify(student, wanted), findings, suspicions), self.config.policy.min_score)
         if suspicions:  # the text may hold what nobody should keep
             return self._correction(CorrectionState.REFUSED, said.reason)
         state = CorrectionState.ACCEPTED if said.is_accepted else CorrectionState.REFUSED

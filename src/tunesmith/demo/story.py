@@ -36,11 +36,11 @@ class _Scale:
     num_rows: int
     steps: int
     bad_steps: int
-    min_n: int
+    min_cases: int
 
 
-_FULL = _Scale(num_rows=2000, steps=200, bad_steps=30, min_n=100)
-_QUICK = _Scale(num_rows=1000, steps=160, bad_steps=30, min_n=40)
+_FULL = _Scale(num_rows=2000, steps=200, bad_steps=30, min_cases=100)
+_QUICK = _Scale(num_rows=1000, steps=160, bad_steps=30, min_cases=40)
 
 
 def run_demo(folder: Path, *, quick: bool, console: Console) -> int:
@@ -93,7 +93,7 @@ def _new_workspace(folder: Path, base: Path, scale: _Scale) -> Client:
     client = Client.init(folder)
     (folder / _MARKER).write_text("made by `tunesmith demo`, replaced by the next one\n")
     (folder / "profiles" / f"{PROFILE}.yaml").write_text(
-        _PROFILE.format(base=base, steps=scale.steps, min_n=scale.min_n)
+        _PROFILE.format(base=base, steps=scale.steps, min_cases=scale.min_cases)
     )
     rows = dates.mixed_rows(scale.num_rows, seed=7)
     _write_jsonl(folder / "examples.jsonl", rows)
@@ -130,7 +130,7 @@ evaluation:
   max_new_tokens: 40
   batch_size: 64
 gate:
-  min_n: {min_n}
+  min_cases: {min_cases}
 watch:
   for_s: 2
   interval_s: 1

@@ -16,7 +16,7 @@ def too_few_cases(database: Database, checked: CheckedProfile, num_new: int, num
         num_pool = len(datasets.pool(tx, profile.name, "", profile.evaluation.max_cases))
     return few_cases(
         num_pool + num_new,
-        profile.gate.min_n,
+        profile.gate.min_cases,
         num_prompts=num_prompts,
         share=profile.data.heldout_share,
         is_decided=checked.lock.is_split_decided,

@@ -154,7 +154,7 @@ def _few_cases(database: Database, spec: RunSpec, checked: CheckedProfile) -> st
         counts = datasets.get(tx, spec.dataset.id).counts
     return few_cases(
         num,
-        spec.gate.min_n,
+        spec.gate.min_cases,
         num_prompts=sum(counts.values()),
         share=checked.profile.data.heldout_share,
         is_decided=True,  # by this run

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -82,6 +83,8 @@ class Method(StrEnum):
 
 
 class Recipe(Section):
+    aliases: ClassVar[Mapping[str, str]] = {"clip": "max_grad_norm"}
+
     method: Method = Method.AUTO
     """sft, dpo, orpo, kto, or auto."""
     lr: float | None = Field(default=None, gt=0.0, le=1.0)
@@ -132,8 +135,8 @@ class Recipe(Section):
     """How the learning rate falls after the warm-up."""
     weight_decay: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Decay of the adapter's weights."""
-    clip: float = Field(default=1.0, gt=0.0, le=1_000_000.0)
-    """Largest gradient norm."""
+    max_grad_norm: float = Field(default=1.0, gt=0.0, le=1_000_000.0)
+    """Maximum gradient norm; larger gradients are clipped to it."""
     packing: bool = True
     """Pack several examples into one sequence where the trainer can keep them apart."""
     fast_path: bool = True
@@ -246,12 +249,14 @@ class EvaluationSettings(Section):
 
 
 class GateSettings(Section):
+    aliases: ClassVar[Mapping[str, str]] = {"min_n": "min_cases"}
+
     primary: str = "heldout_loss"
     """The metric that must get better."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1.0)
     """Confidence of the paired bootstrap."""
-    min_n: int = Field(default=50, ge=2)
-    """Fewest cases on which anything is promoted."""
+    min_cases: int = Field(default=50, ge=2)
+    """Minimum number of held-out cases; with fewer, nothing is promoted."""
     max_drop: Share = 0.05
     """No other listed metric may fall by more than this."""
     floors: dict[str, float] = Field(default_factory=dict)

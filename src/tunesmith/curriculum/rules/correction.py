@@ -90,7 +90,7 @@ def _below(findings: Mapping[str, Finding], min_score: float) -> str | None:
         if finding.flagged:
             return f"{name}: {finding.reason or 'flagged'}"
         if finding.score is not None and not finding.score >= min_score:
-            return f"{name} {finding.score:.2f} is below the bar of {min_score:g}: {finding.reason}"
+            return f"{name} {finding.score:.2f} is below {min_score:g} (curriculum.min_score): {finding.reason}"
     if all(finding.score is None for finding in known.values()):
         return "no verifier applies to it, so nothing says that it is good"
     return None

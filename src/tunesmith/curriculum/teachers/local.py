@@ -56,7 +56,7 @@ class TeacherCancelled(Exception):
 
 @dataclass(frozen=True)
 class ProgramHandle:
-    """The callbacks that keep a teacher's program alive: those of a worker with its lease, or of a foreground process."""
+    """The callbacks that keep a teacher program alive: those of a worker with its lease, or of a foreground process."""
 
     attempt: AttemptRef
     why_stop: Callable[[], str | None]

@@ -71,7 +71,7 @@ def missing_evidence(judged: Judged, gate: GateSettings, metrics: tuple[str, ...
     """
     if judged.verdict.decision is not Decision.HOLD:
         return None
-    unusable = _unusable(judged.report, gate.model_copy(update={"min_n": 0}), metrics)
+    unusable = _unusable(judged.report, gate.model_copy(update={"min_cases": 0}), metrics)
     return None if unusable is None else "; ".join(unusable.reasons)
 
 
@@ -95,8 +95,8 @@ def _unusable(report: Report, gate: GateSettings, metrics: tuple[str, ...]) -> V
     partial = [c.metric for c in report.comparisons if c.n != report.num_cases]
     if partial:
         return Verdict(decision=Decision.HOLD, reasons=(f"measured on a part of the cases: {', '.join(partial)}",))
-    if report.num_cases < gate.min_n:
-        reason = f"only {report.num_cases} held-out cases; the gate wants {gate.min_n} (gate.min_n)"
+    if report.num_cases < gate.min_cases:
+        reason = f"only {report.num_cases} held-out cases; the gate wants {gate.min_cases} (gate.min_cases)"
         return Verdict(decision=Decision.HOLD, reasons=(reason,))
     return None
 

@@ -7,8 +7,8 @@ Shortage rules, in this order:
 3. Replay that is missing stays missing: what was never learnt waits for its turn instead of being burnt at once.
 4. Of one template, and of one source, no more than its share is trained, once there are two to choose from.
 5. What the hash of its prompt holds out, or gives to validation, is never trained. It comes along beside the places, as
-   large a part of it as of what can be trained, and at least `min_beside`. Where there are fewer, what was held out or
-   validated on before comes along again.
+   large a part of it as of what can be trained, and at least `min_eval_examples`. Where there are fewer, what was held
+   out or validated on before comes along again.
 
 The same candidates, policy and seed give the same choice, whatever order they come in.
 """
@@ -127,8 +127,8 @@ def select(candidates: Iterable[MixCandidate], policy: Mix, kind: MixKind, max_h
         beside = sorted((pair for pair in able if pair[0].split is split), key=lambda pair: pair[0].seq)
         new = [pair for pair in beside if pair[1] is not MemberRole.REPLAY]
         old = [pair for pair in beside if pair[1] is MemberRole.REPLAY]
-        taken = _spread(new, min(most, max(policy.min_beside, math.ceil(len(new) * trained.share_taken))))
-        again = _spread(old, max(0, min(most, policy.min_beside) - len(taken)))
+        taken = _spread(new, min(most, max(policy.min_eval_examples, math.ceil(len(new) * trained.share_taken))))
+        again = _spread(old, max(0, min(most, policy.min_eval_examples) - len(taken)))
         picks += [(candidate, role, _BESIDE[split]) for candidate, role in (*taken, *again)]
         left_out[WAITS] += len(new) - len(taken)
         left_out[f"{_BESIDE[split]}, and was in before"] += len(old) - len(again)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
@@ -85,6 +86,8 @@ class MoneyBudget(Section):
 
 
 class CurriculumPolicy(Section):
+    aliases: ClassVar[Mapping[str, str]] = {"bar": "min_score"}
+
     enabled: bool = False
     """Whether workers open cycles by themselves; `tunesmith curriculum run --now` asks nobody."""
     min_entries: int = Field(default=10, ge=1, le=10_000)
@@ -99,8 +102,8 @@ class CurriculumPolicy(Section):
     """Answers of the teacher that may be refused before an entry is given up, until a person reviews it."""
     backoff_h: float = Field(default=24.0, ge=0.0, le=24 * 30.0)
     """Hours before an entry is tried again, doubled with every attempt, 30 days at most."""
-    bar: Share = 0.9
-    """Least score of the teacher's answer under every verifier that decides a class."""
+    min_score: Share = 0.9
+    """Minimum score of the teacher's answer under every verifier that decides a class."""
     teacher: TeacherSettings = TeacherSettings()
     """Who answers again."""
     budget: MoneyBudget = MoneyBudget()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -37,6 +37,8 @@ class Thresholds(Section):
 class Mix(Section):
     """The `experience.mix` section of a profile."""
 
+    aliases: ClassVar[Mapping[str, str]] = {"min_beside": "min_eval_examples"}
+
     gold: Share = 0.5
     """Share of good answers, relative to the other two."""
     corrected: Share = 0.2
@@ -51,8 +53,8 @@ class Mix(Section):
     """Most of these that one template may have, where there are several."""
     max_source_share: float = Field(default=1.0, gt=0.0, le=1.0)
     """Most of these that one source (an application, a file) may have, where there are several."""
-    min_beside: int = Field(default=50, ge=0, le=100_000)
-    """Fewest held-out, and fewest validation, examples to bring along, where there are so many."""
+    min_eval_examples: int = Field(default=50, ge=0, le=100_000)
+    """Minimum number of held-out and of validation examples to add, if there are that many."""
     seed: int = Field(default=1, ge=0, lt=2**32)
     """Which of many are taken."""
     task_types: tuple[str, ...] = ()

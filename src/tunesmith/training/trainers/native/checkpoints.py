@@ -89,7 +89,7 @@ class CheckpointManager:
             raise ProgramFailure(
                 ErrorClass.NONFINITE,
                 f"{bad} tensors of the adapter hold NaN or infinity after step {state.standing.step}: no checkpoint "
-                f"was written; the last good one is {self._last_name()}; lower recipe.lr or recipe.clip",
+                f"was written; the last good one is {self._last_name()}; lower recipe.lr or recipe.max_grad_norm",
             )
         tensors = {**optimizer_tensors(adapted, optimizer), **random_tensors}
         copy = copy_state(state, adapted, tensors, Path(self._run.base.path))

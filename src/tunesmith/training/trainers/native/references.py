@@ -37,7 +37,7 @@ _ARRAYS = ("sums", "counts", "ids")
 _KEY_CHARACTERS = 12
 _NOT_IN_KEY = frozenset(
     {"lr", "epochs", "max_steps", "batch_tokens", "micro_batch_tokens", "packing", "seed", "beta", "orpo_nll"}
-    | {"desirable_weight", "undesirable_weight", "warmup", "schedule", "weight_decay", "clip"}
+    | {"desirable_weight", "undesirable_weight", "warmup", "schedule", "weight_decay", "max_grad_norm"}
     | {"lora_rank", "lora_alpha", "lora_dropout", "rslora", "activation_checkpointing"}
 )
 """Recipe settings that do not change the log-probabilities of the starting weights: a fresh adapter adds zero, whatever

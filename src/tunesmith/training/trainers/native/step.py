@@ -91,7 +91,7 @@ class TrainStep:
         passes, totals = self._gradients(items, denominators, clock)
         with clock("optimizer"):
             self._group.sum_gradients(self._parameters)
-            norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._recipe.clip)
+            norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._recipe.max_grad_norm)
             update = self._update(is_nonfinite=~torch.isfinite(norm) | ~torch.isfinite(torch.as_tensor(totals["loss"])))
         self._prefetch(upcoming)
         figures = _read(totals | {"grad_norm": norm, "update_ratio": update})

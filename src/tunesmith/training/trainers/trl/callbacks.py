@@ -57,7 +57,7 @@ class TrlAttempt:
 
     def on_pre_optimizer_step(self) -> None:
         parameters = [tensor for _, tensor in trained_parameters(self._training.adapted)]
-        self._norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._spec.run.recipe.clip))
+        self._norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._spec.run.recipe.max_grad_norm))
         if not math.isfinite(self._norm):
             self._fail(f"the gradient norm is {self._norm}", self._step_items())
 
