@@ -25,7 +25,7 @@ from support.gateway import (
 )
 from support.rows import force
 from support.workspaces import wait_for
-from tunesmith.cli.serve import _show
+from tunesmith.cli.system import _show_ready
 from tunesmith.client import Client
 from tunesmith.models import queries as adapters
 from tunesmith.models.rules import AdapterState
@@ -166,12 +166,12 @@ def test_a_name_that_means_nothing_is_answered_with_what_to_do(server: ServerPro
 
 
 def test_the_first_lines_of_a_server_say_what_is_wrong_and_how_others_ask(capsys: pytest.CaptureFixture[str]) -> None:
-    _show(Ready("srv-1", "http://127.0.0.1:1", {}, True, {"support": "it is broken"}, 0))
+    _show_ready(Ready("srv-1", "http://127.0.0.1:1", {}, True, {"support": "it is broken"}, 0))
     told = capsys.readouterr().out
     assert "support is not served: it is broken" in told
     assert "serve.allowed_hosts; it is empty" in told
     assert "no profile yet" not in told
-    _show(Ready("srv-1", "http://127.0.0.1:1", {}, False, {}))
+    _show_ready(Ready("srv-1", "http://127.0.0.1:1", {}, False, {}))
     told = capsys.readouterr().out
     assert "no profile yet" in told
     assert "allowed_hosts" not in told

@@ -12,7 +12,7 @@ import pytest
 
 from support.fleet import ON_POSTGRES, ON_SQLITE, Fleet, MakeFleet, freeze_program, programs_below
 from support.workspaces import PROFILE, a_profile, states_of, wait_for
-from tunesmith.client.views import AnswerView
+from tunesmith.client.views import RequestResult
 from tunesmith.core.errors import Refused
 from tunesmith.runs.queries import queue
 from tunesmith.runs.rules.run import RunState
@@ -230,7 +230,7 @@ def test_estop_keeps_a_promoted_adapter_from_going_live(make_fleet: MakeFleet) -
     fleet.wait(run_id, "deployed")
 
 
-WISHES: dict[str, Callable[[Fleet, str], AnswerView]] = {
+WISHES: dict[str, Callable[[Fleet, str], RequestResult]] = {
     "pause": lambda fleet, run_id: fleet.client.runs.pause(run_id),
     "stop": lambda fleet, run_id: fleet.client.runs.stop(run_id),
     "checkpoint": lambda fleet, run_id: fleet.client.runs.checkpoint(run_id),

@@ -13,6 +13,7 @@ from support.teacher_server import Call, Teacher, a_teacher, better
 from support.workspaces import PROFILE, a_profile, a_workspace, cli, work_until_idle
 from tunesmith.cli.main import call
 from tunesmith.client import Client
+from tunesmith.core.errors import Refused
 from tunesmith.curriculum.queries import cycles
 
 VERIFIERS = {"experience": {"verifiers": {"entity_preservation": {}}}}
@@ -106,7 +107,7 @@ def test_entry_that_no_teacher_betters_is_given_up_and_a_person_may_ask_again(tm
     assert "given_up" in cli("experience", "show", entry, cwd=root).out
     bare = cli("curriculum", "again", entry, cwd=root)
     assert (bare.code, "--reason" in bare.err) == (2, True)
-    again = cli("curriculum", "again", entry[:12], "--reason", "a better teacher", cwd=root)
+    again = cli("curriculum", "retry", entry[:12], "--reason", "a better teacher", cwd=root)
     assert (again.code, again.last_line) == (0, entry), again.err
     teacher.plays(better)
     with Client(root) as client:
@@ -114,6 +115,8 @@ def test_entry_that_no_teacher_betters_is_given_up_and_a_person_may_ask_again(tm
     over = cli("curriculum", "again", entry, "--reason", "once more", cwd=root)
     assert over.code == 1
     assert "has no correction" in over.err
+    with Client(root) as client, pytest.raises(Refused, match="has no correction"):  # by its former name
+        client.curriculum.again(entry, reason="once more")
 
 
 @pytest.mark.parametrize(

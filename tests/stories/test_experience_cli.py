@@ -38,7 +38,8 @@ def test_one_experience_from_capture_to_a_new_class(root: Path) -> None:
     assert added.code == 0, added.err
     assert added.out.splitlines()[0] == "gold"
     experience_id = added.last_line
-    assert cli("experience", "add", PROFILE, *words, cwd=root).last_line == experience_id
+    now = [word.replace("--about", "--context") for word in words]
+    assert cli("experience", "add", PROFILE, *now, cwd=root).last_line == experience_id
     rated = cli("feedback", "add", experience_id, "down", "--comment", "too short", "--rater", "ann", cwd=root)
     assert rated.code == 0, rated.err
     assert rated.out.splitlines()[0] == f"{experience_id} is ambiguous, 0.00 by 1 rater"
@@ -103,7 +104,7 @@ BAD: list[tuple[tuple[str, ...], int, str]] = [
     (("experience", "add", "suport", "--prompt", "a", "--answer", "b"), 1, "did you mean 'support'?"),
     (("experience", "add", PROFILE, "--prompt", "a", "--answer", " "), 1, "empty"),
     (("experience", "add", PROFILE, "--prompt", "a", "--answer", "b", "--about", "x"), 2, "KEY=VALUE"),
-    (("experience", "add", PROFILE, "--prompt", "a", "--answer", "b", "--about", "sesion=x"), 2, "'session'"),
+    (("experience", "add", PROFILE, "--prompt", "a", "--answer", "b", "--context", "sesion=x"), 2, "'session'"),
     (("experience", "list", "--class", "golden"), 1, "did you mean 'gold'?"),
     (("experience", "list", "--where", "colour=red"), 2, "known: "),
     (("experience", "list", "--limit", "0"), 2, "from 1 to"),

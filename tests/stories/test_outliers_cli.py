@@ -71,7 +71,7 @@ def test_outliers_are_shown_kept_aside_and_released(
     assert len(client.datasets.list()) == 1
 
     monkeypatch.chdir(root)  # in this process, which never loads the model
-    assert call(["dataset", "outliers", dataset_id, "--keep-aside", "--limit", "5"]) == 0
+    assert call(["dataset", "outliers", dataset_id, "--quarantine", "--limit", "5"]) == 0
     said = capsys.readouterr().out
     made = said.splitlines()[-1]
     assert "6 of 126 examples are outliers" in said

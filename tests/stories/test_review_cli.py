@@ -116,6 +116,8 @@ def test_rows_that_stay_aside_wait_for_nobody_any_more(root: Path, tell: Tell) -
     assert tell("dataset", "quarantine", dataset, "--dismiss").code == 2
     assert tell("dataset", "quarantine", dataset, "--dismiss", "--reason", "a key").last_line == dataset
     assert tell("inbox").out == "Nothing waits for you.\n"
+    with Client(root) as client:  # by its former name
+        assert client.datasets.leave_aside(dataset, reason="still a key").id == dataset
 
 
 def test_forgetting_shows_first_and_asks_and_then_tells_what_it_did(root: Path, tell: Tell) -> None:
@@ -210,11 +212,11 @@ BAD: list[tuple[tuple[str, ...], int, str]] = [
     (("experience", "review", "suport"), 1, "did you mean 'support'?"),
     (("experience", "review", "xp-000000000000"), 1, "no experience"),
     (("experience", "review", "xp-000000000000", PROFILE), 2, "name one profile"),
-    (("experience", "review", "--accept", "--reason", "x"), 2, "--all-with"),
+    (("experience", "review", "--accept", "--reason", "x"), 2, "--all-matching"),
     (("experience", "review", "xp-0", "--accept", "--reject"), 2, "not both"),
     (("experience", "review", "--all-with", "secret"), 2, "add --accept or --reject"),
     (("experience", "review", "--all-with", "scret", "--accept", "--reason", "x"), 2, "did you mean 'secret'?"),
-    (("experience", "review", "--all-with", "secret", "--accept"), 2, "say why"),
+    (("experience", "review", "--all-matching", "secret", "--accept"), 2, "say why"),
     (("experience", "review", "--limit", "0"), 2, "from 1 to"),
     (("experience", "forget"), 2, "name experiences"),
     (("experience", "forget", "../x", "--yes"), 2, "is no experience id"),

@@ -1,1 +1,1 @@
-"""The command line: one file per noun; each parses, calls the client, and formats."""
+"""The command line: one file per resource; each parses, calls the client, and formats."""

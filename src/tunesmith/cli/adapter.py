@@ -21,18 +21,18 @@ from tunesmith.cli.output import (
     show_fields,
     show_table,
 )
-from tunesmith.cli.parser import Json, OfProfile, Profile, Reason, a_noun, open_client
+from tunesmith.cli.parser import Json, OfProfile, Profile, Reason, command_group, open_client
 
 if TYPE_CHECKING:
-    from tunesmith.client.views import AnswerView
+    from tunesmith.client.views import RequestResult
 
-verbs = a_noun("The versions that runs made, and which one is live.")
+commands = command_group("The versions that runs made, and which one is live.")
 Name = Annotated[
     str, typer.Argument(metavar="ADAPTER", help="An id, its beginning, or a name such as dates@v7.", show_default=False)
 ]
 
 
-@verbs.command("list")
+@commands.command("list")
 def list_adapters(ctx: typer.Context, profile: OfProfile = None, json: Json = False) -> None:
     """Every version, the newest of each profile first."""
     with open_client(ctx) as client:
@@ -49,7 +49,7 @@ def list_adapters(ctx: typer.Context, profile: OfProfile = None, json: Json = Fa
     show_table(columns, rows, empty="No adapter yet: a run makes one.")
 
 
-@verbs.command()
+@commands.command()
 def show(ctx: typer.Context, adapter: Name, json: Json = False) -> None:
     """One version: its run, its place, its metrics, who serves it, what became of it."""
     from tunesmith.cli.run_page import show_history
@@ -78,7 +78,7 @@ def show(ctx: typer.Context, adapter: Name, json: Json = False) -> None:
     show_history(found.events)
 
 
-@verbs.command()
+@commands.command()
 def live(ctx: typer.Context, profile: Profile, json: Json = False) -> None:
     """What is live, and what each target serves."""
     with open_client(ctx) as client:
@@ -98,14 +98,14 @@ def live(ctx: typer.Context, profile: Profile, json: Json = False) -> None:
     _show_targets(deployment.targets)
 
 
-@verbs.command()
+@commands.command()
 def evaluate(ctx: typer.Context, adapter: Name) -> None:
     """Measure a held adapter again."""
     with open_client(ctx) as client:
         _answer(client.adapters.evaluate(adapter))
 
 
-@verbs.command()
+@commands.command()
 def approve(ctx: typer.Context, adapter: Name) -> None:
     """Let a held adapter go live.
 
@@ -115,7 +115,7 @@ def approve(ctx: typer.Context, adapter: Name) -> None:
         _answer(client.adapters.approve(adapter))
 
 
-@verbs.command()
+@commands.command()
 def deploy(
     ctx: typer.Context,
     adapter: Name,
@@ -131,14 +131,14 @@ def deploy(
         _answer(client.adapters.deploy(adapter, force=force, reason=reason))
 
 
-@verbs.command()
+@commands.command()
 def reject(ctx: typer.Context, adapter: Name, reason: Reason = "") -> None:
     """Refuse a held adapter; its data is released."""
     with open_client(ctx) as client:
         _answer(client.adapters.reject(adapter, reason))
 
 
-@verbs.command()
+@commands.command()
 def rollback(
     ctx: typer.Context,
     profile: Profile,
@@ -159,7 +159,7 @@ def rollback(
     print_id(now_live or "base")
 
 
-@verbs.command()
+@commands.command()
 def revoke(
     ctx: typer.Context,
     adapter: Name,
@@ -186,7 +186,7 @@ def _show_targets(targets: Sequence[Mapping[str, Any]]) -> None:
     show_table(columns, rows, indent=2)
 
 
-def _answer(answer: AnswerView) -> None:
+def _answer(answer: RequestResult) -> None:
     say(f"{answer.id} is {answer.state}: {first_line(answer.message)}")
     print_id(answer.id)
 

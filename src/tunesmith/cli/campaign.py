@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunesmith.cli.output import Column, age, coloured, print_id, print_json, say, several, show_fields, show_table
-from tunesmith.cli.parser import Json, OfProfile, Profile, Set, a_noun, open_client
+from tunesmith.cli.parser import Json, OfProfile, Profile, Set, command_group, open_client
 
 if TYPE_CHECKING:
     from tunesmith.profiles.queries import Campaign
 
-verbs = a_noun("A profile under way, with overrides for all its runs.")
+commands = command_group("A profile under way, with overrides for all its runs.")
 Id = Annotated[str, typer.Argument(metavar="CAMPAIGN", help="Id of a campaign, or its beginning.", show_default=False)]
 
 
-@verbs.command()
+@commands.command()
 def create(ctx: typer.Context, profile: Profile, overrides: Set = None) -> None:
     """Open an active campaign; a profile has at most one."""
     with open_client(ctx) as client:
@@ -25,7 +25,7 @@ def create(ctx: typer.Context, profile: Profile, overrides: Set = None) -> None:
     print_id(campaign.id)
 
 
-@verbs.command("list")
+@commands.command("list")
 def list_campaigns(ctx: typer.Context, profile: OfProfile = None, json: Json = False) -> None:
     """Every campaign, the newest first."""
     with open_client(ctx) as client:
@@ -42,7 +42,7 @@ def list_campaigns(ctx: typer.Context, profile: OfProfile = None, json: Json = F
     show_table(columns, rows, empty="No campaign yet: tunesmith campaign create PROFILE --set KEY=VALUE")
 
 
-@verbs.command()
+@commands.command()
 def show(ctx: typer.Context, campaign_id: Id, json: Json = False) -> None:
     """Its overrides, and how its runs have ended."""
     with open_client(ctx) as client:
@@ -69,21 +69,21 @@ def show(ctx: typer.Context, campaign_id: Id, json: Json = False) -> None:
     )
 
 
-@verbs.command()
+@commands.command()
 def pause(ctx: typer.Context, campaign_id: Id) -> None:
     """Its overrides no longer hold."""
     with open_client(ctx) as client:
         _moved(client.campaigns.pause(campaign_id))
 
 
-@verbs.command()
+@commands.command()
 def resume(ctx: typer.Context, campaign_id: Id) -> None:
     """Make a paused campaign the active one again."""
     with open_client(ctx) as client:
         _moved(client.campaigns.resume(campaign_id))
 
 
-@verbs.command()
+@commands.command()
 def archive(ctx: typer.Context, campaign_id: Id) -> None:
     """End it for good; its history stays."""
     with open_client(ctx) as client:

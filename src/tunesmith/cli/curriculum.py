@@ -1,4 +1,4 @@
-"""`tunesmith curriculum`: run, show, again."""
+"""`tunesmith curriculum`: run, show, retry."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tunesmith.cli.output import (
     show_table,
     stderr,
 )
-from tunesmith.cli.parser import Json, Profile, a_noun, open_client
+from tunesmith.cli.parser import Json, Profile, command_group, open_client
 
 if TYPE_CHECKING:
     from tunesmith.client.curriculum import CurriculumView, CycleView
     from tunesmith.curriculum.cycle import EntryResult
 
-verbs = a_noun("A teacher answers the worst entries again; only what beats the student is kept.")
+commands = command_group("A teacher answers the worst entries again; only what beats the student is kept.")
 _COLOURS = {"accepted": "ok", "refused": "ambiguous", "failed": "warning"}
 
 
-@verbs.command(epilog="Example: tunesmith curriculum run support --now --max-entries 5")
+@commands.command(epilog="Example: tunesmith curriculum run support --now --max-entries 5")
 def run(
     ctx: typer.Context,
     profile: Profile,
@@ -42,7 +42,8 @@ def run(
         bool, typer.Option("--dry-run", help="Only say what would be asked, and the most it may cost.")
     ] = False,
     now: Annotated[
-        bool, typer.Option("--now", help="Outside its window too, before its cooldown is over, with few entries.")
+        bool,
+        typer.Option("--now", help="Run now: ignore the window, the cooldown and the minimum number of entries."),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -58,7 +59,7 @@ def run(
     _describe_cycle(cycle, dry_run)
 
 
-@verbs.command(epilog="Example: tunesmith curriculum show support")
+@commands.command(epilog="Example: tunesmith curriculum show support")
 def show(ctx: typer.Context, profile: Profile, json: Json = False) -> None:
     """What is due, why it waits, what is spent and left."""
     with open_client(ctx) as client:
@@ -69,8 +70,9 @@ def show(ctx: typer.Context, profile: Profile, json: Json = False) -> None:
     _describe(found)
 
 
-@verbs.command(epilog="Example: tunesmith curriculum again xp-4t9kq2m7 --reason 'the teacher is a better one now'")
-def again(
+@commands.command(epilog="Example: tunesmith curriculum retry xp-4t9kq2m7 --reason 'the teacher is a better one now'")
+@commands.command("again", hidden=True)  # the former name of `retry`
+def retry(
     ctx: typer.Context,
     experience_id: Annotated[
         str,
@@ -78,11 +80,11 @@ def again(
             metavar="EXPERIENCE", help="Id of an experience, its beginning, or PROFILE:KEY.", show_default=False
         ),
     ],
-    reason: Annotated[str, typer.Option("--reason", help="Why; kept in the history.", show_default=False)],
+    reason: Annotated[str, typer.Option("--reason", help="Reason, recorded in the event history.", show_default=False)],
 ) -> None:
-    """Let teachers be asked again about an entry that was given up."""
+    """Ask teachers again about an entry that was given up."""
     with open_client(ctx) as client:
-        found = client.curriculum.again(experience_id, reason=reason)
+        found = client.curriculum.retry(experience_id, reason=reason)
     say("its attempts start anew")
     print_id(found)
 

@@ -9,15 +9,15 @@ import typer
 
 from tunesmith.cli.dataset_card import show_card, show_mix
 from tunesmith.cli.output import Column, age, coloured, heading, print_id, print_json, say, show_fields, show_table
-from tunesmith.cli.parser import Json, OfProfile, Profile, Set, a_noun, open_client
+from tunesmith.cli.parser import Json, OfProfile, Profile, Set, command_group, open_client
 from tunesmith.cli.progress import preparing
 from tunesmith.core.errors import Refused
 
-verbs = a_noun("Examples with splits and a fingerprint, never changed.")
+commands = command_group("Examples with splits and a fingerprint, never changed.")
 Id = Annotated[str, typer.Argument(metavar="DATASET", help="Id of a dataset, or its beginning.", show_default=False)]
 
 
-@verbs.command()
+@commands.command()
 def prepare(  # noqa: PLR0913 - the options of one command
     ctx: typer.Context,
     *,
@@ -70,7 +70,7 @@ class Kind(enum.StrEnum):
     PREFERENCE = "preference"
 
 
-@verbs.command()
+@commands.command()
 def assemble(  # noqa: PLR0913 - the options of one command
     ctx: typer.Context,
     *,
@@ -126,7 +126,7 @@ def assemble(  # noqa: PLR0913 - the options of one command
     print_id(dataset.id)
 
 
-@verbs.command("list")
+@commands.command("list")
 def list_datasets(ctx: typer.Context, profile: OfProfile = None, json: Json = False) -> None:
     """Every dataset, the newest first."""
     with open_client(ctx) as client:
@@ -143,7 +143,7 @@ def list_datasets(ctx: typer.Context, profile: OfProfile = None, json: Json = Fa
     show_table(columns, rows, empty="No dataset yet: tunesmith dataset prepare PROFILE FILES…")
 
 
-@verbs.command()
+@commands.command()
 def show(ctx: typer.Context, dataset_id: Id, json: Json = False) -> None:
     """What went in, and what did not and why."""
     with open_client(ctx) as client:
@@ -154,7 +154,7 @@ def show(ctx: typer.Context, dataset_id: Id, json: Json = False) -> None:
     show_card(dataset, report)
 
 
-@verbs.command()
+@commands.command()
 def verify(ctx: typer.Context, dataset_id: Id, json: Json = False) -> None:
     """Recompute the fingerprint from the bytes on disk."""
     with open_client(ctx) as client:
@@ -166,7 +166,7 @@ def verify(ctx: typer.Context, dataset_id: Id, json: Json = False) -> None:
     print_id(dataset.id)
 
 
-@verbs.command()
+@commands.command()
 def diff(
     ctx: typer.Context,
     before: Annotated[str, typer.Argument(metavar="BEFORE", help="Id of a dataset.", show_default=False)],
@@ -200,7 +200,7 @@ def diff(
         show_table([Column("QUESTION", "cut"), Column("BEFORE", "cut"), Column("AFTER", "cut")], rows, indent=2)
 
 
-@verbs.command()
+@commands.command()
 def export(
     ctx: typer.Context,
     *,

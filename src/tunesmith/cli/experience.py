@@ -19,7 +19,7 @@ from tunesmith.cli.output import (
     show_fields,
     show_table,
 )
-from tunesmith.cli.parser import Json, OfProfile, Profile, a_noun, open_client
+from tunesmith.cli.parser import Json, OfProfile, Profile, command_group, open_client
 from tunesmith.cli.progress import preparing
 from tunesmith.core.errors import UsageError
 from tunesmith.core.errors import quoted as show_text
@@ -27,8 +27,8 @@ from tunesmith.core.errors import quoted as show_text
 if TYPE_CHECKING:
     from tunesmith.client.experience_views import ExperienceDetail, ExperienceView
 
-verbs = a_noun("What the model did, what it is worth, and what was learnt from it.")
-feedback_verbs = a_noun("What people think of an answer.")
+commands = command_group("What the model did, what it is worth, and what was learnt from it.")
+feedback_commands = command_group("What people think of an answer.")
 Id = Annotated[
     str,
     typer.Argument(
@@ -42,33 +42,37 @@ def _option(flag: str, help_text: str, metavar: str = "TEXT") -> Any:
     return typer.Option(flag, metavar=metavar, help=help_text, show_default=False)
 
 
-@verbs.command()
-def add(
+@commands.command()
+def add(  # noqa: PLR0913, PLR0917 - the options of one command
     ctx: typer.Context,
     profile: Profile,
     prompt: Annotated[str, _option("--prompt", "What the person asked.")],
     answer: Annotated[str, _option("--answer", "What the model answered.")],
     system: Annotated[str | None, _option("--system", "The system message.")] = None,
-    key: Annotated[str | None, _option("--key", "Names it for ever; adding it again changes nothing.")] = None,
-    next_turn: Annotated[str | None, _option("--next-turn", "What the person said next.")] = None,
-    about: Annotated[
-        list[str] | None,
-        _option("--about", "source, session, served_by, template, task_type or reference.", "KEY=VALUE"),
+    key: Annotated[
+        str | None, _option("--key", "Permanent unique key; adding the same key again changes nothing.")
     ] = None,
+    next_turn: Annotated[str | None, _option("--next-turn", "What the person said next.")] = None,
+    context: Annotated[
+        list[str] | None,
+        _option("--context", "source, session, served_by, template, task_type or reference.", "KEY=VALUE"),
+    ] = None,
+    about: Annotated[list[str] | None, typer.Option("--about", hidden=True)] = None,  # the former name of --context
 ) -> None:
     """Store one interaction; it is scored and classified at once."""
     head = [] if system is None else [{"role": "system", "content": system}]
     messages = [*head, {"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
-    said: Any = {"source": "cli", **_pairs("--about", about), "key": key, "next_turn": next_turn}
+    pairs = {**_pairs("--about", about), **_pairs("--context", context)}
+    fields: Any = {"source": "cli", **pairs, "key": key, "next_turn": next_turn}
     with open_client(ctx) as client:
-        added = client.experiences.add(profile, messages, **said)
+        added = client.experiences.add(profile, messages, **fields)
     say(coloured(added.class_name, f"{added.class_name}{'' if added.is_new else ' (it was there already)'}"))
     for reason in added.reasons:
         say(f"  {reason}")
     print_id(added.id)
 
 
-@verbs.command("import")
+@commands.command("import")
 def import_files(
     ctx: typer.Context,
     profile: Profile,
@@ -98,7 +102,7 @@ def import_files(
         print_id(imported.last_id)
 
 
-@verbs.command("list")
+@commands.command("list")
 def list_experiences(
     ctx: typer.Context,
     profile: OfProfile = None,
@@ -126,7 +130,7 @@ def list_experiences(
     show_table(columns, rows, empty="No experience here yet: tunesmith experience add PROFILE --prompt … --answer …")
 
 
-@verbs.command()
+@commands.command()
 def show(ctx: typer.Context, experience_id: Id, json: Json = False) -> None:
     """What was said, what each verifier and rater thinks of it, and its history."""
     with open_client(ctx) as client:
@@ -137,7 +141,7 @@ def show(ctx: typer.Context, experience_id: Id, json: Json = False) -> None:
     _describe(detail)
 
 
-@verbs.command()
+@commands.command()
 def stats(ctx: typer.Context, profile: OfProfile = None, json: Json = False) -> None:
     """How many there are, by profile and class."""
     with open_client(ctx) as client:
@@ -162,7 +166,7 @@ def stats(ctx: typer.Context, profile: OfProfile = None, json: Json = False) -> 
     show_table(columns, rows, empty="No experience yet: tunesmith experience add PROFILE --prompt … --answer …")
 
 
-@feedback_verbs.command("add")
+@feedback_commands.command("add")
 def add_feedback(
     ctx: typer.Context,
     experience_id: Id,

@@ -12,7 +12,7 @@ from tunesmith.cli.parser import Json, OfProfile, open_client
 from tunesmith.core.errors import Refused, TunesmithError
 
 if TYPE_CHECKING:
-    from tunesmith.client.forgetting import ForgetView
+    from tunesmith.client.experiences import ForgetView
 
 EXAMPLE = 'Example: tunesmith experience forget --profile support --session s1 --reason "asked by the person"'
 

@@ -18,13 +18,11 @@ import typer
 from tunesmith.cli import (
     adapter,
     campaign,
-    config,
     curriculum,
     dataset,
     dataset_quarantine,
     experience,
     forget,
-    inbox,
     init,
     outliers,
     output,
@@ -32,14 +30,13 @@ from tunesmith.cli import (
     profile,
     review,
     run,
-    serve,
     system,
 )
-from tunesmith.cli.parser import CallError, Nouns, hoist_workspace, usage_message
+from tunesmith.cli.parser import CallError, SuggestingGroup, hoist_workspace, usage_message
 from tunesmith.core.errors import UsageError
 
 app = typer.Typer(
-    cls=Nouns,
+    cls=SuggestingGroup,
     add_completion=False,
     rich_markup_mode=None,  # panels cost a hundred milliseconds, and help must be quick and fit any pipe
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -48,25 +45,25 @@ app = typer.Typer(
 app.command("init")(init.init)
 app.command("demo")(init.demo)
 app.command("worker")(system.worker)
-app.command("serve", epilog=serve.EXAMPLE)(serve.serve)
+app.command("serve", epilog=system.SERVE_EXAMPLE)(system.serve)
 app.command("plan")(plan.plan)
-app.command("inbox", epilog=inbox.EXAMPLE)(inbox.inbox)
+app.command("inbox", epilog=system.INBOX_EXAMPLE)(system.inbox)
 app.command("doctor")(system.doctor)
 app.add_typer(system.estop, name="estop")
-app.add_typer(profile.verbs, name="profile")
-app.add_typer(campaign.verbs, name="campaign")
-app.add_typer(config.verbs, name="config")
-experience.verbs.command(epilog=review.EXAMPLE)(review.review)
-experience.verbs.command(epilog=forget.EXAMPLE)(forget.forget)
-dataset.verbs.command(epilog=outliers.EXAMPLE)(outliers.outliers)
-dataset.verbs.command()(dataset_quarantine.quarantine)
-dataset.verbs.command(epilog=dataset_quarantine.EXAMPLE)(dataset_quarantine.release)
-app.add_typer(experience.verbs, name="experience")
-app.add_typer(experience.feedback_verbs, name="feedback")
-app.add_typer(curriculum.verbs, name="curriculum")
-app.add_typer(dataset.verbs, name="dataset")
-app.add_typer(run.verbs, name="run")
-app.add_typer(adapter.verbs, name="adapter")
+app.add_typer(profile.commands, name="profile")
+app.add_typer(campaign.commands, name="campaign")
+app.add_typer(profile.config_commands, name="config")
+experience.commands.command(epilog=review.EXAMPLE)(review.review)
+experience.commands.command(epilog=forget.EXAMPLE)(forget.forget)
+dataset.commands.command(epilog=outliers.EXAMPLE)(outliers.outliers)
+dataset.commands.command()(dataset_quarantine.quarantine)
+dataset.commands.command(epilog=dataset_quarantine.EXAMPLE)(dataset_quarantine.release)
+app.add_typer(experience.commands, name="experience")
+app.add_typer(experience.feedback_commands, name="feedback")
+app.add_typer(curriculum.commands, name="curriculum")
+app.add_typer(dataset.commands, name="dataset")
+app.add_typer(run.commands, name="run")
+app.add_typer(adapter.commands, name="adapter")
 
 
 def _print_version(wanted: bool) -> None:
@@ -122,7 +119,7 @@ def call(words: Sequence[str]) -> int:
 
 @cache
 def command_tree() -> Any:
-    """Every noun and verb, built once: most of the time of a second call in the same process."""
+    """Return the tree of all commands. Built once: that is most of the time of a second call in the same process."""
     return typer.main.get_command(app)
 
 

@@ -23,11 +23,11 @@ Set = Annotated[
 ]
 Profile = Annotated[str, typer.Argument(metavar="PROFILE", help="Name of a profile.", show_default=False)]
 OfProfile = Annotated[str | None, typer.Option("--profile", metavar="NAME", help="Only those of this profile.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why; kept in the history.")]
+Reason = Annotated[str, typer.Option("--reason", help="Reason, recorded in the event history.")]
 
 
-class Nouns(TyperGroup):
-    """A group that shows its help when nothing is asked, and names the nearest command when one is misspelt."""
+class SuggestingGroup(TyperGroup):
+    """A command group that shows its help when called without a command, and suggests the nearest command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args and not self.invoke_without_command:
@@ -42,9 +42,9 @@ class Nouns(TyperGroup):
         return name, self.commands[name], args[1:]
 
 
-def a_noun(text: str) -> typer.Typer:
-    """A group of verbs about one noun."""
-    return typer.Typer(cls=Nouns, help=text, add_completion=False, rich_markup_mode=None)
+def command_group(text: str) -> typer.Typer:
+    """Return a group for the commands of one resource."""
+    return typer.Typer(cls=SuggestingGroup, help=text, add_completion=False, rich_markup_mode=None)
 
 
 def hoist_workspace(words: Sequence[str]) -> list[str]:
@@ -77,7 +77,7 @@ def usage_message(error: Exception) -> str:
 
 
 def open_client(ctx: typer.Context, *, serves: bool = False) -> Client:
-    """The one door. Imported here: what only shows its help must not pay for a database.
+    """Open the client. It is imported here, because `--help` must not pay for a database.
 
     A person is told soon who holds the store's lock; what `serves` for hours waits longer and tries again by itself.
     """

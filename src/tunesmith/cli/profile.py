@@ -1,13 +1,15 @@
-"""`tunesmith profile`: list, show, check, lock."""
+"""`tunesmith profile`: list, show, check, lock; `tunesmith config explain`: where each setting comes from."""
 
 from __future__ import annotations
 
+import json as json_text
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tunesmith.cli.output import (
     Column,
+    clean,
     coloured,
     first_line,
     passes,
@@ -19,15 +21,18 @@ from tunesmith.cli.output import (
     show_fields,
     show_table,
 )
-from tunesmith.cli.parser import Json, Profile, Set, a_noun, open_client
+from tunesmith.cli.parser import Json, Profile, Set, command_group, open_client
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
+    from tunesmith.profiles.layers import Origin
     from tunesmith.profiles.rules.lock import ArchitectureLock, ProfileLock
 
-verbs = a_noun("What is tuned: a YAML file each in profiles/.")
+commands = command_group("What is tuned: a YAML file each in profiles/.")
 
 
-@verbs.command("list")
+@commands.command("list")
 def list_profiles(ctx: typer.Context, json: Json = False) -> None:
     """Every profile, and what is wrong with a broken one."""
     with open_client(ctx) as client:
@@ -48,7 +53,7 @@ def list_profiles(ctx: typer.Context, json: Json = False) -> None:
     show_table(columns, rows, empty="No profile yet: copy profiles/example.yaml.sample to profiles/NAME.yaml.")
 
 
-@verbs.command()
+@commands.command()
 def show(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json = False) -> None:
     """A profile as it holds now, and its lock."""
     with open_client(ctx) as client:
@@ -81,7 +86,7 @@ def show(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json = 
     say(f"\nEvery key and who said it: tunesmith config explain {profile.name}")
 
 
-@verbs.command()
+@commands.command()
 def check(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json = False) -> None:
     """Check all that is checked before a run is queued."""
     from tunesmith.profiles.sections.screens import blind_spots
@@ -107,7 +112,7 @@ def check(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json =
     say_prose(blind_spots(checked.profile.data.detectors))
 
 
-@verbs.command()
+@commands.command()
 def lock(
     ctx: typer.Context,
     name: Profile,
@@ -137,3 +142,42 @@ def _facts(architecture: ArchitectureLock) -> str:
         f"{architecture.architecture} · {several(architecture.num_layers, 'layer')} of {architecture.hidden_size} · "
         f"vocabulary {architecture.vocab_size} · context {architecture.context}"
     )
+
+
+_SHORT_ORIGIN = 28  # beside the longest key of an 80-column terminal, this leaves room for values
+config_commands = command_group("What holds, and who said it.")
+
+
+@config_commands.command()
+def explain(
+    ctx: typer.Context,
+    profile: Profile,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="A key or a section, e.g. recipe.lr.")] = None,
+    overrides: Set = None,
+    json: Json = False,
+) -> None:
+    """Every key, its value and its origin.
+
+    Precedence: schema default < profile < campaign < tunesmith.yaml < environment < --set.
+    """
+    with open_client(ctx) as client:
+        rows = client.profiles.explain(profile, key, overrides or ())
+    if json:
+        print_json([{"key": r.key, "value": r.value, "origin": r.origin, "doc": r.doc} for r in rows])
+        return
+    is_short = all(len(str(r.origin)) <= _SHORT_ORIGIN for r in rows)
+    origin = Column("ORIGIN", "whole" if is_short else "fold")
+    columns = [Column("KEY"), Column("VALUE", "fold"), origin, Column("WHAT IT IS FOR", "fold")]
+    shown = columns if len(rows) == 1 else columns[:3]
+    show_table(shown, [(r.key, _value_text(r.value), _origin(r.origin), r.doc)[: len(shown)] for r in rows])
+
+
+def _value_text(value: object) -> str:
+    return value if isinstance(value, str) else json_text.dumps(value, ensure_ascii=False)
+
+
+def _origin(origin: Origin) -> Text:
+    """What nobody said is dim, so that what somebody said stands out."""
+    from rich.text import Text
+
+    return Text(clean(str(origin)), style="dim" if origin.layer == "default" else "")

@@ -18,7 +18,7 @@ _SHOWN = 20
 EXAMPLE = 'Example: tunesmith experience review xp-4t9k --accept --reason "the key is a sample"'
 
 
-def review(
+def review(  # noqa: PLR0913, PLR0917 - the options of one command
     ctx: typer.Context,
     words: Annotated[
         list[str] | None,
@@ -26,11 +26,14 @@ def review(
     ] = None,
     accept: Annotated[bool, typer.Option("--accept", help="Overrule what is suspected.")] = False,
     reject: Annotated[bool, typer.Option("--reject", help="Keep it out for good.")] = False,
-    reason: Annotated[str, typer.Option("--reason", help="Why; kept in the history.")] = "",
-    all_with: Annotated[
+    reason: Annotated[str, typer.Option("--reason", help="Reason, recorded in the event history.")] = "",
+    all_matching: Annotated[
         str | None,
-        typer.Option("--all-with", metavar="SCREEN", help="All that wait for this: a screen, or rejected_runs."),
+        typer.Option("--all-matching", metavar="SCREEN", help="All that wait for this: a screen, or rejected_runs."),
     ] = None,
+    all_with: Annotated[
+        str | None, typer.Option("--all-with", hidden=True)
+    ] = None,  # the former name of --all-matching
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="Show at most so many.")] = _SHOWN,
     json: Json = False,
 ) -> None:
@@ -38,12 +41,13 @@ def review(
 
     Waiting are suspects that a screen has stopped, and what was in two rejected runs.
     """
+    screen = all_with if all_matching is None else all_matching
     ids, profile = _parted(words or [])
     decision = _decision(accept, reject)
     with open_client(ctx) as client:
         if decision is None:
-            if all_with is not None:
-                raise UsageError("--all-with decides: add --accept or --reject, and --reason")
+            if screen is not None:
+                raise UsageError("--all-matching decides: add --accept or --reject, and --reason")
             waiting = (
                 [client.experiences.suspect(each) for each in ids]
                 if ids
@@ -51,14 +55,14 @@ def review(
             )
             _show(waiting, limit, json)
             return
-        if all_with is not None:
+        if screen is not None:
             if ids:
-                raise UsageError("name experiences or --all-with, not both")
-            decided = client.experiences.review_all_with(all_with, decision, reason=reason, profile=profile)
+                raise UsageError("name experiences or --all-matching, not both")
+            decided = client.experiences.review_all_with(screen, decision, reason=reason, profile=profile)
         elif ids:
             decided = client.experiences.review(ids, decision, reason=reason)
         else:
-            raise UsageError(f"--{decision} what? Name experiences by their ids, or --all-with SCREEN")
+            raise UsageError(f"--{decision} what? Name experiences by their ids, or --all-matching SCREEN")
     _show_decided(decided, json)
 
 

@@ -20,15 +20,15 @@ from tunesmith.cli.output import (
     say,
     show_table,
 )
-from tunesmith.cli.parser import Json, OfProfile, Profile, Set, a_noun, open_client
+from tunesmith.cli.parser import Json, OfProfile, Profile, Set, command_group, open_client
 from tunesmith.cli.progress import preparing, watch
 
 if TYPE_CHECKING:
     from tunesmith.client import Client
-    from tunesmith.client.views import AnswerView, RunView, SubmittedView
+    from tunesmith.client.views import RequestResult, RunView, SubmittedView
     from tunesmith.orchestration.dry_run import DryRun
 
-verbs = a_noun("Make an adapter version: queue, train, judge, deploy.")
+commands = command_group("Make an adapter version: queue, train, judge, deploy.")
 Id = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or its beginning.", show_default=False)]
 
 _GOOD_ENDS = frozenset({"deployed", "completed", "validated", "held", "paused"})
@@ -53,7 +53,7 @@ class StartAgain(enum.StrEnum):
     BASE = "base"
 
 
-@verbs.command()
+@commands.command()
 def submit(  # noqa: PLR0913 - the options of one command
     ctx: typer.Context,
     *,
@@ -100,7 +100,7 @@ def submit(  # noqa: PLR0913 - the options of one command
         return _submitted(client, made, follow=follow)
 
 
-@verbs.command("list")
+@commands.command("list")
 def list_runs(
     ctx: typer.Context,
     profile: OfProfile = None,
@@ -124,7 +124,7 @@ def list_runs(
     show_table(columns, rows, empty="No such run." if is_filtered else "No run yet: tunesmith run submit PROFILE DATA…")
 
 
-@verbs.command()
+@commands.command()
 def show(ctx: typer.Context, run_id: Id, json: Json = False) -> None:
     """Everything about one run on a page."""
     from tunesmith.cli.run_page import show_run
@@ -137,7 +137,7 @@ def show(ctx: typer.Context, run_id: Id, json: Json = False) -> None:
         show_run(detail)
 
 
-@verbs.command("watch")
+@commands.command("watch")
 def watch_run(ctx: typer.Context, run_id: Id) -> int:
     """Follow a run until it ends or waits for a person.
 
@@ -147,7 +147,7 @@ def watch_run(ctx: typer.Context, run_id: Id) -> int:
         return _watched(client, client.runs.get(run_id).id)
 
 
-@verbs.command()
+@commands.command()
 def logs(
     ctx: typer.Context,
     run_id: Id,
@@ -160,7 +160,7 @@ def logs(
         typer.echo(clean(line))
 
 
-@verbs.command()
+@commands.command()
 def metrics(
     ctx: typer.Context,
     run_id: Id,
@@ -181,7 +181,7 @@ def metrics(
         show_metrics(points, rows)
 
 
-@verbs.command()
+@commands.command()
 def stop(
     ctx: typer.Context,
     run_id: Id,
@@ -192,35 +192,35 @@ def stop(
         _answer(client.runs.stop(run_id, discard=discard))
 
 
-@verbs.command()
+@commands.command()
 def pause(ctx: typer.Context, run_id: Id) -> None:
     """Write a checkpoint and wait for `run resume`."""
     with open_client(ctx) as client:
         _answer(client.runs.pause(run_id))
 
 
-@verbs.command()
+@commands.command()
 def resume(ctx: typer.Context, run_id: Id) -> None:
     """Queue a paused run again, from its last checkpoint."""
     with open_client(ctx) as client:
         _answer(client.runs.resume(run_id))
 
 
-@verbs.command()
+@commands.command()
 def skip(ctx: typer.Context, run_id: Id) -> None:
     """Take a queued run out of the queue."""
     with open_client(ctx) as client:
         _answer(client.runs.skip(run_id))
 
 
-@verbs.command()
+@commands.command()
 def cancel(ctx: typer.Context, run_id: Id) -> None:
     """End a run without a result; its data is released."""
     with open_client(ctx) as client:
         _answer(client.runs.cancel(run_id))
 
 
-@verbs.command()
+@commands.command()
 def retry(
     ctx: typer.Context,
     run_id: Id,
@@ -299,6 +299,6 @@ def _watched(client: Client, run_id: str) -> int:
     return 0 if end.state in _GOOD_ENDS else 1
 
 
-def _answer(answer: AnswerView) -> None:
+def _answer(answer: RequestResult) -> None:
     say(f"{answer.state}: {first_line(answer.message)}" if answer.request_id else answer.message)
     print_id(answer.id)

@@ -1,4 +1,4 @@
-"""`tunesmith worker`, `doctor` and `estop`: the whole workspace at once."""
+"""`tunesmith worker`, `serve`, `inbox`, `doctor` and `estop`: commands about the whole workspace."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from tunesmith.cli.output import (
     Column,
     age,
     coloured,
+    first_line,
     print_id,
     print_json,
     say,
+    show_fields,
     show_table,
 )
-from tunesmith.cli.parser import Json, Reason, a_noun, open_client
+from tunesmith.cli.parser import Json, Reason, command_group, open_client
 
 if TYPE_CHECKING:
     from tunesmith.runs.queries.switches import Switch
+    from tunesmith.serving.gateway.server import Ready
 
-estop = a_noun("While it is on, nothing is trained or deployed.")
+INBOX_EXAMPLE = "Example: tunesmith inbox --json"
+SERVE_EXAMPLE = "Example: tunesmith serve --port 8321, then OpenAI(base_url='http://127.0.0.1:8321/v1', api_key='any')"
+estop = command_group("While it is on, nothing is trained or deployed.")
 
 
 def worker(
@@ -42,6 +47,67 @@ def worker(
         logs.show_on_stderr()
         process.install_signals()
         process.run(until_idle=until_idle)
+
+
+def serve(
+    ctx: typer.Context,
+    host: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Where to listen; anything but loopback needs serve.key_file.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(metavar="NUMBER", help="Which port; 0 takes any free one.")] = None,
+) -> None:
+    """Serve every profile over OpenAI's routes until told to stop.
+
+    TERM or Ctrl-C: finish what is under way, then end. A second one: now.
+    """
+    from tunesmith.core import logs
+
+    with open_client(ctx, serves=True) as client:
+        server = client.serving.settings_for(host, port)
+        from tunesmith.serving.gateway.server import Server
+
+        logs.show_on_stderr()
+        Server(client.serving.session, server, _show_ready).run()
+
+
+def _show_ready(ready: Ready) -> None:
+    say(f"serving at {ready.url}")
+    for profile, version in ready.serving.items():
+        say(f"  {profile} = {version}")
+    for profile, problem in ready.problems.items():
+        what = "cannot answer" if profile in ready.serving else "is not served"
+        say(f"  {profile} {what}: {first_line(problem)}")
+    if ready.num_hosts is not None:
+        allowed = "; it is empty" if not ready.num_hosts else ""
+        say(f"  others must ask by a name in serve.allowed_hosts{allowed}")
+    if not ready.serving and not ready.problems:
+        say("  no profile yet: put one into profiles/, it is found at once")
+    key = "one of serve.key_file" if ready.needs_key else "'any'"
+    show_fields([("openai client", f"OpenAI(base_url='{ready.url}/v1', api_key={key})"), ("stop", "Ctrl-C")], indent=0)
+
+
+def inbox(ctx: typer.Context, json: Json = False) -> None:
+    """What waits for a person, the oldest first, each with what settles it.
+
+    Held and failed runs, parked tasks, targets in trouble, suspects, erasures, quarantined rows.
+    """
+    with open_client(ctx) as client:
+        items = client.system.inbox()
+    if json:
+        print_json(items)
+        return
+    if not items:
+        say("Nothing waits for you.")
+    for item in items:
+        say(f"{item.id}  {item.kind} of {item.profile}, {age(item.since)}")
+        show_fields(
+            [
+                ("why", first_line(item.reason)),
+                ("newest", ", ".join(item.newest)),
+                ("error", first_line(item.error)),
+                ("next step", item.what_to_do),
+            ]
+        )
 
 
 def doctor(ctx: typer.Context, json: Json = False) -> int:

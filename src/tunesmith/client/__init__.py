@@ -1,4 +1,4 @@
-"""The one door for the edges: `Client(workspace)`, with a noun for each thing and a verb for each action.
+"""The public Python API: `Client(workspace)`, with a resource for each thing and a method for each action.
 
 client = Client()
 run = client.runs.submit("dates", data="examples.jsonl")
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tunesmith.client.campaigns import Campaigns
     from tunesmith.client.curriculum import Curriculum
     from tunesmith.client.datasets import Datasets
-    from tunesmith.client.experiences import Experiences, FeedbackNoun
+    from tunesmith.client.experiences import Experiences, FeedbackApi
     from tunesmith.client.profiles import Profiles
     from tunesmith.client.runs import Runs
     from tunesmith.client.serving import Serving
@@ -43,7 +43,7 @@ def _check_profile(
 
 
 class Client:
-    """A local client: works on the workspace's store and files directly. Each noun is loaded when it is first used."""
+    """A local client: works on the workspace's store and files directly. Each resource is loaded on first use."""
 
     def __init__(
         self,
@@ -102,10 +102,10 @@ class Client:
         return Curriculum(self._session)
 
     @cached_property
-    def feedback(self) -> FeedbackNoun:
-        from tunesmith.client.experiences import FeedbackNoun
+    def feedback(self) -> FeedbackApi:
+        from tunesmith.client.experiences import FeedbackApi
 
-        return FeedbackNoun(self._session)
+        return FeedbackApi(self._session)
 
     @cached_property
     def capture(self) -> CaptureQueue:

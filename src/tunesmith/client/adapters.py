@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tunesmith.client.views import AdapterView, AnswerView, DeploymentView, EventView, to_json
+from tunesmith.client.views import AdapterView, DeploymentView, EventView, RequestResult, to_json
 from tunesmith.core.errors import NotFound, Refused, UsageError
 from tunesmith.deployment import queries as deployments
 from tunesmith.models import queries as adapters
@@ -62,13 +62,13 @@ class Adapters:
                 targets=tuple(self._observation(tx, seen) for seen in deployments.observed(tx, profile)),
             )
 
-    def approve(self, adapter: str) -> AnswerView:
+    def approve(self, adapter: str) -> RequestResult:
         self._refuse_changed_base(adapter)
         with self._session.database.write() as tx:
             answer = control.approve(tx, adapters.find(tx, adapter), actor=self._session.actor)
-        return AnswerView(answer.run_id, answer.state, answer.message)
+        return RequestResult(answer.run_id, answer.state, answer.message)
 
-    def deploy(self, adapter: str, *, force: bool = False, reason: str = "") -> AnswerView:
+    def deploy(self, adapter: str, *, force: bool = False, reason: str = "") -> RequestResult:
         """Ask for any version to go live, whatever its run was told: measured first, or, with `force`, past the gate.
 
         Forcing needs a reason; both are kept in the history. The answer names the run that carries it out.
@@ -87,7 +87,7 @@ class Adapters:
                     if force
                     else control.approve(tx, found, actor=session.actor)
                 )
-                return AnswerView(answer.run_id, answer.state, answer.message)
+                return RequestResult(answer.run_id, answer.state, answer.message)
         made = deploy_again(
             session.database,
             session.workspace,
@@ -97,19 +97,19 @@ class Adapters:
             reason=reason.strip(),
             environ=session.environ,
         )
-        return AnswerView(made.run_id, made.state, made.reason)
+        return RequestResult(made.run_id, made.state, made.reason)
 
-    def evaluate(self, adapter: str) -> AnswerView:
+    def evaluate(self, adapter: str) -> RequestResult:
         """Measure a held adapter again."""
         self._refuse_changed_base(adapter)
         with self._session.database.write() as tx:
             answer = control.evaluate_again(tx, adapters.find(tx, adapter), actor=self._session.actor)
-        return AnswerView(answer.run_id, answer.state, answer.message)
+        return RequestResult(answer.run_id, answer.state, answer.message)
 
-    def reject(self, adapter: str, reason: str = "") -> AnswerView:
+    def reject(self, adapter: str, reason: str = "") -> RequestResult:
         with self._session.database.write() as tx:
             answer = control.reject(tx, adapters.find(tx, adapter), actor=self._session.actor, reason=reason)
-        return AnswerView(answer.run_id, answer.state, answer.message)
+        return RequestResult(answer.run_id, answer.state, answer.message)
 
     def rollback(self, profile: str, *, to: str | None = None, reason: str = "") -> str | None:
         """Put the version before the live one (or `to`) in its place; returns what is live now, None for the base."""

@@ -8,9 +8,10 @@ from datetime import datetime
 
 from tunesmith.core.errors import Refused, TunesmithError, UsageError
 from tunesmith.core.ids import new_id
+from tunesmith.curriculum import due
 from tunesmith.curriculum.cycle import ESTOP, EntryResult, choose, foreground_context, most_cost, run_cycle
 from tunesmith.curriculum.cycle_config import CycleConfig, cycle_config, policy_of
-from tunesmith.curriculum.due import CurriculumStatus, curriculum_status, retry
+from tunesmith.curriculum.due import CurriculumStatus, curriculum_status
 from tunesmith.curriculum.queries import cycles, spends
 from tunesmith.curriculum.queries.cycles import CycleRecord
 from tunesmith.curriculum.rules.cycle import PURPOSE, Entry, worth
@@ -119,13 +120,17 @@ class Curriculum:
             found = curriculum_status(tx, profile, policy)
         return _view(profile, policy, found, self._problem(profile))
 
-    def again(self, experience_id: str, *, reason: str) -> str:
-        """Let teachers be asked again about an entry that was given up, or that waits for its next attempt; its id."""
+    def retry(self, experience_id: str, *, reason: str) -> str:
+        """Reset an entry that was given up or waits, so that teachers are asked again. Return its id."""
         said = check_reason(reason)
         with self._session.database.write() as tx:
             found = experiences.find(tx, experience_id)
-            retry(tx, found.id, actor=self._session.actor, reason=said)
+            due.retry(tx, found.id, actor=self._session.actor, reason=said)
         return found.id
+
+    def again(self, experience_id: str, *, reason: str) -> str:
+        """The former name of `retry`."""
+        return self.retry(experience_id, reason=reason)
 
     def _problem(self, profile: str) -> str | None:
         session = self._session

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from tunesmith.client.experience_views import ExperienceDetail, ExperienceView, ImportView, StatsView, view_of
-from tunesmith.client.forgetting import Forgetting
-from tunesmith.client.reviewing import Reviewing
 from tunesmith.client.views import EventView
-from tunesmith.core.errors import NotFound, UsageError, did_you_mean, quoted
+from tunesmith.core.errors import NotFound, Refused, UsageError, did_you_mean, quoted
 from tunesmith.curriculum.queries import corrections
+from tunesmith.experience import review
 from tunesmith.experience.capture import About, AddedView, Capture, CaptureRules, capture_of
 from tunesmith.experience.capture_queue import store_now
 from tunesmith.experience.feedback import RatedView, Said, add_feedback
+from tunesmith.experience.forgetting import forget
+from tunesmith.experience.forgetting.forget import RewriteResult
+from tunesmith.experience.forgetting.queries import erasure_impact as contained
+from tunesmith.experience.forgetting.queries import erasures
+from tunesmith.experience.forgetting.queries.erasure_impact import AffectedDataset, HoldingAdapter
 from tunesmith.experience.import_files import ImportOptions, Progress, import_files
-from tunesmith.experience.policy import rules_of
+from tunesmith.experience.policy import rules_of, thresholds_of
 from tunesmith.experience.queries import assessments, experiences, feedback, members
-from tunesmith.experience.rules.experience import ExperienceClass, ExperienceState
+from tunesmith.experience.review import Decided, Suspect, check_reason
+from tunesmith.experience.rules.experience import ExperienceClass, ExperienceState, ReviewDecision
+from tunesmith.runs.rules.request import RequestKind
 from tunesmith.runs.session import Session
 from tunesmith.store import events
+from tunesmith.store.database import Tx
 
 _MAX_LISTED = 10_000
+ON_REQUEST = "forgotten on request"
+_COLUMNS = {"session": "session", "source": "source", "key": "natural_key"}
 
 
 class Filters(TypedDict, total=False):
@@ -37,7 +48,31 @@ class Filters(TypedDict, total=False):
     task_type: str | None
 
 
-class Experiences(Reviewing, Forgetting):
+@dataclass(frozen=True)
+class ForgetView:
+    """What forgetting touches, or has touched."""
+
+    ids: tuple[str, ...]
+    states: dict[str, int]
+    """How many are collected, reserved, consumed, or were forgotten before."""
+    datasets: tuple[AffectedDataset, ...]
+    adapters: tuple[HoldingAdapter, ...]
+    ends: tuple[str, ...]
+    """Unfinished runs that learn from them: forgetting ends these, and `run retry` trains on what is left."""
+    num_going_on: int
+    """Other experiences of the same sessions, which may repeat what was said."""
+    outcomes: tuple[RewriteResult, ...] = ()
+    """What became of the datasets; empty where nothing was done yet."""
+    num_new: int = 0
+    """How many were forgotten by this call."""
+    store_waits: str = ""
+    """Why the file of an SQLite store could not be rewritten now; until a worker does it, it may hold copies."""
+
+
+class Experiences:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
     def add(self, profile: str, messages: Sequence[Mapping[str, Any]], **about: Unpack[About]) -> AddedView:
         """Store one interaction; when this returns, it is durable. The same key again is the same experience."""
         return self.add_capture(profile, capture_of(messages, about))
@@ -84,6 +119,109 @@ class Experiences(Reviewing, Forgetting):
             num_rated, mean = rated.get(name, (0, None))
             found.append(StatsView(name, classes.total(), dict(+classes), dict(states), num_rated, mean))
         return found
+
+    def in_review(self, profile: str | None = None, *, limit: int = 20) -> list[Suspect]:
+        """What waits for a person, the newest first; every text in it is safe to show."""
+        if not 1 <= limit <= _MAX_LISTED:
+            raise UsageError(f"limit is {limit}; use a number from 1 to {_MAX_LISTED}")
+        return review.listing(self._session.database, self._session.known_profile(profile), limit)
+
+    def suspect(self, experience_id: str) -> Suspect:
+        """One experience as a reviewer may see it, by its id or the beginning of it."""
+        with self._session.database.read() as tx:
+            found = experiences.find(tx, experience_id)
+            return review.suspect_of(found, assessments.get(tx, found.id))
+
+    def review(self, experience_ids: Sequence[str], decision: str, *, reason: str) -> list[Decided]:
+        """Accept: what is suspected is overruled. Reject: it stays out for good. The last word counts."""
+        chosen = _decision(decision)
+        if isinstance(experience_ids, str) or not experience_ids:
+            raise UsageError("name the experiences to decide about, as a list of ids")
+        with self._session.database.read() as tx:
+            ids = [experiences.find(tx, each).id for each in experience_ids]
+        return self._decide(list(dict.fromkeys(ids)), chosen, reason)
+
+    def review_all_with(self, screen: str, decision: str, *, reason: str, profile: str | None = None) -> list[Decided]:
+        """Decide about everything that waits because of one screen, or `rejected_runs`.
+
+        Accepted is only what nothing else speaks against.
+        """
+        chosen = _decision(decision)
+        ids = review.ids_with(self._session.database, self._session.known_profile(profile), screen, chosen)
+        return self._decide(ids, chosen, reason)
+
+    def _decide(self, ids: list[str], decision: ReviewDecision, reason: str) -> list[Decided]:
+        session, said = self._session, review.check_reason(reason)
+        with session.database.read() as tx:
+            names = {experiences.get(tx, each).profile for each in ids}
+        limits = {name: thresholds_of(session.database, session.workspace, name, session.environ) for name in names}
+        return review.decide_all(session.database, ids, decision, limits, reviewer=session.actor, reason=said)
+
+    def preview_forget(
+        self, experience_ids: Sequence[str] = (), *, profile: str | None = None, **by: str
+    ) -> ForgetView:
+        """What forgetting these would touch; changes nothing. Others than ids: `session`, `source` or `key`."""
+        with self._session.database.read() as tx:
+            return _look(tx, self._chosen(tx, experience_ids, profile, by))
+
+    def forget(
+        self,
+        experience_ids: Sequence[str] = (),
+        *,
+        reason: str = ON_REQUEST,
+        profile: str | None = None,
+        stop_runs: bool = False,
+        **by: str,
+    ) -> ForgetView:
+        """Leave tombstones: when this returns, no table holds anything of what was said, and it is never learnt again.
+
+        Unfinished runs that learn from them end, and what they made never goes live. Datasets that hold it are
+        rewritten now, or when the runs that still read them have ended; `stop_runs` cancels those.
+        """
+        session, said = self._session, check_reason(reason)
+        with session.database.read() as tx:
+            ids = self._chosen(tx, experience_ids, profile, by)
+            touched = _look(tx, ids)
+        new = forget.forget(session.database, ids, actor=session.actor, reason=said)
+        ended = self._end(touched)
+        if stop_runs:
+            self._cancel({run_id for dataset in touched.datasets for run_id in dataset.runs})
+        outcomes = forget.finish(session.database, session.workspace, actor=session.actor, wait=True)
+        waits = erasures.vacuum(session.database)
+        return ForgetView(
+            **{**vars(touched), "ends": ended, "outcomes": tuple(outcomes), "num_new": len(new), "store_waits": waits},
+        )
+
+    def _end(self, touched: ForgetView) -> tuple[str, ...]:
+        from tunesmith.orchestration import control
+
+        holding = [dataset.id for dataset in touched.datasets]
+        return tuple(control.end_forgotten(self._session.database, actor=self._session.actor, dataset_ids=holding))
+
+    def _chosen(self, tx: Tx, given: Sequence[str], profile: str | None, by: dict[str, str]) -> list[str]:
+        for name in by:
+            if name not in _COLUMNS:
+                raise UsageError(f"experiences are not forgotten by {quoted(name)}; use ids, session, source or key")
+        if isinstance(given, str) or bool(given) == bool(by) or len(by) > 1:
+            raise UsageError("name experiences by a list of ids, or by one of session, source and key")
+        if given:
+            return list(dict.fromkeys(experiences.find(tx, each).id for each in given))
+        if profile is None:
+            raise UsageError("a session, a source and a key mean something in one profile only; name the profile")
+        self._session.known_profile(profile)
+        ((name, value),) = by.items()
+        found = contained.matching(tx, profile, _COLUMNS[name], value)
+        if not found:
+            raise NotFound(f"no experience of {profile} has the {name} {quoted(value)}; `experience list` shows them")
+        return found
+
+    def _cancel(self, run_ids: set[str]) -> None:
+        """Ask for the end of the runs; one that ends by itself at this moment is as good."""
+        from tunesmith.orchestration import control
+
+        for run_id in sorted(run_ids):
+            with suppress(Refused), self._session.database.write() as tx:
+                control.wish(tx, run_id, RequestKind.CANCEL, actor=self._session.actor)
 
     def list(self, *, limit: int = 50, **filters: Unpack[Filters]) -> list[ExperienceView]:
         """The newest first."""
@@ -135,7 +273,7 @@ class Experiences(Reviewing, Forgetting):
         return rules_of(session, profile)
 
 
-class FeedbackNoun:
+class FeedbackApi:
     def __init__(self, session: Session) -> None:
         self._session = session
 
@@ -152,3 +290,24 @@ class FeedbackNoun:
 def _known(kind: str, name: str | None, names: Sequence[str]) -> None:
     if name is not None and name not in names:
         raise NotFound.named(kind, name, names)
+
+
+def _decision(text: str) -> ReviewDecision:
+    known = [decision.value for decision in ReviewDecision]
+    if text not in known:
+        raise UsageError(f"{quoted(text)} is no decision{did_you_mean(text, known)}")
+    return ReviewDecision(text)
+
+
+def _look(tx: Tx, ids: list[str]) -> ForgetView:
+    found = contained.brief(tx, ids)
+    held = contained.datasets_with(tx, found)
+    live = [each for each in found if each.state is not ExperienceState.FORGOTTEN]
+    return ForgetView(
+        ids=tuple(ids),
+        states=dict(Counter(each.state.value for each in found)),
+        datasets=tuple(held),
+        adapters=tuple(contained.adapters_with(tx, held)),
+        ends=tuple(run_id for dataset in held for run_id in dataset.learning),
+        num_going_on=contained.num_going_on(tx, live),
+    )

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tunesmith.client.attempt_progress import AttemptProgress, read_progress
-from tunesmith.client.shadow_views import shadow_of
 from tunesmith.client.views import (
-    AnswerView,
     AttemptView,
     EvaluationView,
     EventView,
     PlannedRun,
     ProgressView,
+    RequestResult,
     RunDetail,
     RunView,
     SubmittedView,
+    shadow_of,
     to_json,
 )
 from tunesmith.core.errors import TunesmithError, UsageError, did_you_mean, quoted
@@ -192,28 +192,28 @@ class Runs:
         tails = [(folder.name, tail_of_log(folder, max_bytes)) for folder in self._attempt_dirs(run_id)]
         return "\n".join(f"== {name}\n{tail}" for name, tail in tails if tail)
 
-    def cancel(self, run_id: str) -> AnswerView:
-        return self._wish(run_id, RequestKind.CANCEL)
+    def cancel(self, run_id: str) -> RequestResult:
+        return self._request(run_id, RequestKind.CANCEL)
 
-    def pause(self, run_id: str) -> AnswerView:
-        return self._wish(run_id, RequestKind.PAUSE)
+    def pause(self, run_id: str) -> RequestResult:
+        return self._request(run_id, RequestKind.PAUSE)
 
-    def stop(self, run_id: str, *, discard: bool = False) -> AnswerView:
+    def stop(self, run_id: str, *, discard: bool = False) -> RequestResult:
         """End training now and evaluate the best so far; with `discard`, end without a result."""
-        return self._wish(run_id, RequestKind.CANCEL if discard else RequestKind.STOP)
+        return self._request(run_id, RequestKind.CANCEL if discard else RequestKind.STOP)
 
-    def skip(self, run_id: str) -> AnswerView:
-        return self._wish(run_id, RequestKind.SKIP)
+    def skip(self, run_id: str) -> RequestResult:
+        return self._request(run_id, RequestKind.SKIP)
 
-    def checkpoint(self, run_id: str) -> AnswerView:
-        return self._wish(run_id, RequestKind.CHECKPOINT)
+    def checkpoint(self, run_id: str) -> RequestResult:
+        return self._request(run_id, RequestKind.CHECKPOINT)
 
-    def resume(self, run_id: str) -> AnswerView:
+    def resume(self, run_id: str) -> RequestResult:
         from tunesmith.orchestration import control
 
         with self._session.database.write() as tx:
             answer = control.resume(tx, run_id, actor=self._session.actor)
-        return AnswerView(answer.run_id, answer.state, answer.message)
+        return RequestResult(answer.run_id, answer.state, answer.message)
 
     def retry(
         self,
@@ -246,12 +246,12 @@ class Runs:
         )
         return self._submit(submission)
 
-    def _wish(self, run_id: str, kind: RequestKind) -> AnswerView:
+    def _request(self, run_id: str, kind: RequestKind) -> RequestResult:
         from tunesmith.orchestration import control
 
         with self._session.database.write() as tx:
             answer = control.wish(tx, run_id, kind, actor=self._session.actor)
-        return AnswerView(answer.run_id, answer.state, answer.message, answer.request_id)
+        return RequestResult(answer.run_id, answer.state, answer.message, answer.request_id)
 
     def _attempt_dirs(self, run_id: str) -> Sequence[Path]:
         with self._session.database.read() as tx:

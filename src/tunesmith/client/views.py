@@ -12,6 +12,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from tunesmith.client.attempt_progress import AttemptProgress
+from tunesmith.experience.queries import shadow_answers as shadows
+from tunesmith.runs.queries.runs import Run
+from tunesmith.runs.rules.run import RunState
+from tunesmith.store.database import Tx
 
 
 def to_json(value: Any) -> Any:
@@ -207,10 +211,22 @@ class DeploymentView:
 
 
 @dataclass(frozen=True)
-class AnswerView:
+class RequestResult:
     """What came of a wish."""
 
     id: str
     state: str
     message: str
     request_id: str | None = None
+
+
+_NO_PROGRESS = shadows.Progress(0, 0, 0, 0, 0, None, None, None)
+
+
+def shadow_of(tx: Tx, run: Run) -> ShadowView | None:
+    """None for a run that shadows nothing and never did."""
+    found = shadows.progress(tx, run.id) or (_NO_PROGRESS if run.state is RunState.SHADOWING else None)
+    if found is None:
+        return None
+    values = {name: value for name, value in vars(found).items() if name != "first_at"}
+    return ShadowView(**values, min_count=run.spec.shadow.min_count, since=found.first_at)

@@ -235,7 +235,7 @@ def not_due(entry: Entry, policy: CurriculumPolicy, now: datetime) -> str | None
     return None
 
 
-GIVEN_UP = "given up: correct it by hand, or `curriculum again`"
+GIVEN_UP = "given up: correct it by hand, or `curriculum retry`"
 
 
 def worst(entries: Iterable[Entry], policy: CurriculumPolicy, now: datetime, num: int) -> list[Entry]:
