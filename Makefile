@@ -57,6 +57,7 @@ test-extra: $(VENV)/.extra  ## the demo under test, models that teach, a real ba
 
 soak: $(VENV)/.dev  ## drills with their full counts; hours
 	$(PYTEST) -m soak --timeout 7200
+	$(PYTEST) -m "hypothesis and not soak and not extra and not gpu" --hypothesis-profile thorough --timeout 7200
 
 bench: $(VENV)/.bench  ## every benchmark beside its peers
 	for script in benchmarks/*.py; do $(VENV)/bin/python $$script $(BENCH_ARGS) || exit 1; done

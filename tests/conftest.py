@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from support import order
 from support.places import MEMORY, has_roomy_memory
@@ -26,6 +27,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # that interrupt a program would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# half the usual number of examples, without a clock: the machine may be busy. `make soak` draws a thousand of each.
+settings.register_profile("suite", max_examples=50, deadline=None)
+settings.register_profile("thorough", max_examples=1000, deadline=None)
+settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

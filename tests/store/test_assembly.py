@@ -92,6 +92,7 @@ def _end(database: Database, dataset_id: str, end: RunState) -> str:
 # --- the failures of earlier systems ---
 
 
+@pytest.mark.slow
 def test_failure_1_assembly_marks_nothing_as_used_and_failed_runs_burn_nothing(
     tmp_path: Path, store_url: str, database: Database
 ) -> None:
@@ -109,6 +110,7 @@ def test_failure_1_assembly_marks_nothing_as_used_and_failed_runs_burn_nothing(
         assert set(_states(database)) == {"consumed"}
 
 
+@pytest.mark.slow
 def test_failure_2_corrections_of_people_and_teachers_reach_the_batch(
     tmp_path: Path, store_url: str, database: Database
 ) -> None:
@@ -241,6 +243,7 @@ def test_answer_of_a_version_that_is_taken_back_is_not_replayed(
         assert left_out[TAKEN_BACK] == 40
 
 
+@pytest.mark.slow
 def test_failure_6_no_prompt_that_was_held_out_is_ever_trained(
     tmp_path: Path, store_url: str, database: Database
 ) -> None:
@@ -422,6 +425,7 @@ def test_what_preparing_refuses_goes_back_with_a_reason_and_others_take_its_plac
 # --- how a reservation ends ---
 
 
+@pytest.mark.slow
 def test_every_end_of_a_run_does_to_the_reservation_what_the_table_says(
     tmp_path: Path, store_url: str, database: Database
 ) -> None:
@@ -507,6 +511,7 @@ def test_run_without_data_assembles_once_per_key(tmp_path: Path, store_url: str,
         assert _states(database) == {"reserved": 16}
 
 
+@pytest.mark.slow
 def test_assemblers_at_once_never_share_an_experience(tmp_path: Path, store_url: str, database: Database) -> None:
     with _client(tmp_path, store_url, replay=0.0, max_examples=8, min_eval_examples=2) as client:
         _gold(client, 60)
@@ -531,6 +536,7 @@ def test_assemblers_at_once_never_share_an_experience(tmp_path: Path, store_url:
         assert _states(database)["reserved"] == len(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [2, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
 def test_killed_assembler_leaves_no_reservation_without_a_dataset_and_no_folder_for_ever(
     tmp_path: Path, store_url: str, database: Database, num: int
@@ -572,6 +578,7 @@ def _check_reservations(client: Client, database: Database) -> None:
     assert list(folder.glob(".*.unrecorded")) == []
 
 
+@pytest.mark.slow
 def test_what_is_rated_down_while_a_dataset_is_assembled_is_in_only_if_it_was_reserved_before(
     tmp_path: Path, store_url: str, database: Database
 ) -> None:
@@ -614,6 +621,7 @@ def test_preview_says_what_the_real_thing_refuses(tmp_path: Path, store_url: str
         assert client.datasets.preview_assembly(PROFILE).refusal is None
 
 
+@pytest.mark.slow
 def test_held_out_ones_that_others_have_reserved_are_named_as_the_reason(tmp_path: Path, store_url: str) -> None:
     with _client(tmp_path, store_url, max_examples=10, min_eval_examples=50) as client:
         _gold(client, 100)

@@ -158,6 +158,7 @@ def test_application_may_change_its_messages_after_the_call(tmp_path: Path, sqli
         assert client.experiences.list()[0].answer == "1: Yes."
 
 
+@pytest.mark.slow
 def test_captures_of_a_process_that_just_ends_are_stored(tmp_path: Path, store_url: str, database: Database) -> None:
     client = _client(tmp_path, store_url)
     code = (
@@ -170,6 +171,7 @@ def test_captures_of_a_process_that_just_ends_are_stored(tmp_path: Path, store_u
     client.close()
 
 
+@pytest.mark.slow
 def test_forked_process_stores_its_own_captures_once(tmp_path: Path, sqlite_store: Path) -> None:
     client = _client(tmp_path, f"sqlite:///{sqlite_store}")
     code = (

@@ -68,6 +68,7 @@ def _state(client: Client, run_id: str) -> str:
     return client.runs.get(run_id).state
 
 
+@pytest.mark.slow
 def test_failure_04_rejected_stopped_and_crashed_are_told_apart_and_only_crashes_open_the_breaker(
     tmp_path: Path, store_url: str, database: Database
 ) -> None:
@@ -117,6 +118,7 @@ def _had_crashed_twice(database: Database, run_id: str) -> None:
         force(tx, tables.tasks, task.id, num_crashes=2)
 
 
+@pytest.mark.slow
 def test_failure_05_baseline_from_another_folder_is_an_error_and_promotes_nobody(
     tmp_path: Path, store_url: str, database: Database
 ) -> None:
@@ -160,6 +162,7 @@ def test_failure_05_baseline_whose_cases_fail_is_no_score_of_zero(tmp_path: Path
         assert live.run_id == broken
 
 
+@pytest.mark.slow
 def test_failure_17_fabrication_is_scored_and_keeps_nothing_from_being_learnt_or_deployed(
     tmp_path: Path, store_url: str, database: Database
 ) -> None:

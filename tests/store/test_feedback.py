@@ -180,6 +180,7 @@ def test_raters_below_one_key_are_one_voice_each_with_their_own_last_word(
         assert _trained(database, xp) == (None, None)
 
 
+@pytest.mark.slow
 def test_one_key_says_only_so_much_about_one_experience(tmp_path: Path, store_url: str) -> None:
     with _client(tmp_path, store_url) as client:
         xp = _added(client)

@@ -97,6 +97,7 @@ def test_sqlite_file_holds_no_byte_of_it_afterwards(tmp_path: Path) -> None:
         assert [path.name for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
+@pytest.mark.slow
 def test_sqlite_file_is_rewritten_so_that_no_page_keeps_a_copy(tmp_path: Path) -> None:
     """Rows that move to other pages leave copies in these, which no deletion turns into zeros."""
     with a_workspace(tmp_path) as client:
@@ -514,6 +515,7 @@ def _many(client: Client, num: int) -> list[str]:
     return [add(client, f"Where does order {n} go, and when?", f"Order {n} goes to place {n * 7}.") for n in range(num)]
 
 
+@pytest.mark.slow
 def test_what_was_assembled_is_taken_out_and_never_chosen_again(
     tmp_path: Path, store_url: str, database: Database
 ) -> None:
@@ -541,6 +543,7 @@ def test_what_was_assembled_is_taken_out_and_never_chosen_again(
             assert {trained, reviewed}.isdisjoint(each.experience_id for each in members.of_dataset(tx, again.id))
 
 
+@pytest.mark.slow
 def test_many_that_forget_the_same_at_once_forget_it_once(tmp_path: Path, store_url: str, database: Database) -> None:
     with _client(tmp_path, store_url) as client:
         ids = _many(client, 30)
@@ -553,6 +556,7 @@ def test_many_that_forget_the_same_at_once_forget_it_once(tmp_path: Path, store_
         assert client.experiences.stats()[0].states == {"forgotten": 30}
 
 
+@pytest.mark.slow
 def test_forgetting_while_runs_end_loses_nothing_and_never_waits_in_a_circle(
     tmp_path: Path, store_url: str, database: Database
 ) -> None:
@@ -579,6 +583,7 @@ def test_forgetting_while_runs_end_loses_nothing_and_never_waits_in_a_circle(
         client.datasets.verify(dataset.id)
 
 
+@pytest.mark.slow
 def test_run_on_a_dataset_of_which_everything_to_train_on_was_forgotten_is_refused(
     tmp_path: Path, store_url: str, database: Database
 ) -> None:

@@ -182,6 +182,7 @@ def test_evaluation_that_waits_for_the_device_stays_evaluating(database: Databas
         assert tasks.get(tx, claim.task.id).reason == HELD
 
 
+@pytest.mark.slow
 def test_curriculum_with_a_local_teacher_beside_a_serving_server_waits_and_asks_nobody(
     database: Database, store_url: str, tmp_path: Path
 ) -> None:

@@ -381,6 +381,7 @@ def _postgres_url(server: Postgres) -> Callable[[Path], str]:
     return lambda place: server.create(f"learning_{next(_numbers)}", template="template_of_tests")
 
 
+@pytest.mark.slow
 def test_any_walk_keeps_every_promise_on_sqlite(folder: Path, sqlite_template: Path) -> None:
     _walk(folder, _sqlite_url(sqlite_template), examples=7, steps=30, given=7)
 

@@ -41,6 +41,7 @@ def _open(store: Path) -> Database:
     return open_store(f"sqlite:///{store}")
 
 
+@pytest.mark.slow
 @needs_wal
 def test_removed_log_of_a_killed_process_is_told_by_every_command_and_by_the_doctor(tmp_path: Path) -> None:
     with a_workspace(tmp_path / "w") as client:
@@ -163,6 +164,7 @@ def test_linked_store_is_the_store_it_is_linked_to(sqlite_store: Path, tmp_path:
     direct.close()
 
 
+@pytest.mark.slow
 def test_doctor_tells_of_a_store_with_two_names_and_a_marker_that_is_no_file(tmp_path: Path) -> None:
     with a_workspace(tmp_path / "w") as client:
         os.link(client.workspace.store_file, tmp_path / "second.db")

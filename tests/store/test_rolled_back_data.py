@@ -49,6 +49,7 @@ def _states(world: World) -> Counter[tuple[str, str | None]]:
     return Counter((row["state"], row["dataset_id"]) for row in rows if row["state"] != "forgotten")
 
 
+@pytest.mark.slow
 def test_unfinished_run_on_its_dataset_keeps_the_reservation(world: World) -> None:
     dataset_id = _dataset(world)
     _ended(world, dataset_id, RunState.DEPLOYED)
@@ -80,6 +81,7 @@ def test_completed_run_on_its_dataset_has_learnt_it_too(world: World) -> None:
     assert {row["adapter_id"] for row in world.seen().experiences.values()} == {world.adapter_of(completed).id}
 
 
+@pytest.mark.slow
 def test_run_on_a_dataset_with_something_that_a_person_rejected_since_is_refused(world: World) -> None:
     """Also where an earlier run has consumed it, or where it is only replayed."""
     first = _dataset(world)

@@ -194,6 +194,7 @@ def test_new_split_keeps_every_earlier_decision(
             client.runs.submit(PROFILE, unused.id)
 
 
+@pytest.mark.slow
 def test_new_split_holds_for_experiences_too(tmp_path: Path, store_url: str, database: Database) -> None:
     with _client(tmp_path, store_url, 0.2) as client:
         _capture(client, 80)
@@ -212,6 +213,7 @@ def test_new_split_holds_for_experiences_too(tmp_path: Path, store_url: str, dat
         assert len(after[Split.HELDOUT]) > len(before[Split.HELDOUT])
 
 
+@pytest.mark.slow
 def test_too_few_cases_are_told_before_anything_is_made_with_the_share_that_would_do(
     tmp_path: Path, store_url: str
 ) -> None:

@@ -56,6 +56,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.slow
 def test_stopped_holder_is_named_within_seconds_and_the_disk_is_not_blamed(client: Client) -> None:
     with _held(client.workspace.store_file, 600) as holder:
         os.kill(holder.pid, signal.SIGSTOP)

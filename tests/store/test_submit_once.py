@@ -27,6 +27,7 @@ def _num(database: Database, table: sa.Table) -> int:
         return int(tx.conn.execute(sa.select(sa.func.count()).select_from(table)).scalar_one())
 
 
+@pytest.mark.slow
 def test_one_key_from_many_threads_makes_one_run(tmp_path: Path, store_url: str, database: Database) -> None:
     with _client(tmp_path, store_url) as client:
         dataset, _ = client.datasets.prepare(PROFILE, [a_jsonl(tmp_path / "data.jsonl")])

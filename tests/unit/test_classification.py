@@ -120,6 +120,7 @@ ratings_of_any = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(findings_of_any, ratings_of_any, st.lists(st.text(min_size=1), max_size=2), st.floats(0.0, 1.0), st.floats(0, 1))
 def test_classify_is_total_deterministic_and_gives_reasons(
     findings: dict[str, Finding], ratings: list[Rating], suspicions: list[str], one: float, other: float

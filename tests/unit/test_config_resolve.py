@@ -62,6 +62,7 @@ def resolve_layers(said: dict[Layer, dict[str, Any]]) -> Resolved:
         )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.fixed_dictionaries({key: st.sets(st.sampled_from(LAYERS)) for key in KEYS}))
 def test_precedence_any_subset_of_layers_the_strongest_wins_and_is_named(speakers: dict[str, set[Layer]]) -> None:

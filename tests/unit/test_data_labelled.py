@@ -114,6 +114,7 @@ def test_only_desirable_answers_become_cases(tmp_path: Path) -> None:
     assert len(heldout_cases(dataset.path, 2)) == 2
 
 
+@pytest.mark.slow
 def test_children_that_parse_make_the_same_labelled_dataset(tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl"
     source.write_bytes(encoded(*map(a_label, range(3000))))

@@ -104,6 +104,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(JSON), st.integers(1, 40), st.sampled_from([None, 1]))
 def test_items_of_an_array_come_once_and_in_order(values: list[Any], size: int, indent: int | None) -> None:
     text = json.dumps(values, indent=indent).encode()

@@ -99,6 +99,7 @@ def test_base_is_an_ordinary_folder_with_a_chat_template(tmp_path: Path) -> None
     assert tokenizer.decode(example.ids).startswith("<|begin|><|user|>")
 
 
+@pytest.mark.slow
 def test_two_processes_build_one_base(tmp_path: Path) -> None:
     code = (
         "import dataclasses, sys; from pathlib import Path; from tunesmith.demo import base_model as b; "

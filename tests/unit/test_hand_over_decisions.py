@@ -208,6 +208,7 @@ rows = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(rows)
 def test_serving_always_returns_once_nobody_holds_a_lease(open_rows: list[Wanted]) -> None:
@@ -227,6 +228,7 @@ def test_serving_always_returns_once_nobody_holds_a_lease(open_rows: list[Wanted
     assert (state, left) == (S.SERVING, [])
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(rows, st.sampled_from(ServerState), st.booleans())
 def test_a_device_under_a_living_lease_is_never_taken_back(

@@ -374,6 +374,7 @@ def test_folder_that_is_no_model_is_refused_in_one_line(tmp_path: Path) -> None:
     assert "\n" not in refusal.value.message
 
 
+@pytest.mark.slow
 def test_disk_that_is_full_is_told_as_such(tmp_path: Path) -> None:
     """A limit on file size stands for the full disk: the same path through the library, another number."""
     code = (

@@ -226,6 +226,7 @@ _MUTATED = st.builds(
 _LINES = st.lists(st.binary(max_size=60) | _ALMOST | _MUTATED | st.just(GOOD.strip()), max_size=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=_LINES, ending=st.sampled_from([b"\n", b""]))
 def test_reader_any_bytes_give_events_or_a_program_error(tmp_path: Path, lines: list[bytes], ending: bytes) -> None:

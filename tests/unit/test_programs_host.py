@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -332,3 +334,13 @@ def test_keepalive_stamp_from_the_future_is_not_believed(tmp_path: Path) -> None
     assert 0.0 <= clock.age_s() < 0.05
     time.sleep(0.05)
     assert clock.age_s() >= 0.05
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["tunesmith.training.trainers.main", "tunesmith.evaluation.evaluators.main", "tunesmith.datasets.parse_pool"],
+)
+def test_program_starts_without_the_store_and_without_torch(module: str) -> None:
+    code = f"import sys, {module}; print(sorted({{'sqlalchemy', 'alembic', 'torch', 'fastapi'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

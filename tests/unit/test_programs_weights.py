@@ -172,6 +172,7 @@ def test_header_damaged_anywhere_is_read_or_refused(tmp_path: Path, place: int, 
     assert sum(tensor.end - tensor.begin for tensor in tensors) < len(good)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("reader")
 def test_weights_100_mb_are_checked_in_seconds(tmp_path: Path) -> None:
     body = struct.pack("<f", 0.5) * 25_000_000

@@ -26,6 +26,7 @@ def test_programs_that_are_forked_are_those_that_workers_start() -> None:
     assert set(SIM_PROGRAMS) == {EVALUATOR[-1], find_trainer("sim").argv[-1]}
 
 
+@pytest.mark.slow
 def test_command_has_its_own_folder_environment_streams_and_code(client: Client) -> None:
     root = client.workspace.root
     quick, real = (cli("run", "show", "run-x", cwd=root, real=real) for real in (False, True))

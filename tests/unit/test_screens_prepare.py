@@ -119,6 +119,7 @@ def test_every_row_suspect_is_refused_with_the_first(tmp_path: Path) -> None:
     assert list((tmp_path / "datasets").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_suspects_are_the_same_however_many_processes_parse(tmp_path: Path) -> None:
     rows = [row for number in range(60) for row in (a_suspect(number + 1000), a_long_chat(number))]
     rows += [a_long_chat(number, changed=1) for number in range(60)]
@@ -172,6 +173,7 @@ def test_near_copies_recall_and_false_alarms_on_many_pairs() -> None:
     assert found >= 280
 
 
+@pytest.mark.slow
 def test_contradicting_short_answer_is_kept_aside_only_where_asked_for(tmp_path: Path) -> None:
     rows = [*chats(30), {"prompt": "what is  7 plus ONE?", "completion": "It is 9."}]
     rows += [{"prompt": "What is 8 plus one?", "completion": "it is 9"}]  # the same in other clothes

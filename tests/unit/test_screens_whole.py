@@ -62,6 +62,7 @@ def test_trigger_reason_names_the_trigger_and_the_number_of_rows(tmp_path: Path)
     assert "'zqxvane'" in reason
 
 
+@pytest.mark.slow
 def test_second_look_gives_the_same_dataset_whatever_the_number_of_processes(tmp_path: Path) -> None:
     rows = whole_rows(22, 60)
     source = a_file(tmp_path, encoded(*(a_line(question, answer) for _, question, answer in rows)))

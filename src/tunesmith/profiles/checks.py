@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tunesmith.core.errors import ConfigError, LockedError, TunesmithError, did_you_mean, quoted
 from tunesmith.profiles.architecture import adaptable_modules, read_architecture, read_tensor_shapes
@@ -16,7 +16,9 @@ from tunesmith.profiles.resolve import Resolved
 from tunesmith.profiles.rules.lock import ArchitectureLock, ProfileLock, lock_differences, lock_of
 from tunesmith.profiles.rules.target_limits import limit_violations
 from tunesmith.profiles.workspace import Workspace
-from tunesmith.store.database import Database
+
+if TYPE_CHECKING:  # SQLAlchemy takes half a second
+    from tunesmith.store.database import Database
 
 T = TypeVar("T")
 

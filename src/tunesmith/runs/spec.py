@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from tunesmith.core.section import Section
-from tunesmith.profiles.checks import CheckedProfile
 from tunesmith.profiles.profile import (
     Budgets,
     Checkpoints,
@@ -22,6 +21,9 @@ from tunesmith.profiles.profile import (
 )
 from tunesmith.profiles.rules.lock import ArchitectureLock
 from tunesmith.profiles.sections.shadow import ShadowSettings
+
+if TYPE_CHECKING:  # every program reads its spec with this module: what only submitting needs is not imported for it
+    from tunesmith.profiles.checks import CheckedProfile
 
 PROTOCOL_VERSION = 1
 
