@@ -35,7 +35,7 @@ from tunesmith.demo import dates, notes
 from tunesmith.demo.base_model import cached_base
 from tunesmith.demo.real_base import cached_smollm2, default_cache
 from tunesmith.evaluation.rules.comparison import paired_interval
-from tunesmith.programs.messages import Scores
+from tunesmith.programs.protocol import Scores
 
 GREEDY, SAMPLED, LOSS = "exact_match_greedy", "exact_match_sampled", "heldout_loss"
 METHODS = ("sft", "orpo", "dpo", "kto")

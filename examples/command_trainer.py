@@ -15,7 +15,7 @@ from pathlib import Path
 from tunesmith.core.files import publish_folder, verify_folder
 from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import Program, host
-from tunesmith.programs.messages import Artifact, Result, ResultStatus
+from tunesmith.programs.protocol import Artifact, Result, ResultStatus
 from tunesmith.training.trainers.inputs import read_inputs
 from tunesmith.training.trainers.sim.files import safetensors_bytes
 

@@ -31,9 +31,9 @@ from tunesmith.models.loading import load_base, load_tokenizer, pick_device
 from tunesmith.models.packs import Packer, single
 from tunesmith.models.scoring import TransformersBackend, batches_by_count, mean_nlls
 from tunesmith.profiles.profile import GateSettings, Recipe
-from tunesmith.programs.messages import CaseScore
+from tunesmith.programs.protocol import CaseScore
 from tunesmith.training.rules.memory_plan import UNPLANNED_PACK_TOKENS
-from tunesmith.training.trainers.native.batch_sampler import Order
+from tunesmith.training.trainers.native.batch_sampler import BatchSampler
 from tunesmith.training.trainers.native.distributed import TrainingGroup
 from tunesmith.training.trainers.native.objectives import Sft
 from tunesmith.training.trainers.native.optimizer import new_optimizer
@@ -75,7 +75,7 @@ class Loop:
         chat = self.chat()
         items = [single(chat.tokenize(example.id, example.messages)) for example in examples]
         adapted = new_adapter(load_base(self.base, pick_device()), RECIPE)
-        order = Order(
+        order = BatchSampler(
             [len(item) for item in items],
             seed=RECIPE.seed,
             epochs=RECIPE.epochs,

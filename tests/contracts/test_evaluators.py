@@ -30,10 +30,10 @@ from tunesmith.core.files import sha256_file
 from tunesmith.deployment.rules.parity import compare
 from tunesmith.evaluation.evaluators.held_out import evaluate
 from tunesmith.profiles.settings import Phase
-from tunesmith.programs.failure import ProgramFailure
+from tunesmith.programs.host import ProgramFailure
 from tunesmith.programs.launch import launch
-from tunesmith.programs.messages import PhaseEvent, Progress, ResultStatus
-from tunesmith.programs.result_check import judge_evaluate, read_references, read_scores
+from tunesmith.programs.protocol import PhaseEvent, Progress, ResultStatus
+from tunesmith.programs.result_check import check_evaluate_result, read_references, read_scores
 from tunesmith.runs.rules.task import AttemptState, ErrorClass
 from tunesmith.runs.spec import AdapterRef, BaseModelRef, EvaluateSpec, Subject, TrainSpec
 
@@ -79,7 +79,7 @@ def test_evaluator_scores_every_case_of_every_subject_and_is_believed(
 ) -> None:
     spec = make_spec(tmp_path, base, adapter)
     code = finish(launch(ARGV, spec, tmp_path / "out"), 90)
-    judged = judge_evaluate(spec, tmp_path / "out", code)
+    judged = check_evaluate_result(spec, tmp_path / "out", code)
     assert (code, judged.outcome, judged.error) == (0, AttemptState.SUCCEEDED, None)
     assert judged.result is not None
     assert judged.result.scores is not None
@@ -101,7 +101,7 @@ def test_evaluator_writes_down_what_the_candidate_answers(
     told = []
     for folder in (tmp_path / "one", tmp_path / "two"):
         code = finish(launch(ARGV, spec, folder), 90)
-        result = judge_evaluate(spec, folder, code).result
+        result = check_evaluate_result(spec, folder, code).result
         assert result is not None
         assert result.references is not None
         told.append(read_references(folder, result.references.digest))

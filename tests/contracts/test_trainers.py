@@ -17,8 +17,8 @@ from tunesmith.core.errors import NotFound
 from tunesmith.core.files import verify_folder
 from tunesmith.profiles.profile import Method
 from tunesmith.programs.launch import RunningProgram, tail_of_log
-from tunesmith.programs.messages import Ack, CheckpointEvent, Finished, Metrics, Progress, Started, ValidationEvent
-from tunesmith.programs.result_check import judge_train
+from tunesmith.programs.protocol import Ack, CheckpointEvent, Finished, Metrics, Progress, Started, ValidationEvent
+from tunesmith.programs.result_check import check_train_result
 from tunesmith.runs.rules.request import RequestKind
 from tunesmith.runs.rules.task import AttemptState, ErrorClass
 from tunesmith.runs.spec import ResumeSource, TrainSpec
@@ -102,7 +102,7 @@ def whole(finished: dict[str, Finished12], world: World, name: str) -> Finished1
 
 def judged(world: World, spec: TrainSpec, running: RunningProgram) -> AttemptState:
     code = finish(running, 120.0)
-    judgement = judge_train(spec, world.folder(spec), code)
+    judgement = check_train_result(spec, world.folder(spec), code)
     assert judgement.outcome is not AttemptState.FAILED, f"{judgement.error}\n{tail_of_log(world.folder(spec))}"
     assert strays(spec.attempt.attempt_id) == []
     return judgement.outcome
@@ -229,7 +229,7 @@ def test_trainer_resume_from_a_damaged_checkpoint_is_refused(
     source = ResumeSource(path=str(folder), digest=digest, step=12)
     second = a_spec(world, name, steps=12, run_id=whole.spec.run.run_id, resume=source, number=2)
     code = world.run(second)
-    judgement = judge_train(second, world.folder(second), code)
+    judgement = check_train_result(second, world.folder(second), code)
     assert judgement.outcome is AttemptState.FAILED
     assert judgement.error_class in (ErrorClass.DATA, ErrorClass.TRANSIENT)  # the next attempt takes an earlier one
     assert not (world.folder(second) / "artifact").exists()
@@ -297,7 +297,7 @@ def test_trainer_inputs_that_are_not_the_specs_are_refused(world: World, name: s
     change, error_class = INPUTS[fault]
     spec = change(world, a_spec(world, name))
     code = world.run(spec)
-    judgement = judge_train(spec, world.folder(spec), code)
+    judgement = check_train_result(spec, world.folder(spec), code)
     assert (judgement.outcome, judgement.error_class) == (AttemptState.FAILED, error_class), judgement.error
     assert not (world.folder(spec) / "artifact").exists()
 
@@ -310,14 +310,14 @@ def test_trainer_whose_keepalive_is_not_renewed_ends_itself(world: World, name: 
     running = world.launch(spec)
     wait_for_step(running, 1)
     assert finish(running, 15.0) == 76
-    assert judge_train(spec, world.folder(spec), 76).outcome is AttemptState.LOST
+    assert check_train_result(spec, world.folder(spec), 76).outcome is AttemptState.LOST
 
 
 @pytest.mark.skipif(importlib.util.find_spec("unsloth") is not None, reason="unsloth is installed here")
 def test_unsloth_where_it_cannot_run_refuses_in_one_line(tmp_path: Path) -> None:
     world = World(tmp_path)
     spec = world.train_spec("unsloth")
-    judgement = judge_train(spec, world.folder(spec), world.run(spec))
+    judgement = check_train_result(spec, world.folder(spec), world.run(spec))
     assert (judgement.outcome, judgement.error_class) == (AttemptState.FAILED, ErrorClass.CONFIG)
     assert judgement.error is not None
     assert judgement.error.startswith("trainer unsloth needs unsloth, which is not installed here")

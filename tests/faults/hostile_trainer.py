@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.programs.host import Program, host
-from tunesmith.programs.messages import Result, ResultStatus
+from tunesmith.programs.protocol import Result, ResultStatus
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.training.trainers.base import ALL_TIERS, TrainerInfo
 from tunesmith.training.trainers.registry import TRAINERS

@@ -16,8 +16,8 @@ import pytest
 
 from support.programs import World, finish, strays, wait_until
 from tunesmith.programs.launch import RunningProgram
-from tunesmith.programs.process_identity import ProcessIdentity, identify, is_alive, kill_stray
-from tunesmith.programs.result_check import judge_train
+from tunesmith.programs.process_identity import ProcessIdentity, identify, is_alive, kill_orphans
+from tunesmith.programs.result_check import check_train_result
 from tunesmith.programs.shim import all_processes, descendants, read_process
 from tunesmith.runs.rules.task import AttemptState
 from tunesmith.runs.spec import TrainSpec
@@ -80,7 +80,7 @@ class Driver:
         self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
-        kill_stray(self.shim, 0.0, Path(self.shim.place))
+        kill_orphans(self.shim, 0.0, Path(self.shim.place))
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_worker_stopped_makes_the_program_end_itself_within_its_lease(world: Wor
     driver.process.send_signal(signal.SIGCONT)
     assert driver.process.stdout is not None
     assert driver.process.stdout.readline().strip() == "76"
-    assert judge_train(driver.spec, driver.folder, 76).outcome is AttemptState.LOST
+    assert check_train_result(driver.spec, driver.folder, 76).outcome is AttemptState.LOST
 
 
 def test_worker_stopped_and_program_deaf_is_ended_by_the_shim_within_the_lease(
@@ -274,7 +274,7 @@ def test_terminate_reaches_the_program_and_only_it(world: World) -> None:
     wait_until(lambda: len(strays(spec.attempt.attempt_id)) == 4)
     running.terminate()
     assert finish(running) == 75
-    judgement = judge_train(spec, world.folder(spec), 75)
+    judgement = check_train_result(spec, world.folder(spec), 75)
     assert judgement.outcome is AttemptState.INTERRUPTED
     assert strays(spec.attempt.attempt_id) == []
 
@@ -288,7 +288,7 @@ def test_terminate_at_any_moment_of_the_start_is_an_interruption(world: World, d
     running.terminate()
     code = finish(running, 10.0)
     assert code in (75, -signal.SIGTERM)
-    assert judge_train(spec, world.folder(spec), code).outcome is AttemptState.INTERRUPTED
+    assert check_train_result(spec, world.folder(spec), code).outcome is AttemptState.INTERRUPTED
 
 
 def test_term_to_the_shim_is_passed_on(world: World) -> None:
@@ -311,20 +311,20 @@ def test_kill_tree_lets_a_willing_program_end_in_order(world: World) -> None:
     running.keepalive()
 
 
-def test_kill_stray_ends_what_a_dead_worker_left(world: World) -> None:
+def test_kill_orphans_ends_what_a_dead_worker_left(world: World) -> None:
     spec = world.train_spec(options={"script": "cling", "at_step": 1})
     running = world.launch(spec)
     wait_until(lambda: len(strays(spec.attempt.attempt_id)) == 4)
     identity = ProcessIdentity.from_json(running.identity.to_json())
     assert is_alive(identity)
-    assert kill_stray(identity, 0.1, running.directory)
+    assert kill_orphans(identity, 0.1, running.directory)
     assert strays(spec.attempt.attempt_id) == []
     assert not is_alive(identity)
-    assert not kill_stray(identity, 0.1, running.directory)
+    assert not kill_orphans(identity, 0.1, running.directory)
     assert finish(running) == -9
 
 
-def test_kill_stray_spares_a_process_that_got_the_number(world: World) -> None:
+def test_kill_orphans_spares_a_process_that_got_the_number(world: World) -> None:
     sleeper = subprocess.Popen(["sleep", "60"], start_new_session=True)
     try:
         own = identify(sleeper.pid)
@@ -333,7 +333,7 @@ def test_kill_stray_spares_a_process_that_got_the_number(world: World) -> None:
         other_boot = ProcessIdentity(own.pid, own.start_ticks, "another-boot", "att-gone")
         for identity in (earlier, other_boot):
             assert not is_alive(identity)
-            assert not kill_stray(identity, 0.0, world.root)
+            assert not kill_orphans(identity, 0.0, world.root)
         assert sleeper.poll() is None
     finally:
         sleeper.kill()

@@ -33,8 +33,8 @@ from support.native import (
 from tunesmith.core.files import canonical_json, read_manifest, sha256_file, sha256_text
 from tunesmith.profiles.profile import Checkpoints, Validation
 from tunesmith.programs.artifact import adapter_problems
-from tunesmith.programs.failure import ProgramFailure, as_failure
-from tunesmith.programs.messages import Artifact
+from tunesmith.programs.host import ProgramFailure, as_failure
+from tunesmith.programs.protocol import Artifact
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.runs.spec import AdapterRef, ResumeSource, TrainSpec
 from tunesmith.training.trainers.inputs import read_inputs

@@ -12,8 +12,8 @@ import pytest
 from support.programs import World, adapter_ref, finish, strays, wait_until
 from tunesmith.core.errors import ProgramError
 from tunesmith.programs.launch import tail_of_log
-from tunesmith.programs.messages import CheckpointEvent, Metrics
-from tunesmith.programs.result_check import Judgement, judge_evaluate, judge_train, read_scores
+from tunesmith.programs.protocol import CheckpointEvent, Metrics
+from tunesmith.programs.result_check import CheckedResult, check_evaluate_result, check_train_result, read_scores
 from tunesmith.runs.rules.task import AttemptState, ErrorClass
 from tunesmith.runs.spec import AdapterRef, Subject, TrainSpec
 from tunesmith.training.trainers.sim.options import Script
@@ -26,10 +26,10 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.close()
 
 
-def judged(world: World, spec: TrainSpec) -> Judgement:
+def judged(world: World, spec: TrainSpec) -> CheckedResult:
     code = world.run(spec)
     assert strays(spec.attempt.attempt_id) == []
-    return judge_train(spec, world.folder(spec), code)
+    return check_train_result(spec, world.folder(spec), code)
 
 
 ENDS: dict[str, tuple[AttemptState, ErrorClass | None, str]] = {
@@ -93,7 +93,7 @@ def test_sim_script_that_never_ends_is_killed_with_all_it_started(world: World, 
     code = running.poll()
     assert code == -9
     assert strays(spec.attempt.attempt_id) == []
-    judgement = judge_train(spec, world.folder(spec), code, killed_for=ErrorClass.STALLED)
+    judgement = check_train_result(spec, world.folder(spec), code, killed_for=ErrorClass.STALLED)
     assert (judgement.outcome, judgement.error_class) == (AttemptState.FAILED, ErrorClass.STALLED)
 
 
@@ -169,7 +169,7 @@ def test_sim_evaluation_script_is_judged_as_it_should(world: World, script: str 
     adapter = trained_adapter(world, eval_script=script, quality=0.8)
     subjects = (Subject(label="candidate", adapter=adapter), Subject(label="baseline", adapter=None))
     spec = world.evaluate_spec(subjects)
-    judgement = judge_evaluate(spec, world.folder(spec), world.run(spec))
+    judgement = check_evaluate_result(spec, world.folder(spec), world.run(spec))
     assert (judgement.outcome, judgement.error_class) == EVALUATIONS[script], judgement.error
     if judgement.result is not None:
         scores = read_scores(world.folder(spec), judgement.result).by_subject

@@ -42,7 +42,7 @@ from tunesmith.demo.base_model import byte_tokenizer
 from tunesmith.profiles.profile import Checkpoints, Validation
 from tunesmith.programs.event_log import EventReader, EventWriter
 from tunesmith.programs.fingerprint import code_fingerprint
-from tunesmith.programs.messages import CheckpointEvent, Log, Metrics, Result, ResultStatus
+from tunesmith.programs.protocol import CheckpointEvent, Log, Metrics, Result, ResultStatus
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.runs.spec import ResumeSource, TrainSpec
 

@@ -35,11 +35,11 @@ from tunesmith.core.files import verify_folder
 from tunesmith.datasets.example import Split
 from tunesmith.datasets.reading import read_split
 from tunesmith.profiles.profile import Budgets, Checkpoints, Method, Recipe, Validation
-from tunesmith.programs.failure import ProgramFailure
 from tunesmith.programs.fingerprint import code_fingerprint
+from tunesmith.programs.host import ProgramFailure
 from tunesmith.programs.launch import launch
-from tunesmith.programs.messages import Metrics, Result, ResultStatus
-from tunesmith.programs.result_check import judge_train
+from tunesmith.programs.protocol import Metrics, Result, ResultStatus
+from tunesmith.programs.result_check import check_train_result
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.runs.spec import BaseModelRef, DatasetRef, TrainSpec
 from tunesmith.training.trainers.registry import find_trainer
@@ -302,7 +302,7 @@ def test_trl_not_installed_is_one_line_that_says_what_to_install(
     spec = a_spec(base, dataset)
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "absent")}
     code = finish(launch(find_trainer("trl").argv, spec, tmp_path / "out", env=env))
-    judgement = judge_train(spec, tmp_path / "out", code)
+    judgement = check_train_result(spec, tmp_path / "out", code)
     assert judgement.error_class is ErrorClass.CONFIG
     assert judgement.error is not None
     assert judgement.error.endswith("install it: pip install 'tunesmith[trl]'")

@@ -144,7 +144,7 @@ def test_frozen_transaction_delays_the_next_worker_by_seconds_only(make_fleet: M
     doomed.kill()
     [leased] = [row for row in fleet.rows()["tasks"] if row["state"] == "leased"]
     frozen_one = fleet.database.write()
-    tasks.guard(frozen_one.__enter__(), Lease(leased["id"], "", leased["lease_token"]))
+    tasks.require_lease(frozen_one.__enter__(), Lease(leased["id"], "", leased["lease_token"]))
     fleet.start()
     wait_for(lambda: len(fleet.attempts(run_id)) == 2, 20, "for another worker to take over")
     with pytest.raises(StoreError):

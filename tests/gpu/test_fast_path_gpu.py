@@ -28,8 +28,7 @@ from support.native import (
 )
 from tunesmith.demo import dates
 from tunesmith.profiles.profile import Checkpoints, Method, Recipe
-from tunesmith.programs.messages import Log, ResultStatus
-from tunesmith.programs.protocol import CONTROL, SPEC
+from tunesmith.programs.protocol import CONTROL, SPEC, Log, ResultStatus
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'tunesmith[train]'")
 pytestmark = [

@@ -23,7 +23,7 @@ from support.native import (
     train_here,
 )
 from tunesmith.profiles.profile import Checkpoints, Method
-from tunesmith.programs.messages import ResultStatus
+from tunesmith.programs.protocol import ResultStatus
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'tunesmith[train]'")
 pytestmark = [

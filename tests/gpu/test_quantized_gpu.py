@@ -22,7 +22,7 @@ from support.native import (
 )
 from support.quantized import a_base_of_blocks, skip_without_bitsandbytes
 from tunesmith.profiles.profile import Checkpoints, Method
-from tunesmith.programs.messages import ResultStatus
+from tunesmith.programs.protocol import ResultStatus
 from tunesmith.runs.spec import BaseModelRef
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'tunesmith[train]'")

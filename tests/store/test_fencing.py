@@ -57,13 +57,13 @@ ENDS: dict[str, StageEnd] = {
 
 WRITES: dict[str, Callable[[Tx, Claim], object]] = {
     "renew": lambda tx, claim: tasks.renew(tx, claim.lease, 30.0),
-    "guard": lambda tx, claim: tasks.guard(tx, claim.lease),
+    "guard": lambda tx, claim: tasks.require_lease(tx, claim.lease),
     "note_process": lambda tx, claim: tasks.note_process(tx, claim.lease, "{}"),
     "end_attempt": lambda tx, claim: tasks.end_attempt(tx, claim.lease, AttemptState.SUCCEEDED, actor=WORKER),
     "end_by": lambda tx, claim: tasks.end_by(
         tx, claim.lease, AttemptState.INTERRUPTED, TaskState.CANCELLED, actor=WORKER, reason="paused"
     ),
-    "again_later": lambda tx, claim: tasks.again_later(
+    "again_later": lambda tx, claim: tasks.reschedule(
         tx, claim.lease, 1.0, actor=WORKER, reason="later", payload={"num_failures": 1}
     ),
     "checkpoint": lambda tx, claim: checkpoints.register(

@@ -143,7 +143,7 @@ def test_given_device_makes_its_task_due_at_once(database: Database) -> None:
     claim = claimed(database)
     with database.write() as tx:
         asked = hand_overs.request(tx, claim.task.id, HOST, actor=WORKER, reason=HELD)
-        tasks.step_back(tx, claim.lease, 3600.0, actor=WORKER, reason=HELD)
+        tasks.defer_unstarted(tx, claim.lease, 3600.0, actor=WORKER, reason=HELD)
         assert tasks.claim(tx, WORKER, (TaskKind.TRAIN,), 30.0) is None
         hand_overs.give(tx, asked.id, server_id="sv-1", actor="sv-1", reason="aside")
         again = tasks.claim(tx, WORKER, (TaskKind.TRAIN,), 30.0)

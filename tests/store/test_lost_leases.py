@@ -220,7 +220,7 @@ def test_successful_look_forgives_earlier_crashes(database: Database) -> None:
     with database.write() as tx:
         _, claim = a_claimed_run(tx, RunState.WATCHING, TaskKind.WATCH)
         force(tx, tables.tasks, claim.task.id, num_crashes=2)
-        tasks.again_later(tx, claim.lease, 0.0, actor=WORKER, reason="healthy so far")
+        tasks.reschedule(tx, claim.lease, 0.0, actor=WORKER, reason="healthy so far")
         assert tasks.get(tx, claim.task.id).counts.num_crashes == 0
 
 
@@ -255,7 +255,7 @@ def test_clock_jump_steals_no_lease_and_changes_no_order(
     monkeypatch.setattr(clock, "utc_now", lambda: real() + jump)
     assert _reap(database) == []
     with database.write() as tx:
-        workers.forget_dead(tx)
+        workers.remove_expired(tx)
         assert [worker.id for worker in workers.alive(tx)] == [WORKER]
         tasks.renew(tx, claim.lease, 30.0)
         after = [a_task(tx) for _ in range(3)]

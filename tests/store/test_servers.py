@@ -31,7 +31,7 @@ def a_row(server_id: str = "srv-1") -> Server:
 def test_a_server_is_alive_while_it_beats_and_says_what_it_serves(database: Database) -> None:
     with database.write() as tx:
         servers.register(tx, a_row(), 30.0)
-        assert servers.beat(
+        assert servers.heartbeat(
             tx, "srv-1", 30.0, state=ServerState.ASIDE, serving={"support": "support@v2"}, counts={"answers": 3}
         )
     with database.read() as tx:
@@ -46,8 +46,8 @@ def test_a_server_that_stopped_beating_is_forgotten_and_has_to_register_again(da
     time.sleep(0.05)
     with database.write() as tx:
         assert [server.id for server in servers.alive(tx)] == ["srv-alive"]
-        assert servers.forget_dead(tx) == 1
-        assert not servers.beat(tx, "srv-dead", 30.0, state=ServerState.SERVING, serving={}, counts={})
+        assert servers.remove_expired(tx) == 1
+        assert not servers.heartbeat(tx, "srv-dead", 30.0, state=ServerState.SERVING, serving={}, counts={})
         assert [server.id for server in servers.alive(tx)] == ["srv-alive"]
 
 

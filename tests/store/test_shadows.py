@@ -191,7 +191,7 @@ def test_shadowing_run_is_cancelled_on_request(database: Database, tmp_path: Pat
         else:
             run = a_run(tx, RunState.SHADOWING, shadow=ENABLED)
             tasks.add(tx, TaskKind.WATCH, actor=ACTOR, run_id=run.id, profile=run.profile)
-        control.wish(tx, run.id, RequestKind.CANCEL, actor=ACTOR)
+        control.request_action(tx, run.id, RequestKind.CANCEL, actor=ACTOR)
     if is_leased:
         end = look(database, claim, tmp_path)
         with database.write() as tx:

@@ -21,8 +21,7 @@ from tunesmith.cli.main import call
 from tunesmith.client import Client
 from tunesmith.programs.host import Program
 from tunesmith.programs.protocol import ANSWERS, CONTROL
-from tunesmith.runs.spec import AttemptRef
-from tunesmith.runs.teaching import Taught, TeachSpec
+from tunesmith.runs.spec import AttemptRef, Taught, TeachSpec
 
 pytestmark = pytest.mark.extra  # every test starts a program that loads a model: minutes in all
 

@@ -24,7 +24,7 @@ from support.native import (
 )
 from tunesmith.core.errors import ConfigError
 from tunesmith.profiles.profile import Checkpoints, Method, Validation
-from tunesmith.programs.messages import Metrics, ResultStatus, ValidationEvent
+from tunesmith.programs.protocol import Metrics, ResultStatus, ValidationEvent
 from tunesmith.runs.spec import BaseModelRef, DatasetRef, TrainSpec
 
 CASES = {

@@ -28,8 +28,8 @@ from support.native import (
 from tunesmith.core.errors import DataError
 from tunesmith.models.adapters import WEIGHTS
 from tunesmith.profiles.profile import Budgets, Checkpoints, Method
-from tunesmith.programs.failure import ProgramFailure
-from tunesmith.programs.messages import ResultStatus
+from tunesmith.programs.host import ProgramFailure
+from tunesmith.programs.protocol import ResultStatus
 from tunesmith.runs.spec import BaseModelRef, DatasetRef, TrainSpec
 from tunesmith.training.trainers.native.train import train
 

@@ -44,11 +44,10 @@ from tunesmith.demo import dates
 from tunesmith.models.adapters import new_adapter, save_adapter
 from tunesmith.models.loading import load_base, load_tokenizer, pick_device
 from tunesmith.profiles.profile import Budgets, Checkpoints, Validation
-from tunesmith.programs.failure import ProgramFailure
-from tunesmith.programs.host import Program
+from tunesmith.programs.host import Program, ProgramFailure
 from tunesmith.programs.launch import RunningProgram, launch
-from tunesmith.programs.messages import Ack, CheckpointEvent, Log, Metrics, ResultStatus, ValidationEvent
-from tunesmith.programs.result_check import judge_train
+from tunesmith.programs.protocol import Ack, CheckpointEvent, Log, Metrics, ResultStatus, ValidationEvent
+from tunesmith.programs.result_check import check_train_result
 from tunesmith.runs.rules.request import RequestKind
 from tunesmith.runs.rules.task import AttemptState, ErrorClass
 from tunesmith.runs.spec import BaseModelRef, DatasetRef, TrainSpec
@@ -635,13 +634,13 @@ def test_process_terminated_and_resumed_equals_the_one_never_stopped(
     code = finish(first, 60)
     done = losses_of(tmp_path / "first")
     if code == 75:
-        assert judge_train(spec, tmp_path / "first", code).outcome is AttemptState.INTERRUPTED
+        assert check_train_result(spec, tmp_path / "first", code).outcome is AttemptState.INTERRUPTED
     else:  # so quick that TERM came after the last step
         assert (code, len(done)) == (0, len(losses_of(folder)))
     second = again(spec, resume=resume_from(tmp_path / "first", max(done)))
     code = finish(start(second, tmp_path / "second"), 90)
     assert code == 0
-    judged = judge_train(second, tmp_path / "second", code)
+    judged = check_train_result(second, tmp_path / "second", code)
     assert (judged.outcome, judged.error) == (AttemptState.SUCCEEDED, None)
     assert weights_of(tmp_path / "second") == weights_of(folder)
     config = "artifact/adapter_config.json"
@@ -652,7 +651,7 @@ def test_process_with_a_broken_base_fails_as_nonfinite(data: DatasetRef, tmp_pat
     broken = a_base_ref(a_micro_base(tmp_path / "base", nan_in="model.norm.weight"))
     spec = a_train_spec(broken, data)
     code = finish(start(spec, tmp_path / "out"), 90)
-    judged = judge_train(spec, tmp_path / "out", code)
+    judged = check_train_result(spec, tmp_path / "out", code)
     assert (code, judged.outcome, judged.error_class) == (1, AttemptState.FAILED, ErrorClass.NONFINITE)
 
 

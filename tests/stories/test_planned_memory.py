@@ -33,7 +33,7 @@ from tunesmith.core.errors import ConfigError
 from tunesmith.profiles.architecture import read_shape
 from tunesmith.profiles.profile import Method
 from tunesmith.programs.fingerprint import code_fingerprint
-from tunesmith.programs.messages import Log
+from tunesmith.programs.protocol import Log
 from tunesmith.runs.spec import BaseModelRef, DatasetRef
 
 pytestmark = pytest.mark.extra  # minutes of starting programs; see make test-extra

@@ -35,7 +35,7 @@ from tunesmith.models.loading import load_base
 from tunesmith.models.quantized import dense_weight, is_quantized
 from tunesmith.models.scoring import supports_packing
 from tunesmith.profiles.profile import Checkpoints, Method, Validation
-from tunesmith.programs.messages import Log, Result, ResultStatus, Scores
+from tunesmith.programs.protocol import Log, Result, ResultStatus, Scores
 from tunesmith.runs.spec import BaseModelRef, DatasetRef, TrainSpec
 
 pytestmark = pytest.mark.extra

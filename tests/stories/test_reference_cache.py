@@ -25,7 +25,7 @@ from support.native import (
 )
 from tunesmith.profiles.profile import Checkpoints, Method, Validation
 from tunesmith.programs.fingerprint import code_fingerprint
-from tunesmith.programs.messages import Log, Progress, ResultStatus
+from tunesmith.programs.protocol import Log, Progress, ResultStatus
 from tunesmith.runs.spec import BaseModelRef, DatasetRef, TrainSpec
 from tunesmith.training.trainers.native.train import train
 

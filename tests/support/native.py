@@ -33,8 +33,7 @@ from tunesmith.profiles.profile import (
 from tunesmith.programs.event_log import EventReader
 from tunesmith.programs.fingerprint import code_fingerprint
 from tunesmith.programs.host import Program
-from tunesmith.programs.messages import CheckpointEvent, Event, Metrics, Result, Scores
-from tunesmith.programs.protocol import CONTROL, EVENTS
+from tunesmith.programs.protocol import CONTROL, EVENTS, CheckpointEvent, Event, Metrics, Result, Scores
 from tunesmith.runs.spec import (
     AdapterRef,
     AttemptRef,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tunesmith.profiles.settings import Phase
-from tunesmith.programs.messages import (
+from tunesmith.programs.progress import Advance
+from tunesmith.programs.protocol import (
     Ack,
     CheckpointEvent,
     Event,
@@ -16,7 +17,6 @@ from tunesmith.programs.messages import (
     Started,
     ValidationEvent,
 )
-from tunesmith.programs.progress import Advance
 
 
 def metrics(step: int) -> Metrics:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tunesmith.evaluation.rules.comparison import Report, compare, paired_interval
 from tunesmith.evaluation.rules.gate import Decision, decide
 from tunesmith.profiles.profile import GateSettings
-from tunesmith.programs.messages import CaseScore
+from tunesmith.programs.protocol import CaseScore
 
 LOSS, GREEDY = "heldout_loss", "exact_match_greedy"
 

@@ -30,9 +30,8 @@ from tunesmith.models.chat import ChatFormat, Tokenized
 from tunesmith.models.loading import load_base, load_tokenizer
 from tunesmith.models.scoring import batches_by_count, mean_nlls
 from tunesmith.profiles.profile import Checkpoints, TargetSettings
-from tunesmith.programs.failure import ProgramFailure
-from tunesmith.programs.host import Program
-from tunesmith.programs.messages import Log
+from tunesmith.programs.host import Program, ProgramFailure
+from tunesmith.programs.protocol import Log
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.runs.spec import AdapterRef, DatasetRef, RunSpec
 from tunesmith.training.trainers.native.preflight import (

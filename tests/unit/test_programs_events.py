@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from tunesmith.core.errors import ProgramError
 from tunesmith.profiles.settings import Phase
 from tunesmith.programs.event_log import EventReader, EventWriter
-from tunesmith.programs.messages import Metrics
+from tunesmith.programs.protocol import Metrics
 
 
 def line(**fields: object) -> bytes:

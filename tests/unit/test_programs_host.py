@@ -15,11 +15,10 @@ import pytest
 
 from support.programs import World, finish, wait_until
 from tunesmith.core.errors import ConfigError, DataError, MissingExtra, NotFound, ProgramError, StoreError
-from tunesmith.programs.failure import ProgramFailure, as_failure
+from tunesmith.programs.host import ProgramFailure, as_failure
 from tunesmith.programs.launch import launch, tail_of_log
-from tunesmith.programs.messages import Ack, Log, Started
-from tunesmith.programs.protocol import CAPS
-from tunesmith.programs.result_check import judge_train
+from tunesmith.programs.protocol import CAPS, Ack, Log, Started
+from tunesmith.programs.result_check import check_train_result
 from tunesmith.programs.shim import KeepaliveClock, boot_now, keepalive_content
 from tunesmith.runs.rules.request import RequestKind
 from tunesmith.runs.rules.task import AttemptState, ErrorClass
@@ -109,7 +108,7 @@ def test_program_that_ends_badly_is_judged_by_why(
 ) -> None:
     spec = world.train_spec()
     assert world.run(spec, program(body)) == code
-    judgement = judge_train(spec, world.folder(spec), code)
+    judgement = check_train_result(spec, world.folder(spec), code)
     assert (judgement.outcome, judgement.error_class) == (outcome, error_class), judgement.error
 
 
@@ -117,7 +116,7 @@ def test_program_prints_go_to_the_log_not_to_stdout(world: World) -> None:
     spec = world.train_spec()
     body = "print('loud library')\nos.system('echo loud child')\nreturn program.result('interrupted')"
     assert world.run(spec, program(body)) == 75
-    assert judge_train(spec, world.folder(spec), 75).outcome is AttemptState.INTERRUPTED
+    assert check_train_result(spec, world.folder(spec), 75).outcome is AttemptState.INTERRUPTED
     log = tail_of_log(world.folder(spec))
     assert "loud library" in log
     assert "loud child" in log
@@ -127,7 +126,7 @@ def test_program_prints_go_to_the_log_not_to_stdout(world: World) -> None:
 def test_program_traceback_is_in_the_log_and_one_line_in_the_result(world: World) -> None:
     spec = world.train_spec()
     assert world.run(spec, program("raise ValueError('first\\nsecond')")) == 1
-    judgement = judge_train(spec, world.folder(spec), 1)
+    judgement = check_train_result(spec, world.folder(spec), 1)
     assert judgement.error == "ValueError: first second"
     assert "Traceback" in tail_of_log(world.folder(spec))
     assert tail_of_log(world.folder(spec), 10).endswith("second\n")
@@ -186,14 +185,14 @@ def test_program_without_a_readable_spec_says_so(world: World) -> None:
     )
     assert world.run(spec, argv) == 2
     assert "not a spec of version 1" in tail_of_log(folder)
-    assert judge_train(spec, folder, 2).error_class is ErrorClass.CONFIG
+    assert check_train_result(spec, folder, 2).error_class is ErrorClass.CONFIG
 
 
 def test_program_started_by_other_code_than_submitted_is_a_mismatch(world: World) -> None:
     fingerprints = world.run_spec().fingerprints.model_copy(update={"code": "0" * 64})
     spec = world.train_spec(fingerprints=fingerprints)
     assert world.run(spec) == 1
-    judgement = judge_train(spec, world.folder(spec), 1)
+    judgement = check_train_result(spec, world.folder(spec), 1)
     assert judgement.error_class is ErrorClass.MISMATCH
     assert "run retry" in (judgement.error or "")
 
@@ -201,7 +200,7 @@ def test_program_started_by_other_code_than_submitted_is_a_mismatch(world: World
 def test_launch_unknown_command_is_missing(world: World) -> None:
     spec = world.train_spec()
     assert world.run(spec, ("no-such-trainer-command",)) == 127
-    assert judge_train(spec, world.folder(spec), 127).error_class is ErrorClass.MISSING
+    assert check_train_result(spec, world.folder(spec), 127).error_class is ErrorClass.MISSING
     assert "no-such-trainer-command" in tail_of_log(world.folder(spec))
 
 

@@ -221,7 +221,7 @@ class Experiences:
 
         for run_id in sorted(run_ids):
             with suppress(Refused), self._session.database.write() as tx:
-                control.wish(tx, run_id, RequestKind.CANCEL, actor=self._session.actor)
+                control.request_action(tx, run_id, RequestKind.CANCEL, actor=self._session.actor)
 
     def list(self, *, limit: int = 50, **filters: Unpack[Filters]) -> list[ExperienceView]:
         """The newest first."""

@@ -250,7 +250,7 @@ class Runs:
         from tunesmith.orchestration import control
 
         with self._session.database.write() as tx:
-            answer = control.wish(tx, run_id, kind, actor=self._session.actor)
+            answer = control.request_action(tx, run_id, kind, actor=self._session.actor)
         return RequestResult(answer.run_id, answer.state, answer.message, answer.request_id)
 
     def _attempt_dirs(self, run_id: str) -> Sequence[Path]:

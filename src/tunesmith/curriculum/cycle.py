@@ -139,7 +139,7 @@ def _worker_context(context: StageContext, config: CycleConfig) -> CycleContext:
 
     def write(action: Callable[[Tx], T]) -> T:
         def guarded(tx: Tx) -> T:
-            tasks.guard(tx, context.claim.lease)
+            tasks.require_lease(tx, context.claim.lease)
             return action(tx)
 
         return context.write(guarded)

@@ -11,7 +11,7 @@ from tunesmith.client import Client
 from tunesmith.client.views import RunDetail
 from tunesmith.core.errors import DataError
 from tunesmith.evaluation.rules.comparison import paired_interval
-from tunesmith.programs.messages import CaseScore, Scores
+from tunesmith.programs.protocol import CaseScore, Scores
 
 
 @dataclass(frozen=True)

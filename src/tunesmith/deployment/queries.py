@@ -159,7 +159,7 @@ def _want(
     before = get(tx, profile)
     # a clock that was set back must not make this change look older than the last one: see `Deployment.order`
     now = tx.now if before is None else max(tx.now, before.flipped_at + timedelta(microseconds=1))
-    tx.put(
+    tx.upsert(
         deployments,
         {"profile": profile},
         wanted_adapter_id=wanted,
@@ -209,7 +209,7 @@ def observe(
     observed = values.get("observed_adapter_id", before and before["observed_adapter_id"])
     if error is None:
         values["synced_at"] = tx.now
-    tx.put(observations, {"profile": profile, "target": target}, **values)
+    tx.upsert(observations, {"profile": profile, "target": target}, **values)
     detail = {"target": target, "observed": observed}
     events.record(tx, "deployment", profile, "observed", actor="target", reason=error or "", detail=detail)
 

@@ -114,7 +114,7 @@ def _settle(context: StageContext, wanted: _Wanted, serving: ServingTarget) -> s
         error = problem.message
     try:
         with context.database.write() as tx:
-            tasks.guard(tx, context.claim.lease)
+            tasks.require_lease(tx, context.claim.lease)
             live = adapters.live(tx, wanted.profile)
             if (None if live is None else live.id) != (None if wanted.live is None else wanted.live.id):
                 return _MOVED

@@ -14,8 +14,8 @@ from tunesmith.evaluation.rules.gate import BARE_BASE, Evidence, Judged, decide
 from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
 from tunesmith.programs.device.take import take_device
-from tunesmith.programs.messages import Scores
-from tunesmith.programs.result_check import judge_evaluate, read_scores
+from tunesmith.programs.protocol import Scores
+from tunesmith.programs.result_check import check_evaluate_result, read_scores
 from tunesmith.programs.stage import StageContext, StageEnd, StageResult
 from tunesmith.programs.supervise import ProgramEnd, Supervisor
 from tunesmith.runs.base_check import base_trouble
@@ -73,7 +73,7 @@ def evaluate(context: StageContext) -> StageEnd:
     ended_early = _ended_early(context, end)
     if ended_early is not None:
         return ended_early
-    judgement = judge_evaluate(spec, context.attempt_dir, end.exit_code)
+    judgement = check_evaluate_result(spec, context.attempt_dir, end.exit_code)
     if judgement.outcome is AttemptState.INTERRUPTED:
         error_class = judgement.error_class or ErrorClass.TRANSIENT
         return StageEnd(AttemptState.INTERRUPTED, error_class=error_class, error=judgement.error)

@@ -20,9 +20,9 @@ from tunesmith.profiles.profile import EvaluationSettings
 from tunesmith.profiles.settings import Phase, WorkerSettings
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.programs.launch import RunningProgram, launch
-from tunesmith.programs.messages import CaseScore, PhaseEvent, Progress
 from tunesmith.programs.progress import Advance
-from tunesmith.programs.result_check import judge_evaluate, read_scores
+from tunesmith.programs.protocol import CaseScore, PhaseEvent, Progress
+from tunesmith.programs.result_check import check_evaluate_result, read_scores
 from tunesmith.runs.rules.task import AttemptState, ErrorClass
 from tunesmith.runs.spec import AttemptRef, BaseModelRef, CasesRef, EvaluateSpec, Subject
 
@@ -84,7 +84,7 @@ class Scorer:
             code = self._watch(program, before)
         finally:
             program.kill_tree(0.0)
-        judgement = judge_evaluate(spec, folder, code)
+        judgement = check_evaluate_result(spec, folder, code)
         if judgement.outcome is not AttemptState.SUCCEEDED or judgement.result is None:
             raise ProgramError(_told(judgement.error_class, judgement.error or "it ended early"))
         return read_scores(folder, judgement.result).by_subject["baseline"]

@@ -1,7 +1,7 @@
-"""What people may wish: cancel, stop, pause, skip, resume, approve, force, reject, revoke.
+"""What people can request of a run or an adapter: cancel, stop, pause, skip, resume, approve, force, reject, revoke.
 
-A person holds no lease. On work nobody holds, the wish moves the state at once; on leased work it becomes a request
-that the worker acknowledges. None of them burns an attempt.
+A person holds no lease. If no worker holds the work, its state changes at once; on leased work a request is stored that
+the worker acknowledges. None of them counts as an attempt.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tunesmith.store.database import Database, Tx
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What came of a wish: done at once, or noted for the worker."""
+class ActionResult:
+    """The result of a request: carried out at once, or stored for the worker (`request_id`)."""
 
     run_id: str
     state: RunState
@@ -39,8 +39,8 @@ class Answer:
     message: str
 
 
-def wish(tx: Tx, run_id: str, kind: RequestKind, *, actor: str, reason: str = "") -> Answer:
-    """Cancel, stop, pause, skip, or ask for a checkpoint."""
+def request_action(tx: Tx, run_id: str, kind: RequestKind, *, actor: str, reason: str = "") -> ActionResult:
+    """Cancel, stop, pause or skip a run, or request a checkpoint."""
     found = runs.find(tx, run_id)
     task = tasks.open_of_run(tx, found.id, lock=True)
     run = runs.get(tx, found.id)  # as it is while we hold its task: a worker may have moved it just before
@@ -52,15 +52,15 @@ def wish(tx: Tx, run_id: str, kind: RequestKind, *, actor: str, reason: str = ""
     if task is not None and task.state is TaskState.LEASED:
         if kind is RequestKind.SKIP:
             raise Refused(f"run {run.id} was just claimed by a worker; use `run cancel`")
-        return _ask(tx, run, kind, actor)
+        return _request_of_worker(tx, run, kind, actor)
     if kind not in (RequestKind.SKIP, RequestKind.CANCEL):
-        raise Refused(f"run {run.id} has no worker that could {kind} it; look again with `run show`")
+        raise Refused(f"run {run.id} has no worker that could {kind} it; check `run show`")
     end = RunState.SKIPPED if kind is RequestKind.SKIP else RunState.CANCELLED
     reason = reason or f"{end} by {actor}"
     if task is not None:
         tasks.move(tx, task.id, TaskState.CANCELLED, actor=actor, reason=reason)
     lifecycle.finish(tx, run, end, actor=actor, reason=reason)
-    return Answer(run.id, end, None, end.value)
+    return ActionResult(run.id, end, None, end.value)
 
 
 def end_forgotten(database: Database, *, actor: str, dataset_ids: list[str] | None = None) -> list[str]:
@@ -72,28 +72,28 @@ def end_forgotten(database: Database, *, actor: str, dataset_ids: list[str] | No
         found = forgotten_runs.unfinished(tx, dataset_ids)
     for run, why in found:
         with suppress(Refused), database.write() as tx:  # Refused: it ended by itself at this moment
-            wish(tx, run.id, RequestKind.CANCEL, actor=actor, reason=why)
+            request_action(tx, run.id, RequestKind.CANCEL, actor=actor, reason=why)
     return [run.id for run, _ in found]
 
 
-def _ask(tx: Tx, run: Run, kind: RequestKind, actor: str) -> Answer:
-    """Note a wish for the worker. One that could change nothing any more is refused, never lost."""
-    asked = requests.unanswered(tx, run.id)
-    kinds = [each.kind for each in asked]
+def _request_of_worker(tx: Tx, run: Run, kind: RequestKind, actor: str) -> ActionResult:
+    """Store a request for the worker. Raises Refused if it could not change anything any more."""
+    unanswered = requests.unanswered(tx, run.id)
+    kinds = [each.kind for each in unanswered]
     stronger = outranked(kind, kinds)
     if stronger is not None:
         instead = "" if stronger is RequestKind.CANCEL else "; `run cancel` ends it without a result"
         raise Refused(f"run {run.id} was asked to {stronger} already, so it cannot {kind} any more{instead}")
     request = requests.add(tx, run.id, kind, actor=actor)
     replaced = replaced_by(kind, kinds)
-    for each in asked:
+    for each in unanswered:
         if each.kind in replaced:
             requests.acknowledge(tx, each.id, actor=actor, answer=f"replaced: {actor} asked to {kind}")
     instead = f", not to {' or '.join(sorted(replaced))}" if replaced else ""
-    return Answer(run.id, run.state, request.id, f"asked its worker to {kind}{instead}")
+    return ActionResult(run.id, run.state, request.id, f"asked its worker to {kind}{instead}")
 
 
-def resume(tx: Tx, run_id: str, *, actor: str) -> Answer:
+def resume(tx: Tx, run_id: str, *, actor: str) -> ActionResult:
     """Put a paused run back to work; it goes on from its last checkpoint. A pause that nobody carried out is taken
     back."""
     found = runs.find(tx, run_id)
@@ -102,17 +102,17 @@ def resume(tx: Tx, run_id: str, *, actor: str) -> Answer:
     pause = next((each for each in requests.unanswered(tx, run.id) if each.kind is RequestKind.PAUSE), None)
     if run.state is RunState.TRAINING and pause is not None:
         requests.acknowledge(tx, pause.id, actor=actor, answer=f"taken back by {actor}")
-        return Answer(run.id, run.state, None, "the pause is taken back; training goes on")
+        return ActionResult(run.id, run.state, None, "the pause is taken back; training goes on")
     if run.state is not RunState.PAUSED:
         raise Refused(f"run {run.id} is {run.state}, not paused: {_instead(run)}")
     if adapters.of_run(tx, run.id) is not None:  # it was paused while its result was saved
         return _send(tx, run, RunState.EVALUATING, TaskKind.EVALUATE, actor, "resumed; it had been trained")
     runs.move(tx, run.id, RunState.QUEUED, actor=actor, reason="resumed")
     tasks.add(tx, TaskKind.TRAIN, actor=actor, run_id=run.id, profile=run.profile, priority=run.priority)
-    return Answer(run.id, RunState.QUEUED, None, "queued")
+    return ActionResult(run.id, RunState.QUEUED, None, "queued")
 
 
-def approve(tx: Tx, adapter: Adapter, *, actor: str) -> Answer:
+def approve(tx: Tx, adapter: Adapter, *, actor: str) -> ActionResult:
     """A person lets a held adapter go live. Stale evidence is measured again first; missing evidence is refused."""
     run = _held_run(tx, adapter)
     _refuse_unusable(run, adapter)
@@ -130,7 +130,7 @@ def approve(tx: Tx, adapter: Adapter, *, actor: str) -> Answer:
     return _send(tx, run, RunState.DEPLOYING, TaskKind.DEPLOY, actor, f"approved by {actor}")
 
 
-def force(tx: Tx, adapter: Adapter, *, actor: str, reason: str) -> Answer:
+def force(tx: Tx, adapter: Adapter, *, actor: str, reason: str) -> ActionResult:
     """A person lets a held adapter go live past the gate, with a reason that is kept. Targets may still refuse it."""
     run = _held_run(tx, adapter)
     _refuse_unusable(run, adapter)
@@ -146,16 +146,16 @@ def is_held(tx: Tx, adapter: Adapter) -> bool:
     return any(run.state is RunState.HELD for run in _runs_about(tx, adapter))
 
 
-def evaluate_again(tx: Tx, adapter: Adapter, *, actor: str) -> Answer:
+def evaluate_again(tx: Tx, adapter: Adapter, *, actor: str) -> ActionResult:
     """Measure a held adapter again, e.g. after the pool has grown."""
     return _send(tx, _held_run(tx, adapter), RunState.EVALUATING, TaskKind.EVALUATE, actor, f"asked again by {actor}")
 
 
-def reject(tx: Tx, adapter: Adapter, *, actor: str, reason: str) -> Answer:
+def reject(tx: Tx, adapter: Adapter, *, actor: str, reason: str) -> ActionResult:
     """A person refuses a held adapter."""
     run = _held_run(tx, adapter)
     lifecycle.finish(tx, run, RunState.REJECTED, actor=actor, reason=reason or f"refused by {actor}")
-    return Answer(run.id, RunState.REJECTED, None, "rejected")
+    return ActionResult(run.id, RunState.REJECTED, None, "rejected")
 
 
 def revoke(tx: Tx, adapter: Adapter, *, actor: str, reason: str) -> None:
@@ -215,10 +215,10 @@ def _send(
     actor: str,
     reason: str,
     payload: dict[str, Any] | None = None,
-) -> Answer:
+) -> ActionResult:
     runs.move(tx, run.id, state, actor=actor, reason=reason)
     tasks.add(tx, kind, actor=actor, run_id=run.id, profile=run.profile, priority=run.priority, payload=payload)
-    return Answer(run.id, state, None, reason)
+    return ActionResult(run.id, state, None, reason)
 
 
 def _instead(run: Run) -> str:

@@ -56,7 +56,9 @@ def settle(tx: Tx, claim: Claim, end: StageEnd, *, actor: str) -> None:
     if claim.task.run_id is None:
         _after_cycle(tx, claim, end, actor)
         return
-    tasks.guard(tx, claim.lease)  # from here on no wish can come in: what was asked before counts, whatever the end
+    tasks.require_lease(
+        tx, claim.lease
+    )  # from here on no request can come in: earlier ones count, however the stage ended
     run = runs.get(tx, claim.task.run_id)
     forgotten = None if _is_served(run, end) else forgotten_runs.why_ended(tx, run)
     if forgotten is not None:
@@ -89,22 +91,22 @@ def _is_served(run: Run, end: StageEnd) -> bool:
 
 
 def _after_train(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:
-    wish = strongest([request.kind for request in requests.unanswered(tx, run.id)])
+    requested = strongest([request.kind for request in requests.unanswered(tx, run.id)])
     resumable = end.outcome in (AttemptState.INTERRUPTED, AttemptState.LOST)
-    if resumable and wish is RequestKind.PAUSE:
+    if resumable and requested is RequestKind.PAUSE:
         _pause(tx, claim, run, end, actor, PAUSED_ON_REQUEST)
         return
     if isinstance(end.fact, Forbidden):
         _pause(tx, claim, run, end, actor, f"{end.fact.why}; mend that, then `run resume {run.id}`")
         return
     if isinstance(end.fact, DeviceHeld):
-        tasks.step_back(tx, claim.lease, end.fact.again_s, actor=actor, reason=end.fact.reason)
+        tasks.defer_unstarted(tx, claim.lease, end.fact.again_s, actor=actor, reason=end.fact.reason)
         runs.move(tx, run.id, RunState.QUEUED, actor=actor, reason=end.fact.reason)
         return
     decision = _end_attempt(tx, claim, end, actor)
     if decision.state is TaskState.WAITING:
         runs.move(tx, run.id, RunState.QUEUED, actor=actor, reason=decision.reason)
-        if wish is RequestKind.STOP:  # still wanted: the next attempt stops with a result
+        if requested is RequestKind.STOP:  # still wanted: the next attempt stops with a result
             requests.add(tx, run.id, RequestKind.STOP, actor=actor)
         return
     match end.fact:
@@ -120,7 +122,9 @@ def _after_train(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> N
                 actor=actor,
             )
             reason = "stopped early with the best so far" if made.stopped_early else "trained"
-            if wish is RequestKind.PAUSE:  # it came while the result was saved: nothing goes on before it is resumed
+            if (
+                requested is RequestKind.PAUSE
+            ):  # it came while the result was saved: nothing goes on before it is resumed
                 runs.move(tx, run.id, RunState.PAUSED, actor=actor, reason=PAUSED_ON_REQUEST)
                 requests.acknowledge_all(tx, run.id, actor=actor, answer="paused; training had ended")
                 return
@@ -134,7 +138,7 @@ def _after_train(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> N
 
 def _after_evaluate(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:
     if isinstance(end.fact, DeviceHeld):
-        tasks.step_back(tx, claim.lease, end.fact.again_s, actor=actor, reason=end.fact.reason)
+        tasks.defer_unstarted(tx, claim.lease, end.fact.again_s, actor=actor, reason=end.fact.reason)
         return
     decision = _end_attempt(tx, claim, end, actor)
     if decision.state is TaskState.WAITING:
@@ -173,7 +177,7 @@ def _after_evaluate(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -
 
 def _after_deploy(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:
     if isinstance(end.fact, NotFlipped) and end.fact.kind == "later":
-        tasks.again_later(tx, claim.lease, _WATCH_OPEN_RETRY_S, actor=actor, reason=end.fact.why)
+        tasks.reschedule(tx, claim.lease, _WATCH_OPEN_RETRY_S, actor=actor, reason=end.fact.why)
         return
     decision = _end_attempt(tx, claim, end, actor)
     if decision.state is TaskState.WAITING:
@@ -196,7 +200,7 @@ def _after_deploy(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> 
 
 def _after_shadow(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:
     if isinstance(end.fact, Looked) and end.fact.decision == "again":
-        tasks.again_later(tx, claim.lease, run.spec.shadow.interval_s, actor=actor, reason=end.fact.reason)
+        tasks.reschedule(tx, claim.lease, run.spec.shadow.interval_s, actor=actor, reason=end.fact.reason)
         return
     decision = _end_attempt(tx, claim, end, actor)
     if decision.state is TaskState.WAITING:
@@ -214,7 +218,7 @@ def _after_watch(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> N
     if isinstance(end.fact, Looked) and end.fact.decision == "again":
         payload = {"num_failures": end.fact.num_failures}
         delay_s = run.spec.watch.interval_s
-        tasks.again_later(tx, claim.lease, delay_s, actor=actor, reason=end.fact.reason, payload=payload)
+        tasks.reschedule(tx, claim.lease, delay_s, actor=actor, reason=end.fact.reason, payload=payload)
         return
     decision = _end_attempt(tx, claim, end, actor)
     if decision.state is TaskState.WAITING:
@@ -238,7 +242,7 @@ def _after_rollback(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
     num_failures = int(claim.task.payload.get("num_failures", 0)) + 1
     reason = f"{(end.error or end.outcome).splitlines()[0]}; tried again ({num_failures} failures so far)"
     payload = {"num_failures": num_failures}
-    tasks.again_later(
+    tasks.reschedule(
         tx, claim.lease, backoff_s(num_failures), actor=actor, reason=reason, payload=payload, outcome=end.outcome
     )
 
@@ -246,7 +250,7 @@ def _after_rollback(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
 def _after_cycle(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
     """A curriculum belongs to no run; one with a local teacher may have to wait for the device."""
     if isinstance(end.fact, DeviceHeld):
-        tasks.step_back(tx, claim.lease, end.fact.again_s, actor=actor, reason=end.fact.reason)
+        tasks.defer_unstarted(tx, claim.lease, end.fact.again_s, actor=actor, reason=end.fact.reason)
         return
     _end_attempt(tx, claim, end, actor)
 

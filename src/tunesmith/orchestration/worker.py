@@ -36,7 +36,7 @@ from tunesmith.orchestration import disk_space as room
 from tunesmith.orchestration.check import check_now
 from tunesmith.profiles.settings import Settings, WorkerSettings
 from tunesmith.profiles.workspace import Workspace
-from tunesmith.programs.process_identity import ProcessIdentity, identify, kill_stray
+from tunesmith.programs.process_identity import ProcessIdentity, identify, kill_orphans
 from tunesmith.programs.stage import Pulse, StageContext, StageEnd
 from tunesmith.runs.queries import queue, tasks, workers
 from tunesmith.runs.queries.tasks import Claim
@@ -133,7 +133,7 @@ class Worker:
         if self.stopping.is_set():
             pulse.stopping.set()
         context = StageContext(self.database, self.workspace, self.settings, claim, self.id, pulse)
-        heart = Heart(self.database, self.timing, claim, self.id, pulse)
+        heart = HeartbeatThread(self.database, self.timing, claim, self.id, pulse)
         heart.start()
         where = {"worker": self.id, "task": claim.task.id, "kind": claim.task.kind, "run": claim.task.run_id}
         log.info("task_started", attempt=claim.attempt.number, **where)
@@ -218,8 +218,8 @@ class Worker:
     def sweep(self) -> None:
         """Say that we are alive; take over what dead workers held, end their programs; expire old holds."""
         with self.database.write() as tx:
-            workers.seen(tx, self.id, self._alive_s)
-            workers.forget_dead(tx)
+            workers.heartbeat(tx, self.id, self._alive_s)
+            workers.remove_expired(tx)
             expired = tasks.expired(tx)
             for claim in expired:
                 lifecycle.settle_lost(tx, claim, actor=self.id)
@@ -230,7 +230,7 @@ class Worker:
             log.warning("lease_expired", task=claim.task.id, run=claim.task.run_id, held_by=claim.attempt.worker_id)
             if claim.attempt.process is not None:
                 folder = self.workspace.runs_dir / str(claim.task.run_id) / claim.attempt.id
-                kill_stray(ProcessIdentity.from_json(claim.attempt.process), self.timing.grace_s, folder)
+                kill_orphans(ProcessIdentity.from_json(claim.attempt.process), self.timing.grace_s, folder)
         control.end_forgotten(self.database, actor=self.id)
         self._finish_erasures()
         if self.database.reserve is not None:
@@ -296,11 +296,11 @@ class Worker:
                 delay_s = min(5.0, delay_s * 2)
 
 
-class Heart(threading.Thread):
-    """Renews the lease and the program's keepalive, but only while the stage makes progress within its deadline."""
+class HeartbeatThread(threading.Thread):
+    """Renews the lease and the program's keepalive, while the stage makes progress within its deadline."""
 
     def __init__(self, database: Database, timing: WorkerSettings, claim: Claim, worker_id: str, pulse: Pulse) -> None:
-        super().__init__(name="heart", daemon=True)
+        super().__init__(name="heartbeat", daemon=True)
         self.database = database
         self.timing = timing
         self.claim = claim
@@ -314,18 +314,18 @@ class Heart(threading.Thread):
 
     def run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # Ctrl-Z is the main thread's, between transactions
-        patience_s = max(self.timing.phase_deadlines_s.values()) + self.timing.grace_s + self.timing.lease_s
+        timeout_s = max(self.timing.phase_deadlines_s.values()) + self.timing.grace_s + self.timing.lease_s
         renewed = moved = boot_seconds()
         while not self._ended.wait(self.timing.heartbeat_s):
             now = boot_seconds()
             if self.pulse.has_moved():
                 moved = now
-            if now - moved > patience_s:
+            if now - moved > timeout_s:
                 log.warning("no_progress", task=self.claim.task.id, seconds=round(now - moved))
                 self.pulse.lost.set()
                 return
             try:
-                self._beat()
+                self._send_heartbeat()
                 renewed = now
             except LeaseLost:
                 self.pulse.lost.set()
@@ -336,10 +336,10 @@ class Heart(threading.Thread):
                     self.pulse.lost.set()
                     return
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         with self.database.write(durable=False) as tx:
             tasks.renew(tx, self.claim.lease, self.timing.lease_s)
-            workers.seen(tx, self.worker_id, max(self.timing.lease_s, 3 * self.timing.sweep_s))
+            workers.heartbeat(tx, self.worker_id, max(self.timing.lease_s, 3 * self.timing.sweep_s))
         program = self.pulse.program
         if program is not None:
             program.keepalive()

@@ -1,1 +1,1 @@
-"""How the worker runs trainers and evaluators: launch, contain, listen, judge; and what the program itself sees."""
+"""How the worker runs trainers and evaluators: launch, contain, read events, check results; and the program side."""

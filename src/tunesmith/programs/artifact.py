@@ -13,7 +13,7 @@ from tunesmith.core.files import MANIFEST, verify_folder
 from tunesmith.profiles.base_model import MODEL_CONFIG, MODEL_WEIGHTS
 from tunesmith.programs.adapter_config import read_settings
 from tunesmith.programs.adapter_fit import Base, misfit
-from tunesmith.programs.messages import Artifact
+from tunesmith.programs.protocol import Artifact
 from tunesmith.programs.weights import read_header, weights_problem
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.runs.spec import AdapterRef

@@ -14,8 +14,16 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from tunesmith.core.errors import ProgramError
-from tunesmith.programs.messages import CheckpointEvent, Event, Metrics, Progress, ValidationEvent
-from tunesmith.programs.protocol import MAX_COUNT, MAX_EVENTS, MAX_LINE
+from tunesmith.programs.protocol import (
+    MAX_COUNT,
+    MAX_EVENTS,
+    MAX_LINE,
+    CheckpointEvent,
+    Event,
+    Metrics,
+    Progress,
+    ValidationEvent,
+)
 
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 _CHUNK = 256 << 10
@@ -45,7 +53,7 @@ class EventWriter:
             while line:
                 line = line[os.write(self._handle, line) :]
         except OSError:
-            os.ftruncate(self._handle, start)  # half a line would be a breach of the protocol
+            os.ftruncate(self._handle, start)  # half a line would be a protocol violation
             raise
 
 
@@ -74,7 +82,7 @@ class EventReader:
             self._rest = lines.pop()
             events.extend(self._event(line) for line in lines)
             if len(self._rest) > MAX_LINE:
-                raise self._breach("a line is longer than 1 MiB")
+                raise self._violation("a line is longer than 1 MiB")
         return events
 
     def _next_chunk(self) -> bytes:
@@ -82,18 +90,18 @@ class EventReader:
             handle = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             if self._offset:
-                raise self._breach("the event log was removed") from None
+                raise self._violation("the event log was removed") from None
             return b""
         except OSError as error:
-            raise self._breach(f"the event log cannot be read ({error.strerror})") from None
+            raise self._violation(f"the event log cannot be read ({error.strerror})") from None
         try:
             about = os.fstat(handle)
             if not stat.S_ISREG(about.st_mode):
-                raise self._breach("the event log is not a plain file")
+                raise self._violation("the event log is not a plain file")
             if about.st_size < self._offset:
-                raise self._breach("the event log was cut")
+                raise self._violation("the event log was cut")
             if about.st_size > MAX_EVENTS:
-                raise self._breach("the event log is larger than 1 GiB")
+                raise self._violation("the event log is larger than 1 GiB")
             chunk = os.pread(handle, _CHUNK, self._offset)
         finally:
             os.close(handle)
@@ -103,13 +111,13 @@ class EventReader:
     def _event(self, line: bytes) -> Event:
         self._num_lines += 1
         if len(line) > MAX_LINE:
-            raise self._breach("a line is longer than 1 MiB")
+            raise self._violation("a line is longer than 1 MiB")
         try:
             event = _EVENT.validate_json(line, strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
             place = ".".join(str(part) for part in first["loc"][:6])
-            raise self._breach(f"{place}: {first['msg']}"[:300] if place else str(first["msg"])[:300]) from None
+            raise self._violation(f"{place}: {first['msg']}"[:300] if place else str(first["msg"])[:300]) from None
         self._check_order(event)
         if isinstance(event, CheckpointEvent):
             self._check_checkpoint(event)
@@ -117,24 +125,24 @@ class EventReader:
 
     def _check_order(self, event: Event) -> None:
         if event.seq <= self._seq or event.seq > MAX_COUNT:
-            raise self._breach(f"seq {str(event.seq)[:20]} does not follow {self._seq}")
+            raise self._violation(f"seq {str(event.seq)[:20]} does not follow {self._seq}")
         self._seq = event.seq
         if not math.isfinite(event.at):
-            raise self._breach("at: not a time")
+            raise self._violation("at: not a time")
         if isinstance(event, Metrics | ValidationEvent | CheckpointEvent) and event.step > MAX_COUNT:
-            raise self._breach("step: too large")
+            raise self._violation("step: too large")
         if isinstance(event, Progress) and max(event.done, event.total) > MAX_COUNT:
-            raise self._breach("progress: too large")
+            raise self._violation("progress: too large")
         if isinstance(event, Metrics):
             if event.step < self._step:
-                raise self._breach(f"step {event.step} after step {self._step}: steps go forward only")
+                raise self._violation(f"step {event.step} after step {self._step}: steps go forward only")
             self._step = event.step
 
     def _check_checkpoint(self, event: CheckpointEvent) -> None:
         name = event.path
         if not name or len(name) > 200 or name.startswith(".") or any(bad in name for bad in "/\\\0"):
-            raise self._breach("a checkpoint outside its folder")
+            raise self._violation("a checkpoint outside its folder")
 
-    def _breach(self, what: str) -> ProgramError:
+    def _violation(self, what: str) -> ProgramError:
         shown = "".join(char if char.isprintable() else " " for char in what)
         return ProgramError(f"the program broke the protocol at line {self._num_lines} of its events: {shown}")

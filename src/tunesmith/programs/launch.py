@@ -21,7 +21,6 @@ from tunesmith.core.errors import ProgramError
 from tunesmith.core.files import open_plain, write_atomic
 from tunesmith.programs import shim
 from tunesmith.programs.event_log import EventReader
-from tunesmith.programs.messages import Event
 from tunesmith.programs.process_identity import MARKER, ProcessIdentity, identify, kill_below
 from tunesmith.programs.protocol import (
     CAPS,
@@ -32,10 +31,10 @@ from tunesmith.programs.protocol import (
     SPEC,
     STDERR,
     STDOUT,
+    Event,
 )
 from tunesmith.runs.rules.request import RequestKind
-from tunesmith.runs.spec import EvaluateSpec, TrainSpec
-from tunesmith.runs.teaching import TeachSpec
+from tunesmith.runs.spec import EvaluateSpec, TeachSpec, TrainSpec
 
 _SHIM_PATIENCE_S = 10.0
 _OWN = 0o600  # the spec and the result hold the token of the attempt, the log what people said
@@ -111,7 +110,7 @@ class RunningProgram:
         return self._code
 
     def events(self) -> list[Event]:
-        """Whole new lines since the last call; raises ProgramError on any breach of the protocol.
+        """Whole new lines since the last call; raises ProgramError on any protocol violation.
 
         A flood is read some 8 MiB at a time: after the end, call until nothing comes.
         """
@@ -124,7 +123,7 @@ class RunningProgram:
         return self._reader.read()
 
     def send(self, request_id: str, kind: RequestKind) -> None:
-        """Pass a wish on; the program answers with an `ack` event."""
+        """Pass a request on; the program answers with an `ack` event."""
         line = json.dumps({"id": request_id, "kind": kind.value}) + "\n"
         with self._lock:
             if self._code is None:

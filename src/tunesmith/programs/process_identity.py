@@ -52,7 +52,7 @@ def is_alive(identity: ProcessIdentity) -> bool:
     return process is not None and bool(_living([process]))
 
 
-def kill_stray(identity: ProcessIdentity, grace_s: float, folder: Path) -> bool:
+def kill_orphans(identity: ProcessIdentity, grace_s: float, folder: Path) -> bool:
     """End a shim of a dead worker and everything of its attempt; True if there was anything to end.
 
     `folder` is the attempt's. A process that works in another one which is still there belongs to the workspace that
@@ -62,7 +62,7 @@ def kill_stray(identity: ProcessIdentity, grace_s: float, folder: Path) -> bool:
     is_of_original = identity.place not in ("", str(folder)) and Path(identity.place).exists()
     if identity.boot_id != boot_id() or is_of_original:
         return False
-    found = is_alive(identity) or bool(of_attempt(identity))
+    found = is_alive(identity) or bool(processes_of_attempt(identity))
     deadline = boot_seconds() + grace_s
     while is_alive(identity) and boot_seconds() < deadline:
         time.sleep(0.02)
@@ -76,7 +76,7 @@ def kill_below(identity: ProcessIdentity) -> None:
     deadline = boot_seconds() + _PATIENCE_S
     while boot_seconds() < deadline:
         shim = _same(identity)
-        below = of_attempt(identity) + (descendants(identity.pid) if shim else [])
+        below = processes_of_attempt(identity) + (descendants(identity.pid) if shim else [])
         # the shim last: as long as it lives, what it holds cannot get away from below it
         left = _living(below) or _living([shim] if shim else [])
         if not left:
@@ -85,10 +85,10 @@ def kill_below(identity: ProcessIdentity) -> None:
             _kill(process)
         killed += left
         time.sleep(0.005)
-    _collect([process for process in killed + of_attempt(identity) if process.pid != identity.pid])
+    _collect([process for process in killed + processes_of_attempt(identity) if process.pid != identity.pid])
 
 
-def of_attempt(identity: ProcessIdentity) -> list[Process]:
+def processes_of_attempt(identity: ProcessIdentity) -> list[Process]:
     """Processes that carry the attempt's marker or are in its shim's session; not the caller, not the shim."""
     wanted = f"{MARKER}={identity.attempt_id}".encode()
     # a number is not given out again while it names a session, so a stranger under it means that the session is over

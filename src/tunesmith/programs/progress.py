@@ -5,7 +5,7 @@ A program that hangs may go on writing log lines, or the metrics of one step, fo
 
 from __future__ import annotations
 
-from tunesmith.programs.messages import (
+from tunesmith.programs.protocol import (
     CheckpointEvent,
     Event,
     Finished,
@@ -47,7 +47,7 @@ class Advance:
             case PhaseEvent(phase=phase, detail=detail):
                 self._phase = f"{phase} {detail}"
                 return self._rises(self._marks, ("phase", self._phase), 0)
-            case _:  # a log line, or an answer to a wish
+            case _:  # a log line, or an acknowledgement
                 return False
 
     def _steps_on(self, mark: Mark, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a program's end is worth: its files against its spec, all mismatches listed. Fails closed and never raises."""
+"""Checks a finished program: its files against its spec, listing all mismatches. Fails closed and never raises."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tunesmith.core.errors import ProgramError, TunesmithError
 from tunesmith.programs.adapter_fit import Base
 from tunesmith.programs.artifact import adapter_problems, inside, read_capped
 from tunesmith.programs.event_log import EventReader
-from tunesmith.programs.messages import Metrics, Result, ResultStatus, Scores
 from tunesmith.programs.protocol import (
     EVENTS,
     EXIT_BAD_CALL,
@@ -29,6 +28,10 @@ from tunesmith.programs.protocol import (
     REFERENCES,
     RESULT,
     STDOUT,
+    Metrics,
+    Result,
+    ResultStatus,
+    Scores,
 )
 from tunesmith.programs.readings import References
 from tunesmith.programs.shim import CANNOT_START_EXIT
@@ -51,8 +54,8 @@ Problem = tuple[ErrorClass, str]
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """How the attempt ended, why, and the result if it may be believed."""
+class CheckedResult:
+    """The outcome of an attempt, its error, and its result if that passed every check."""
 
     outcome: AttemptState
     error_class: ErrorClass | None
@@ -60,20 +63,26 @@ class Judgement:
     result: Result | None
 
 
-def judge_train(spec: TrainSpec, directory: Path, exit_code: int, *, killed_for: ErrorClass | None = None) -> Judgement:
-    """Judge a trainer. `killed_for`: why the worker ended it from outside, if it did."""
-    return _judge(spec, directory, exit_code, killed_for, lambda result: _train_problems(spec, directory, result))
+def check_train_result(
+    spec: TrainSpec, directory: Path, exit_code: int, *, killed_for: ErrorClass | None = None
+) -> CheckedResult:
+    """Check a trainer's result. `killed_for`: why the worker killed it, if it did."""
+    return _check_result(
+        spec, directory, exit_code, killed_for, lambda result: _train_problems(spec, directory, result)
+    )
 
 
-def judge_evaluate(
+def check_evaluate_result(
     spec: EvaluateSpec, directory: Path, exit_code: int, *, killed_for: ErrorClass | None = None
-) -> Judgement:
-    """Judge an evaluator; that a score is missing, an error or NaN is for the gate to say."""
-    return _judge(spec, directory, exit_code, killed_for, lambda result: _evaluate_problems(spec, directory, result))
+) -> CheckedResult:
+    """Check an evaluator's result. A missing, failed or NaN score is not an error here: the gate decides on it."""
+    return _check_result(
+        spec, directory, exit_code, killed_for, lambda result: _evaluate_problems(spec, directory, result)
+    )
 
 
 def read_scores(directory: Path, result: Result) -> Scores:
-    """The scores that a judged evaluator measured."""
+    """Read the scores of an evaluator whose result was checked."""
     if result.scores is None:
         raise ProgramError("the result names no scores")
     path = inside(directory, result.scores.path)
@@ -85,7 +94,7 @@ def read_scores(directory: Path, result: Result) -> Scores:
 
 
 def read_references(directory: Path, digest: str) -> References:
-    """What the trainer's stack said about the candidate, as a judged evaluator wrote it down."""
+    """Read the parity references of an evaluator whose result was checked."""
     data = read_capped(directory / REFERENCES, _MAX_REFERENCES, digest)
     try:
         return References.model_validate_json(data, strict=True)
@@ -93,17 +102,17 @@ def read_references(directory: Path, digest: str) -> References:
         raise ProgramError(f"the references are malformed: {_first(error)}") from None
 
 
-def _judge(
+def _check_result(
     spec: TrainSpec | EvaluateSpec,
     directory: Path,
     exit_code: int,
     killed_for: ErrorClass | None,
     problems_of_success: Callable[[Result], list[Problem]],
-) -> Judgement:
+) -> CheckedResult:
     if killed_for is not None:
         return _failed([(killed_for, f"ended from outside: {killed_for.value}")])
-    if (told := _by_exit_code(exit_code)) is not None:
-        return told
+    if (by_exit_code := _by_exit_code(exit_code)) is not None:
+        return by_exit_code
     try:
         if not (directory / RESULT).exists():
             fallback = (ErrorClass.CRASH, f"it exited {exit_code} without a result")
@@ -116,38 +125,38 @@ def _judge(
     except TunesmithError as error:
         return _failed([(ErrorClass.PROTOCOL, error.message)])
     except Exception as error:  # whatever a program left in its folder must not take the worker down
-        return _failed([(ErrorClass.PROTOCOL, f"its files cannot be judged ({type(error).__name__}: {error})")])
-    return _failed(problems) if problems else _believed(result)
+        return _failed([(ErrorClass.PROTOCOL, f"its files cannot be checked ({type(error).__name__}: {error})")])
+    return _failed(problems) if problems else _accepted(result)
 
 
-def _by_exit_code(exit_code: int) -> Judgement | None:
-    """Ends that say all there is to say, whatever lies in the folder."""
+def _by_exit_code(exit_code: int) -> CheckedResult | None:
+    """Return the outcome if the exit code alone decides it, whatever files there are; else None."""
     if exit_code == -signal.SIGTERM:
-        return Judgement(AttemptState.INTERRUPTED, None, "TERM ended it before it could save anything more", None)
+        return CheckedResult(AttemptState.INTERRUPTED, None, "TERM ended it before it could save anything more", None)
     if exit_code < 0:
         return _failed([(ErrorClass.CRASH, _about_signal(-exit_code))])
     if exit_code == EXIT_KEEPALIVE_LOST:
-        return Judgement(AttemptState.LOST, None, "the keepalive was not renewed in time, so it ended itself", None)
+        return CheckedResult(AttemptState.LOST, None, "the keepalive was not renewed in time, so it ended itself", None)
     return _failed([_WITHOUT_RESULT[exit_code]]) if exit_code == EXIT_NO_SPACE else None
 
 
-def _believed(result: Result) -> Judgement:
+def _accepted(result: Result) -> CheckedResult:
     match result.status:
         case ResultStatus.SUCCEEDED | ResultStatus.STOPPED:  # stopped on request, with the best so far: goes on as well
-            return Judgement(AttemptState.SUCCEEDED, None, None, result)
+            return CheckedResult(AttemptState.SUCCEEDED, None, None, result)
         case ResultStatus.INTERRUPTED:
             disk = ErrorClass.DISK if result.error_class is ErrorClass.DISK else None
-            return Judgement(AttemptState.INTERRUPTED, disk, _plain(result.error), result)
+            return CheckedResult(AttemptState.INTERRUPTED, disk, _plain(result.error), result)
         case ResultStatus.FAILED:
             error = _plain(result.error) or "it failed and did not say why"
-            return Judgement(AttemptState.FAILED, result.error_class or ErrorClass.BUG, error, result)
+            return CheckedResult(AttemptState.FAILED, result.error_class or ErrorClass.BUG, error, result)
 
 
-def _failed(problems: list[Problem]) -> Judgement:
+def _failed(problems: list[Problem]) -> CheckedResult:
     classes = [error_class for error_class, _ in problems]
     worst = next((error_class for error_class in _PRECEDENCE if error_class in classes), classes[0])
     message = "; ".join(dict.fromkeys(text for _, text in problems))
-    return Judgement(AttemptState.FAILED, worst, _plain(message), None)
+    return CheckedResult(AttemptState.FAILED, worst, _plain(message), None)
 
 
 def _about_signal(number: int) -> str:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from tunesmith.core.errors import ProgramError
 from tunesmith.profiles.settings import Phase
 from tunesmith.programs.launch import RunningProgram, launch
-from tunesmith.programs.messages import Ack, Event, LiveCheckFailure, Metrics, PhaseEvent
 from tunesmith.programs.progress import Advance
+from tunesmith.programs.protocol import Ack, Event, LiveCheckFailure, Metrics, PhaseEvent
 from tunesmith.programs.stage import StageContext
 from tunesmith.runs.queries import requests, switches, tasks
 from tunesmith.runs.rules.request import RequestKind, strongest
@@ -40,7 +40,7 @@ class ProgramEnd:
 
 
 class Supervisor:
-    """Watches one program. Every loop: read events, pass on wishes, look at the limits."""
+    """Watches one program. Every loop: read events, pass on requests, check the limits."""
 
     def __init__(
         self,
@@ -87,13 +87,13 @@ class Supervisor:
         now = time.monotonic()
         if now - self.asked >= _ASK_S:
             self.asked = now
-            self._pass_on_wishes(program)
+            self._pass_on_requests(program)
         if self.context.pulse.stopping.is_set() and self.end.interrupted is None:
             self._interrupt(program, "the worker was told to end")
         self._enforce_limits(program, now)
 
     def _read(self, program: RunningProgram) -> None:
-        """Take in new events; after a breach of the protocol nothing else it says counts."""
+        """Take in new events; after a protocol violation nothing else it says counts."""
         if self.end.killed_for is ErrorClass.PROTOCOL:
             return
         try:
@@ -120,30 +120,30 @@ class Supervisor:
         self.on_event(event)
 
     def _acknowledge(self, tx: Tx, request_id: str, answer: str) -> None:
-        """Only a checkpoint of our own run. Other wishes are answered when they came true, as the attempt is settled:
+        """Only checkpoint requests. Others are acknowledged when they are fulfilled, as the attempt is settled:
         a program that acknowledged and then died has not done what was asked."""
-        tasks.guard(tx, self.context.claim.lease)
+        tasks.require_lease(tx, self.context.claim.lease)
         for request in requests.unanswered(tx, self.context.run_id):
             if request.id == request_id and request.kind is RequestKind.CHECKPOINT:
                 requests.acknowledge(tx, request_id, actor=self.context.worker_id, answer=answer)
 
-    def _pass_on_wishes(self, program: RunningProgram) -> None:
+    def _pass_on_requests(self, program: RunningProgram) -> None:
         """Requests and the e-stop, from the database to the program."""
         run_id = self.context.run_id
-        wishes, estop = self.context.read(
+        unanswered, estop = self.context.read(
             lambda tx: (requests.unanswered(tx, run_id), switches.is_on(tx, switches.ESTOP))
         )
-        decisive = strongest([wish.kind for wish in wishes])
+        decisive = strongest([request.kind for request in unanswered])
         if decisive is RequestKind.CANCEL:
             self.end.decided_by = RequestKind.CANCEL
             program.kill_tree(self.context.settings.worker.grace_s)
             return
         if decisive is not None:
             self.end.decided_by = decisive
-        for wish in wishes:
-            if wish.id not in self.passed_on and wish.kind in (decisive, RequestKind.CHECKPOINT):
-                self.passed_on.add(wish.id)
-                program.send(wish.id, wish.kind)
+        for request in unanswered:
+            if request.id not in self.passed_on and request.kind in (decisive, RequestKind.CHECKPOINT):
+                self.passed_on.add(request.id)
+                program.send(request.id, request.kind)
         if estop and self.context.claim.task.kind in STOPPED_BY_ESTOP and self.end.interrupted is None:
             self._interrupt(program, "e-stop")
 

@@ -78,8 +78,8 @@ class Tx:
         """Execute a write and say how many rows it touched."""
         return int(self.conn.execute(statement).rowcount)
 
-    def add_once(self, table: sa.Table, **values: Any) -> bool:
-        """Insert a row unless it is there already; False: somebody else was first."""
+    def insert_if_absent(self, table: sa.Table, **values: Any) -> bool:
+        """Insert a row unless it exists already; return whether it was inserted."""
         if self.is_postgres:
             from sqlalchemy.dialects import postgresql
 
@@ -89,10 +89,10 @@ class Tx:
         added = sa.literal_column("1", sa.Integer)
         return self.first(insert.values(**values).on_conflict_do_nothing().returning(added)) is not None
 
-    def put(self, table: sa.Table, key: dict[str, Any], **values: Any) -> None:
-        """Make the row with this key hold these values, whether it is there or not."""
+    def upsert(self, table: sa.Table, key: dict[str, Any], **values: Any) -> None:
+        """Update the row with this key, or insert it."""
         update = table.update().where(*(table.c[name] == value for name, value in key.items())).values(**values)
-        if not self.run(update) and not self.add_once(table, **key, **values):
+        if not self.run(update) and not self.insert_if_absent(table, **key, **values):
             self.run(update)
 
     def execute(self, text: str, parameters: Any = ()) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from tunesmith.store.columns import Instant, Sequence, metadata
+from tunesmith.store.compiled_statements import CompiledStatement, execute_batch, insert_into
 from tunesmith.store.database import Tx
-from tunesmith.store.prepared import Prepared, insert_into, run_together
 
 events = sa.Table(
     "events",
@@ -29,7 +29,7 @@ events = sa.Table(
 )
 
 
-_RECORD = Prepared(insert_into(events, "entity entity_id action actor old_state new_state reason detail at"))
+_RECORD = CompiledStatement(insert_into(events, "entity entity_id action actor old_state new_state reason detail at"))
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def record(
     detail: dict[str, Any] | None = None,
 ) -> None:
     """Write one event; `moved` is (old state, new state) where the change moved one."""
-    run_together(tx, entry(tx, entity, entity_id, action, actor=actor, moved=moved, reason=reason, detail=detail))
+    execute_batch(tx, entry(tx, entity, entity_id, action, actor=actor, moved=moved, reason=reason, detail=detail))
 
 
 def entry(
@@ -71,7 +71,7 @@ def entry(
     moved: tuple[str | None, str | None] = (None, None),
     reason: str = "",
     detail: dict[str, Any] | None = None,
-) -> tuple[Prepared, dict[str, Any]]:
+) -> tuple[CompiledStatement, dict[str, Any]]:
     """An event to be written together with the change it tells of."""
     values = {
         "entity": entity,

@@ -12,10 +12,9 @@ from tunesmith.core.files import MANIFEST, copy_published, publish_folder, verif
 from tunesmith.experience.forgetting.queries import runs as forgotten_runs
 from tunesmith.profiles.resolve import objection
 from tunesmith.programs.device.take import take_device
-from tunesmith.programs.messages import CheckpointEvent, Event, Result, ResultStatus
-from tunesmith.programs.process_identity import ProcessIdentity, kill_stray
-from tunesmith.programs.protocol import CHECKPOINTS
-from tunesmith.programs.result_check import Judgement, judge_train
+from tunesmith.programs.process_identity import ProcessIdentity, kill_orphans
+from tunesmith.programs.protocol import CHECKPOINTS, CheckpointEvent, Event, Result, ResultStatus
+from tunesmith.programs.result_check import CheckedResult, check_train_result
 from tunesmith.programs.stage import DryRunPassed, Forbidden, StageContext, StageEnd, Trained
 from tunesmith.programs.supervise import ProgramEnd, Supervisor
 from tunesmith.runs.base_check import base_trouble
@@ -33,7 +32,7 @@ from tunesmith.training.trainers.registry import find_trainer
 
 
 def train(context: StageContext) -> StageEnd:
-    """Start the trainer, watch it, judge what it made; publish the adapter only if everything holds."""
+    """Start the trainer, watch it and check its result; publish the adapter only if every check passes."""
     with context.database.read() as tx:
         run = runs.get(tx, context.run_id)
         earlier = queue.attempts_of_run(tx, run.id)
@@ -85,31 +84,31 @@ def _conclude(context: StageContext, spec: TrainSpec, end: ProgramEnd) -> StageE
         return StageEnd(AttemptState.STOPPED, error=f"live check {end.finding.rule}: {end.finding.reason}")
     if end.killed_for is not None:
         return StageEnd.failed(end.killed_for, context.with_log(end.why))
-    judgement = judge_train(spec, context.attempt_dir, end.exit_code)
-    if end.interrupted is not None and judgement.outcome in (AttemptState.FAILED, AttemptState.LOST):
+    checked = check_train_result(spec, context.attempt_dir, end.exit_code)
+    if end.interrupted is not None and checked.outcome in (AttemptState.FAILED, AttemptState.LOST):
         # told to end and did not manage a clean checkpoint in its grace: the last published one still counts
         return StageEnd(AttemptState.INTERRUPTED, error=end.interrupted)
-    if judgement.outcome is not AttemptState.SUCCEEDED:
-        return _not_succeeded(context, judgement, end)
-    assert judgement.result is not None
+    if checked.outcome is not AttemptState.SUCCEEDED:
+        return _not_succeeded(context, checked, end)
+    assert checked.result is not None
     if context.read(lambda tx: requests.is_cancelled(tx, context.run_id)):  # it came while the result was saved
         return StageEnd.cancelled()
     if spec.run.dry_run:
-        return StageEnd.succeeded(DryRunPassed(), _brief(judgement.result))
-    return StageEnd.succeeded(_publish(context, judgement.result), _brief(judgement.result))
+        return StageEnd.succeeded(DryRunPassed(), _brief(checked.result))
+    return StageEnd.succeeded(_publish(context, checked.result), _brief(checked.result))
 
 
-def _not_succeeded(context: StageContext, judgement: Judgement, end: ProgramEnd) -> StageEnd:
-    is_interrupted = judgement.outcome is AttemptState.INTERRUPTED
+def _not_succeeded(context: StageContext, checked: CheckedResult, end: ProgramEnd) -> StageEnd:
+    is_interrupted = checked.outcome is AttemptState.INTERRUPTED
     decided_by = end.decided_by if is_interrupted else None
     nobody_asked = is_interrupted and end.interrupted is None and decided_by is None
-    error = judgement.error or end.interrupted or ""
+    error = checked.error or end.interrupted or ""
     return StageEnd(
-        judgement.outcome,
-        error_class=judgement.error_class or (ErrorClass.TRANSIENT if nobody_asked else None),
-        error=context.with_log(error) if judgement.outcome is AttemptState.FAILED else error,
+        checked.outcome,
+        error_class=checked.error_class or (ErrorClass.TRANSIENT if nobody_asked else None),
+        error=context.with_log(error) if checked.outcome is AttemptState.FAILED else error,
         decided_by=decided_by,
-        result=_brief(judgement.result) if judgement.result is not None else {},
+        result=_brief(checked.result) if checked.result is not None else {},
     )
 
 
@@ -216,4 +215,4 @@ def _end_strays(earlier: list[Attempt], context: StageContext) -> None:
     for attempt in earlier:
         if attempt.process is not None and attempt.ended_at is not None:
             folder = context.workspace.runs_dir / context.run_id / attempt.id
-            kill_stray(ProcessIdentity.from_json(attempt.process), context.settings.worker.grace_s, folder)
+            kill_orphans(ProcessIdentity.from_json(attempt.process), context.settings.worker.grace_s, folder)

@@ -18,12 +18,10 @@ from tunesmith.models.chat import ChatFormat
 from tunesmith.models.generation import Sampling, answer_all
 from tunesmith.models.loading import load_base, load_tokenizer, pick_device
 from tunesmith.profiles.settings import Phase
-from tunesmith.programs.failure import as_failure
-from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.programs.messages import Result, ResultStatus
-from tunesmith.programs.protocol import ANSWERS
+from tunesmith.programs.host import Program, ProgramFailure, as_failure
+from tunesmith.programs.protocol import ANSWERS, Result, ResultStatus
 from tunesmith.runs.rules.task import ErrorClass
-from tunesmith.runs.teaching import MAX_TEXT, Taught, TeachSpec
+from tunesmith.runs.spec import MAX_TEXT, Taught, TeachSpec
 
 _MAX_ERROR = 500
 

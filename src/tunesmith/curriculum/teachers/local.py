@@ -30,11 +30,9 @@ from tunesmith.profiles.sections.curriculum import TeacherSettings
 from tunesmith.profiles.settings import Phase
 from tunesmith.programs.artifact import read_capped
 from tunesmith.programs.launch import RunningProgram, launch
-from tunesmith.programs.messages import PhaseEvent, Result
 from tunesmith.programs.progress import Advance
-from tunesmith.programs.protocol import ANSWERS, MAX_RESULT, RESULT
-from tunesmith.runs.spec import AttemptRef
-from tunesmith.runs.teaching import Taught, TeachSpec
+from tunesmith.programs.protocol import ANSWERS, MAX_RESULT, RESULT, PhaseEvent, Result
+from tunesmith.runs.spec import AttemptRef, Taught, TeachSpec
 
 PROGRAM = ("python", "-m", "tunesmith.curriculum.teachers.main")
 LOAD_S = 900.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from tunesmith.programs.host import Program, host
-from tunesmith.programs.messages import Result
+from tunesmith.programs.protocol import Result
 
 
 def teach(program: Program) -> Result:

@@ -29,8 +29,7 @@ from tunesmith.profiles.base_model import base_digest, is_whole_model
 from tunesmith.profiles.rules.lock import ArchitectureLock
 from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.programs.messages import Artifact, CaseScore, Result, ResultStatus, Scores
-from tunesmith.programs.protocol import REFERENCES
+from tunesmith.programs.protocol import REFERENCES, Artifact, CaseScore, Result, ResultStatus, Scores
 from tunesmith.programs.readings import MAX_TOKENS, References, choose_prompts
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.runs.spec import AdapterRef, EvaluateSpec, Subject

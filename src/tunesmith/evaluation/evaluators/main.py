@@ -6,7 +6,7 @@ import sys
 
 from tunesmith.evaluation.evaluators import sim
 from tunesmith.programs.host import Program, host
-from tunesmith.programs.messages import Result
+from tunesmith.programs.protocol import Result
 
 
 def evaluate(program: Program) -> Result:

@@ -19,8 +19,7 @@ from tunesmith.core.files import sha256_file, verify_folder, write_atomic
 from tunesmith.profiles.base_model import base_digest
 from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.programs.messages import Artifact, CaseScore, Result, ResultStatus, Scores
-from tunesmith.programs.protocol import REFERENCES
+from tunesmith.programs.protocol import REFERENCES, Artifact, CaseScore, Result, ResultStatus, Scores
 from tunesmith.programs.readings import ProbeResult, References, choose_prompts
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.runs.spec import AdapterRef, EvaluateSpec

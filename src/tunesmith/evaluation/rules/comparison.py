@@ -9,7 +9,7 @@ from typing import Literal
 
 from tunesmith.core.section import Section
 from tunesmith.profiles.profile import METRICS
-from tunesmith.programs.messages import CaseScore
+from tunesmith.programs.protocol import CaseScore
 
 _RESAMPLES = 2000
 _LARGEST = 1e100  # beyond it sums and squares may overflow

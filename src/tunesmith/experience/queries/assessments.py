@@ -12,11 +12,11 @@ from tunesmith.experience.rules.classes import Assessment, Feedback
 from tunesmith.experience.rules.experience import ExperienceClass, ReviewDecision
 from tunesmith.experience.tables import assessments
 from tunesmith.store import events
+from tunesmith.store.compiled_statements import CompiledStatement, insert_into
 from tunesmith.store.database import Tx
-from tunesmith.store.prepared import Prepared, insert_into
 from tunesmith.verifiers.verifiers import Finding
 
-_ADD = Prepared(
+_ADD = CompiledStatement(
     insert_into(assessments, "experience_id profile findings suspicions assessed_at class_name reasons feedback")
 )
 

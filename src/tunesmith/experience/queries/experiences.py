@@ -26,22 +26,22 @@ from tunesmith.experience.tables import assessments as assessments_table
 from tunesmith.experience.tables import experiences
 from tunesmith.runs.rules.run import DataEffect
 from tunesmith.store import events
+from tunesmith.store.compiled_statements import CompiledStatement
 from tunesmith.store.database import Tx
 from tunesmith.store.lookup import find_one
-from tunesmith.store.prepared import Prepared
 
 _MOST_AT_ONCE = 1000  # parameters of one statement
 
 
-def _add_once(insert: Any) -> Prepared:
+def _add_once(insert: Any) -> CompiledStatement:
     """An insert that does nothing where the key is there; it gives a row back where it was not."""
     unset = {"seq", "dataset_id", "run_id", "adapter_id"}
     values = {column.name: sa.bindparam(column.name, type_=column.type) for column in experiences.c}
     named = {name: value for name, value in values.items() if name not in unset}
-    return Prepared(insert.values(named).on_conflict_do_nothing().returning(experiences.c.id))
+    return CompiledStatement(insert.values(named).on_conflict_do_nothing().returning(experiences.c.id))
 
 
-_TOMBSTONE = Prepared(
+_TOMBSTONE = CompiledStatement(
     sa.select(experiences.c.id).where(
         experiences.c.profile == sa.bindparam("profile"), experiences.c.natural_key == sa.bindparam("natural_key")
     )

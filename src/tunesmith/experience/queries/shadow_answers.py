@@ -97,7 +97,7 @@ def add(tx: Tx, answers: Sequence[ShadowAnswer]) -> Added:
             continue
         if _held(tx, run["profile"], answer.response_id):
             values = {**vars(answer), "flags": list(answer.flags), "live_flags": list(answer.live_flags)}
-            num += tx.add_once(shadow_answers, **values, observed_at=tx.now)
+            num += tx.insert_if_absent(shadow_answers, **values, observed_at=tx.now)
         elif not _held(tx, run["profile"], tombstone_key(answer.response_id)):
             too_early.append(answer)
     return Added(num, tuple(too_early))

@@ -34,7 +34,7 @@ def take_device(context: StageContext, program: str) -> DeviceHeld | None:
 
 def _take(tx: Tx, context: StageContext, program: str, host: str, gone: set[str]) -> DeviceHeld | None:
     hand_overs.lock(tx, host)
-    tasks.guard(tx, context.claim.lease)
+    tasks.require_lease(tx, context.claim.lease)
     rule, actor, task_id = context.settings.serve.hand_over.shares_device, context.worker_id, context.claim.task.id
     servers = [each for each in hand_overs.servers_on(tx, host) if shares_device(rule, each.device, program)]
     there = [server for server in servers if server.id not in gone]

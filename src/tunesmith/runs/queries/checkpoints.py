@@ -28,9 +28,9 @@ class Checkpoint:
 
 def register(tx: Tx, lease: Lease, run_id: str, *, step: int, path: str, digest: str, kinds: Sequence[str]) -> None:
     """Note a published checkpoint of our attempt; the same one twice is one."""
-    tasks.guard(tx, lease)
+    tasks.require_lease(tx, lease)
     key = {"attempt_id": lease.attempt_id, "path": path}
-    tx.put(checkpoints, key, run_id=run_id, step=step, digest=digest, kinds=list(kinds), created_at=tx.now)
+    tx.upsert(checkpoints, key, run_id=run_id, step=step, digest=digest, kinds=list(kinds), created_at=tx.now)
 
 
 def of_run(tx: Tx, run_id: str) -> list[Checkpoint]:

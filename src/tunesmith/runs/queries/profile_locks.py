@@ -26,7 +26,7 @@ def lock_of(tx: Tx, name: str) -> ProfileLock | None:
 
 def lock(tx: Tx, name: str, facts: ProfileLock, *, actor: str) -> ProfileLock:
     """Lock a profile's facts; the first lock stays, whoever comes second."""
-    if tx.add_once(profiles, name=name, lock=_stored(facts), locked_at=tx.now):
+    if tx.insert_if_absent(profiles, name=name, lock=_stored(facts), locked_at=tx.now):
         events.record(tx, "profile", name, "locked", actor=actor, detail=_stored(facts))
     locked = lock_of(tx, name)
     assert locked is not None

@@ -1,4 +1,4 @@
-"""Requests: a person's wishes on leased work, which the worker acknowledges."""
+"""Requests of people on leased work, which the worker acknowledges."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Request:
 
 
 def add(tx: Tx, run_id: str, kind: RequestKind, *, actor: str) -> Request:
-    """Note a wish; the same wish twice is one request. Wishes that expired are closed on the way."""
+    """Store a request; an equal open one is returned instead. Also closes expired requests."""
     for request in _open(tx, run_id):
         if request.expires_at <= tx.now:
             acknowledge(tx, request.id, actor=actor, answer="expired")

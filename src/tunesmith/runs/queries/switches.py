@@ -35,5 +35,5 @@ def show(tx: Tx, name: str) -> Switch:
 
 def turn(tx: Tx, name: str, on: bool, *, actor: str, reason: str) -> None:
     """Turn a switch on or off; saying it twice changes nothing but the reason."""
-    tx.put(switches, {"name": name}, is_on=on, actor=actor, reason=reason, moved_at=tx.now)
+    tx.upsert(switches, {"name": name}, is_on=on, actor=actor, reason=reason, moved_at=tx.now)
     events.record(tx, "switch", name, "on" if on else "off", actor=actor, reason=reason)

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from tunesmith.runs.queries.switches import ESTOP
 from tunesmith.runs.rules.task import STOPPED_BY_ESTOP, TaskKind
 from tunesmith.runs.tables import attempts, switches, tasks
-from tunesmith.store.prepared import Prepared, insert_into, lease_now
+from tunesmith.store.compiled_statements import CompiledStatement, insert_into, lease_now
 
-ADD = Prepared(
+ADD = CompiledStatement(
     insert_into(
         tasks,
         "id kind run_id profile priority payload available_clock available_at created_at",
@@ -27,7 +27,7 @@ ADD = Prepared(
         num_shrinks="0",
     )
 )
-START = Prepared(insert_into(attempts, "id task_id number token worker_id started_at", state="'open'"))
+START = CompiledStatement(insert_into(attempts, "id task_id number token worker_id started_at", state="'open'"))
 
 
 _CLAIMED = (
@@ -37,7 +37,7 @@ _CLAIMED = (
 
 
 @cache
-def claim_first(kinds: frozenset[TaskKind]) -> Prepared:
+def claim_first(kinds: frozenset[TaskKind]) -> CompiledStatement:
     """One statement finds, leases and returns a task; what the e-stop stops is left out in the same breath."""
     waiting = tasks.alias("waiting")
     estop = sa.exists().where(switches.c.name == sa.literal_column(f"'{ESTOP}'"), switches.c.is_on)
@@ -57,7 +57,7 @@ def claim_first(kinds: frozenset[TaskKind]) -> Prepared:
         .limit(sa.literal_column("1"))
         .with_for_update(skip_locked=True)  # PostgreSQL only: nobody waits for another's claim
     )
-    return Prepared(
+    return CompiledStatement(
         tasks.update()
         .where(tasks.c.seq == first.scalar_subquery())
         .values(
@@ -83,19 +83,19 @@ _HELD = (
     tasks.c.state == sa.literal_column("'leased'"),
     tasks.c.lease_token == sa.bindparam("token"),
 )
-HOLD = Prepared(
+HOLD = CompiledStatement(
     sa.select(tasks.c.num_crashes, tasks.c.num_errors, tasks.c.num_shrinks, attempts.c.state)
     .where(*_HELD, attempts.c.task_id == tasks.c.id, attempts.c.number == tasks.c.num_attempts)
     .with_for_update(of=tasks)
 )
-RENEW = Prepared(
+RENEW = CompiledStatement(
     tasks.update()
     .where(*_HELD)
     .values(
         lease_clock=sa.bindparam("clock"), lease_until=lease_now() + sa.bindparam("lease_s", type_=sa.Float())
     )
 )  # fmt: skip
-RELEASE = Prepared(
+RELEASE = CompiledStatement(
     tasks.update()
     .where(*_HELD)
     .values(
@@ -109,7 +109,7 @@ RELEASE = Prepared(
         **{name: sa.bindparam(f"new_{name}") for name in ("available_clock", "available_at")},
     )
 )
-CLOSE = Prepared(
+CLOSE = CompiledStatement(
     attempts.update()
     .where(attempts.c.id == sa.bindparam("attempt_id"), attempts.c.state == sa.literal_column("'open'"))
     .values(

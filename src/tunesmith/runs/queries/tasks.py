@@ -28,8 +28,8 @@ from tunesmith.runs.rules.task import (
 )
 from tunesmith.runs.tables import attempts, tasks
 from tunesmith.store import events
+from tunesmith.store.compiled_statements import execute_batch
 from tunesmith.store.database import Tx
-from tunesmith.store.prepared import run_together
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,15 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Held:
-    """What the holder of a lease holds: the task's failures so far, and the state of its attempt."""
+class HeldTask:
+    """A leased task as its holder sees it: its failure counts, and the state of its attempt."""
 
     counts: Counts
     attempt: AttemptState
 
 
 @dataclass(frozen=True)
-class Ending:
+class AttemptEnd:
     """How an attempt ended, and what follows for its task."""
 
     outcome: AttemptState
@@ -86,12 +86,12 @@ class Ending:
     error: str | None = None
     result: dict[str, Any] | None = None
     payload: dict[str, Any] | None = None
-    """What the task carries on with, if it has more to come."""
+    """The task's new payload, if it will be attempted again."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A task that is ours now."""
+    """A task with the attempt and the lease of its holder."""
 
     task: Task
     attempt: Attempt
@@ -124,7 +124,7 @@ def add(
     }
     moved = (None, TaskState.WAITING)
     opened = events.entry(tx, "task", task_id, "opened", actor=actor, moved=moved, detail={"kind": kind})
-    run_together(tx, (sql.ADD, values), opened)
+    execute_batch(tx, (sql.ADD, values), opened)
     return task_id
 
 
@@ -163,7 +163,7 @@ def claim(tx: Tx, worker_id: str, kinds: Collection[TaskKind], lease_s: float) -
     }
     moved = (TaskState.WAITING, TaskState.LEASED)
     claimed = events.entry(tx, "task", task.id, "claimed", actor=worker_id, moved=moved, detail={"attempt": attempt_id})
-    run_together(tx, (sql.START, started), claimed)
+    execute_batch(tx, (sql.START, started), claimed)
     return Claim(task, attempt, Lease(task.id, attempt_id, token))
 
 
@@ -173,29 +173,29 @@ def renew(tx: Tx, lease: Lease, lease_s: float) -> None:
         raise _lost(lease)
 
 
-def guard(tx: Tx, lease: Lease) -> Held:
-    """Raise unless the lease is still ours; on PostgreSQL also keep it so until the transaction ends."""
+def require_lease(tx: Tx, lease: Lease) -> HeldTask:
+    """Raise LeaseLost unless the lease is still ours. On PostgreSQL it is also locked until the transaction ends."""
     row = sql.HOLD.first(tx, task_id=lease.task_id, token=lease.token)
     if row is None:
         raise _lost(lease)
-    return Held(Counts(row["num_crashes"], row["num_errors"], row["num_shrinks"]), AttemptState(row["state"]))
+    return HeldTask(Counts(row["num_crashes"], row["num_errors"], row["num_shrinks"]), AttemptState(row["state"]))
 
 
 def is_held(tx: Tx, lease: Lease) -> bool:
-    """Whether the lease is still ours, at this moment; `guard` also keeps it so."""
+    """Whether the lease is still ours at this moment; `require_lease` also locks it."""
     return tx.first(sa.select(sa.literal(1)).where(holds(lease))) is not None
 
 
 def note(tx: Tx, lease: Lease, **more: Any) -> None:
     """Add to what our task carries, for the next attempt of it."""
-    guard(tx, lease)
+    require_lease(tx, lease)
     payload = {**get(tx, lease.task_id).payload, **more}
     tx.run(tasks.update().where(tasks.c.id == lease.task_id).values(payload=payload))
 
 
 def note_process(tx: Tx, lease: Lease, process: str) -> None:
     """Remember which process runs the attempt, so that whoever takes over can make sure it is gone."""
-    guard(tx, lease)
+    require_lease(tx, lease)
     tx.run(attempts.update().where(attempts.c.id == lease.attempt_id).values(process=process))
 
 
@@ -210,10 +210,10 @@ def end_attempt(
     result: dict[str, Any] | None = None,
 ) -> RetryDecision:
     """End our attempt and move its task by the retry table; the caller moves the run in the same transaction."""
-    held = guard(tx, lease)
+    held = require_lease(tx, lease)
     disk = _disk_wait(tx, lease, error) if error_class is ErrorClass.DISK else DiskWait()
     decision = after_attempt(outcome, error_class, held.counts, disk)
-    _end(tx, lease, held, Ending(outcome, decision, error_class, error, result), actor)
+    _end(tx, lease, held, AttemptEnd(outcome, decision, error_class, error, result), actor)
     return decision
 
 
@@ -227,11 +227,11 @@ def _disk_wait(tx: Tx, lease: Lease, error: str | None) -> DiskWait:
 
 def end_by(tx: Tx, lease: Lease, outcome: AttemptState, state: TaskState, *, actor: str, reason: str) -> None:
     """End our attempt and put the task where the caller says: a request, not the retry table, decided."""
-    held = guard(tx, lease)
-    _end(tx, lease, held, Ending(outcome, RetryDecision(state, held.counts, 0.0, reason), error=reason), actor)
+    held = require_lease(tx, lease)
+    _end(tx, lease, held, AttemptEnd(outcome, RetryDecision(state, held.counts, 0.0, reason), error=reason), actor)
 
 
-def again_later(
+def reschedule(
     tx: Tx,
     lease: Lease,
     delay_s: float,
@@ -241,29 +241,29 @@ def again_later(
     payload: dict[str, Any] | None = None,
     outcome: AttemptState = AttemptState.SUCCEEDED,
 ) -> None:
-    """The attempt did its look and the task has more to come: wait, at no cost, earlier failures forgiven."""
+    """End a successful attempt of a task that has more to do: it waits `delay_s`, and its failure counts are reset."""
     decision = RetryDecision(TaskState.WAITING, Counts(), delay_s, reason)
-    _end(tx, lease, guard(tx, lease), Ending(outcome, decision, payload=payload), actor)
+    _end(tx, lease, require_lease(tx, lease), AttemptEnd(outcome, decision, payload=payload), actor)
 
 
-def step_back(tx: Tx, lease: Lease, delay_s: float, *, actor: str, reason: str) -> None:
-    """The attempt could not even begin: the task waits; nothing is counted, and nothing forgiven."""
-    held = guard(tx, lease)
+def defer_unstarted(tx: Tx, lease: Lease, delay_s: float, *, actor: str, reason: str) -> None:
+    """Defer a task whose attempt could not start. Its failure counts stay as they are."""
+    held = require_lease(tx, lease)
     decision = RetryDecision(TaskState.WAITING, held.counts, delay_s, reason)
-    _end(tx, lease, held, Ending(AttemptState.INTERRUPTED, decision, error=reason), actor)
+    _end(tx, lease, held, AttemptEnd(AttemptState.INTERRUPTED, decision, error=reason), actor)
 
 
-def _end(tx: Tx, lease: Lease, held: Held, ending: Ending, actor: str) -> None:
-    """The one setter of an attempt's outcome, and of the state of the task whose lease goes with it."""
-    decision = ending.decision
-    ATTEMPT.check(lease.attempt_id, held.attempt, ending.outcome)
+def _end(tx: Tx, lease: Lease, held: HeldTask, end: AttemptEnd, actor: str) -> None:
+    """Set the outcome of an attempt and the next state of its task, and release the lease; nothing else does."""
+    decision = end.decision
+    ATTEMPT.check(lease.attempt_id, held.attempt, end.outcome)
     TASK.check(lease.task_id, TaskState.LEASED, decision.state)
     closed = {
         "attempt_id": lease.attempt_id,
-        "new_state": ending.outcome,
-        "new_error_class": ending.error_class,
-        "new_error": ending.error,
-        "new_result": ending.result,
+        "new_state": end.outcome,
+        "new_error_class": end.error_class,
+        "new_error": end.error,
+        "new_result": end.result,
         "new_ended_at": tx.now,
     }
     released = {
@@ -276,17 +276,17 @@ def _end(tx: Tx, lease: Lease, held: Held, ending: Ending, actor: str) -> None:
         "new_num_shrinks": decision.counts.num_shrinks,
         "new_available_clock": tx.lease_clock if decision.delay_s else None,
         "new_available_at": tx.lease_now + decision.delay_s if decision.delay_s else None,
-        "new_payload": ending.payload,
+        "new_payload": end.payload,
     }
-    detail = {"error_class": ending.error_class} if ending.error_class else {}
-    outcome, left = (AttemptState.OPEN, ending.outcome), (TaskState.LEASED, decision.state)
-    touched = run_together(
+    detail = {"error_class": end.error_class} if end.error_class else {}
+    outcome, left = (AttemptState.OPEN, end.outcome), (TaskState.LEASED, decision.state)
+    touched = execute_batch(
         tx,
         (sql.CLOSE, closed),
         (sql.RELEASE, released),
         events.entry(
             tx, "attempt", lease.attempt_id, "ended",
-            actor=actor, moved=outcome, reason=ending.error or "", detail=detail,
+            actor=actor, moved=outcome, reason=end.error or "", detail=detail,
         ),
         events.entry(tx, "task", lease.task_id, "moved", actor=actor, moved=left, reason=decision.reason),
     )  # fmt: skip
@@ -300,12 +300,12 @@ def move(tx: Tx, task_id: str, new: TaskState, *, actor: str, reason: str) -> No
     TASK.check(task_id, old, new)
     where = (tasks.c.id == task_id, tasks.c.state == old, tasks.c.lease_token.is_(None))
     if tx.run(tasks.update().where(*where).values(state=new, reason=reason)) != 1:
-        raise InvalidTransition(f"task {task_id} is leased or moved on meanwhile; look again")
+        raise InvalidTransition(f"task {task_id} is leased or has just changed state; check `run show` and retry")
     events.record(tx, "task", task_id, "moved", actor=actor, moved=(old, new), reason=reason)
 
 
 def expired(tx: Tx, limit: int = 20) -> list[Claim]:
-    """Leases that ran out, with the lease needed to take them away from their holders."""
+    """Return claims whose lease has expired, with the lease that is needed to end them."""
     over = sa.or_(tasks.c.lease_clock != tx.lease_clock, tasks.c.lease_until < tx.lease_now)
     query = sa.select(tasks).where(sa.text("state = 'leased'"), over).order_by(tasks.c.seq).limit(limit)
     return [_claim_of(tx, row) for row in tx.all(query.with_for_update(skip_locked=True))]

@@ -1,4 +1,4 @@
-"""Workers: who is alive and what they take, so that a waiting run can say why it waits."""
+"""Workers that are alive and the task kinds they take, so that a waiting run can say why it waits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def register(tx: Tx, worker_id: str, *, host: str, process: str, kinds: Collecti
     )
 
 
-def seen(tx: Tx, worker_id: str, alive_s: float) -> None:
+def heartbeat(tx: Tx, worker_id: str, alive_s: float) -> None:
     tx.run(
         workers.update()
         .where(workers.c.id == worker_id)
@@ -47,8 +47,8 @@ def leave(tx: Tx, worker_id: str) -> None:
     tx.run(workers.delete().where(workers.c.id == worker_id))
 
 
-def forget_dead(tx: Tx) -> None:
-    """Drop workers that stopped beating: they were killed."""
+def remove_expired(tx: Tx) -> None:
+    """Remove workers whose heartbeat has expired: they were killed."""
     tx.run(workers.delete().where(sa.not_(_alive(tx))))
 
 

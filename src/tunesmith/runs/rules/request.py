@@ -1,4 +1,4 @@
-"""A request: a person's wish on work under way. Cancel wins over stop, stop over pause."""
+"""A person's request on work under way. Cancel wins over stop, stop over pause."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ INSTEAD: dict[RunState, str] = {
 
 
 def outranked(kind: RequestKind, open_requests: Sequence[RequestKind]) -> RequestKind | None:
-    """The open wish that a new one could not change any more; None: it may be asked for."""
+    """Return the open request that makes a new one pointless; None if there is none."""
     stronger = strongest(open_requests)
     if stronger is None or stronger is RequestKind.PAUSE:
         return None
@@ -57,11 +57,11 @@ def outranked(kind: RequestKind, open_requests: Sequence[RequestKind]) -> Reques
 
 
 def replaced_by(kind: RequestKind, open_requests: Sequence[RequestKind]) -> frozenset[RequestKind]:
-    """The open wishes that a new one takes the place of."""
+    """Return the kinds of open requests that a new one replaces."""
     return frozenset(each for each in open_requests if _STRENGTH.get(each, 0) < _STRENGTH.get(kind, 0))
 
 
 def strongest(open_requests: Sequence[RequestKind]) -> RequestKind | None:
-    """The one that decides how the attempt ends; a checkpoint wish decides nothing."""
+    """Return the request that decides how the attempt ends; a checkpoint request decides nothing."""
     deciding = [kind for kind in open_requests if kind in _STRENGTH]
     return max(deciding, key=_STRENGTH.__getitem__, default=None)

@@ -30,7 +30,7 @@ from tunesmith.programs.device.rules import (
     decide_cut_off,
     with_program,
 )
-from tunesmith.programs.process_identity import ProcessIdentity, is_alive, of_attempt
+from tunesmith.programs.process_identity import ProcessIdentity, is_alive, processes_of_attempt
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.interfaces import Engines
 from tunesmith.store.database import Database, Tx
@@ -272,7 +272,7 @@ def _went_well(task: asyncio.Task[None]) -> bool:
 
 def _runs(program: ProcessIdentity) -> bool:
     """Whether anything of the attempt lives: its shim, or what a killed shim left behind."""
-    return is_alive(program) or bool(of_attempt(program))
+    return is_alive(program) or bool(processes_of_attempt(program))
 
 
 def _aside() -> EngineError:

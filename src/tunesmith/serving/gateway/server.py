@@ -219,10 +219,10 @@ class Server:
         counts["num_problems"] = len(gateway.switchboard.problems) + len(gateway.engines.problems)
         state = gateway.hand_over.state
         with self._session.database.write(durable=False) as tx:
-            if not servers.beat(tx, row.id, ALIVE_S, state=state, serving=serving, counts=counts):
-                servers.forget_dead(tx)
+            if not servers.heartbeat(tx, row.id, ALIVE_S, state=state, serving=serving, counts=counts):
+                servers.remove_expired(tx)
                 servers.register(tx, row, ALIVE_S)
-                servers.beat(tx, row.id, ALIVE_S, state=state, serving=serving, counts=counts)
+                servers.heartbeat(tx, row.id, ALIVE_S, state=state, serving=serving, counts=counts)
 
     def _leave(self, server_id: str) -> None:
         with self._session.database.write() as tx:

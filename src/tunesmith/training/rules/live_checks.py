@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tunesmith.programs.messages import LiveCheckFailure, Metrics
+from tunesmith.programs.protocol import LiveCheckFailure, Metrics
 
 
 def broken_numbers(metrics: Metrics) -> LiveCheckFailure | None:

@@ -19,7 +19,7 @@ from tunesmith.profiles.architecture import read_architecture
 from tunesmith.profiles.base_model import weights_path
 from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.programs.messages import Result, ResultStatus
+from tunesmith.programs.protocol import Result, ResultStatus
 from tunesmith.programs.weights import weights_problem
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.runs.spec import DatasetRef, RunSpec

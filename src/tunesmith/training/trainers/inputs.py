@@ -11,7 +11,7 @@ from tunesmith.datasets.reading import fingerprint_of
 from tunesmith.profiles.base_model import base_digest, is_whole_model
 from tunesmith.programs.artifact import adapter_problems
 from tunesmith.programs.host import ProgramFailure
-from tunesmith.programs.messages import Artifact
+from tunesmith.programs.protocol import Artifact
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.runs.spec import AdapterRef, RunSpec
 

@@ -7,7 +7,7 @@ import sys
 
 from tunesmith.programs.fingerprint import code_fingerprint
 from tunesmith.programs.host import Program, ProgramFailure, host
-from tunesmith.programs.messages import Result
+from tunesmith.programs.protocol import Result
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.training.trainers.registry import find_trainer
 

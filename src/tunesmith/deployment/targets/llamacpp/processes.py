@@ -26,7 +26,14 @@ from tunesmith.core.environment import visible
 from tunesmith.core.ids import new_id, new_token
 from tunesmith.deployment.targets.base import TargetError
 from tunesmith.deployment.targets.server import TargetServer
-from tunesmith.programs.process_identity import MARKER, ProcessIdentity, identify, is_alive, kill_below, of_attempt
+from tunesmith.programs.process_identity import (
+    MARKER,
+    ProcessIdentity,
+    identify,
+    is_alive,
+    kill_below,
+    processes_of_attempt,
+)
 
 _POLL_S = 0.05
 _GRACE_S = 10.0
@@ -157,7 +164,7 @@ def end(process: LlamaProcess) -> None:
             os.kill(identity.pid, signal.SIGCONT)  # one that is stopped hears nothing else
         while process.is_alive and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-    if process.is_alive or of_attempt(identity):
+    if process.is_alive or processes_of_attempt(identity):
         kill_below(identity)
     Path(process.log).unlink(missing_ok=True)
 

@@ -122,7 +122,7 @@ def _request(tx: Tx, experience_id: str, dataset_id: str, hashes: Sequence[str])
     examples = [
         member.example_id for member in members.of_experience(tx, experience_id) if member.dataset_id == dataset_id
     ]
-    tx.add_once(
+    tx.insert_if_absent(
         erasures,
         experience_id=experience_id,
         dataset_id=dataset_id,
@@ -298,7 +298,7 @@ def settle(tx: Tx, done: Pending, *, actor: str, cases: Sequence[datasets.Heldou
         return  # somebody else has settled it
     tx.run(erasures.update().where(*_of(done)).values(done_at=tx.now, new_fingerprint=now.fingerprint))
     for case in cases:
-        tx.add_once(
+        tx.insert_if_absent(
             heldout_cases, profile=now.profile, dataset_id=now.id, case_id=case.id, messages=case.messages,
             added_at=tx.now,
         )  # fmt: skip

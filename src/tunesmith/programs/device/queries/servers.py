@@ -36,7 +36,7 @@ def register(tx: Tx, server: Server, alive_s: float) -> None:
     tx.run(servers.insert().values(**values, seen_clock=tx.lease_clock, seen_until=tx.lease_now + alive_s))
 
 
-def beat(
+def heartbeat(
     tx: Tx,
     server_id: str,
     alive_s: float,
@@ -45,7 +45,7 @@ def beat(
     serving: Mapping[str, str | None],
     counts: Mapping[str, int],
 ) -> bool:
-    """It lives, and this is what it does; False: the store does not know it (any more), so it has to register."""
+    """Renew a server's heartbeat and state. False if it is not registered (any more), so it has to register."""
     values: dict[str, Any] = {"state": state, "serving": dict(serving), "counts": dict(counts)}
     values |= {"seen_clock": tx.lease_clock, "seen_until": tx.lease_now + alive_s}
     return tx.run(servers.update().where(servers.c.id == server_id).values(**values)) == 1
@@ -55,8 +55,8 @@ def leave(tx: Tx, server_id: str) -> None:
     tx.run(servers.delete().where(servers.c.id == server_id))
 
 
-def forget_dead(tx: Tx) -> int:
-    """Drop servers that stopped beating: they were killed. How many there were."""
+def remove_expired(tx: Tx) -> int:
+    """Remove servers whose heartbeat has expired: they were killed. Returns their number."""
     return tx.run(servers.delete().where(sa.not_(_alive(tx))))
 
 

@@ -16,8 +16,7 @@ from tunesmith.models.adapters import num_nonfinite, write_tensors
 from tunesmith.models.tuned import settings_of, tensors_of, weights_name
 from tunesmith.profiles.base_model import files_beside_weights, is_whole_model
 from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.programs.messages import Artifact
-from tunesmith.programs.protocol import ARTIFACT, CHECKPOINTS
+from tunesmith.programs.protocol import ARTIFACT, CHECKPOINTS, Artifact
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.training.rules.save_schedule import steps_to_delete
 from tunesmith.training.trainers.native.optimizer import optimizer_tensors

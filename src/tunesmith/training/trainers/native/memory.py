@@ -15,7 +15,7 @@ from tunesmith.core.errors import ConfigError
 from tunesmith.models.packs import Item
 from tunesmith.profiles.architecture import read_shape
 from tunesmith.programs.device.memory import usable_ram
-from tunesmith.programs.messages import Result
+from tunesmith.programs.protocol import Result
 from tunesmith.runs.spec import TrainSpec
 from tunesmith.training.rules.memory_forecast import (
     GB,

@@ -7,7 +7,7 @@ from typing import Any
 
 from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.programs.messages import Result, ResultStatus
+from tunesmith.programs.protocol import Result, ResultStatus
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.training.trainers.inputs import Inputs
 from tunesmith.training.trainers.native.controller import INTERRUPTIONS, StopReason, TrainingController

@@ -21,8 +21,8 @@ from tunesmith.core.section import Section
 from tunesmith.models.adapters import read_config
 from tunesmith.models.tuned import put_weights
 from tunesmith.profiles.base_model import is_whole_model, weights_path
-from tunesmith.programs.failure import ProgramFailure
 from tunesmith.programs.fingerprint import library_versions
+from tunesmith.programs.host import ProgramFailure
 from tunesmith.programs.weights import read_header, weights_problem
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.runs.spec import ResumeSource, RunSpec

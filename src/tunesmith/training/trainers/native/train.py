@@ -11,7 +11,7 @@ from tunesmith.models.loading import load_tokenizer
 from tunesmith.models.tuned import tensors_of
 from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import Program
-from tunesmith.programs.messages import Result
+from tunesmith.programs.protocol import Result
 from tunesmith.runs.spec import RunSpec
 from tunesmith.training.trainers.inputs import read_inputs_whole
 from tunesmith.training.trainers.native.controller import StepMetrics, StopReason, TrainingController

@@ -16,7 +16,7 @@ from tunesmith.models.generation import answer_all
 from tunesmith.models.packs import Item, Packer
 from tunesmith.models.scoring import ComputeBackend, answer_log_probs, evaluating
 from tunesmith.profiles.profile import Method
-from tunesmith.programs.messages import SampleOutput
+from tunesmith.programs.protocol import SampleOutput
 from tunesmith.runs.spec import RunSpec
 from tunesmith.training.trainers.native.objectives import Objective, loss_denominators
 

@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 
 from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.programs.messages import Artifact, Result
-from tunesmith.programs.protocol import EVENTS, STDOUT
+from tunesmith.programs.protocol import EVENTS, STDOUT, Artifact, Result
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.training.trainers.sim.options import SimOptions
 

@@ -11,7 +11,7 @@ from tunesmith.core.clock import boot_seconds
 from tunesmith.profiles.settings import Phase
 from tunesmith.programs.artifact import ADAPTER_WEIGHTS
 from tunesmith.programs.host import Program
-from tunesmith.programs.messages import Artifact, Result, ResultStatus
+from tunesmith.programs.protocol import Artifact, Result, ResultStatus
 from tunesmith.runs.rules.request import RequestKind, strongest
 from tunesmith.training.trainers.inputs import Inputs, read_inputs
 from tunesmith.training.trainers.sim.faults import disturb, scripted_loss, twist
@@ -57,7 +57,7 @@ class _Training:
         return twist(self._program, self._options, self._result(status, artifact))
 
     def _steps(self) -> ResultStatus:
-        """Until the last step, a wish or TERM; says which."""
+        """Run until the last step, a request or SIGTERM; return which."""
         options, state = self._options, self._state
         is_stopping = False
         self._program.phase(Phase.TRAIN)
@@ -76,7 +76,7 @@ class _Training:
         return ResultStatus.SUCCEEDED
 
     def _poll_requests(self) -> RequestKind | None:
-        """Answer new wishes; the strongest decides how the attempt ends."""
+        """Acknowledge new requests; return the strongest, which decides how the attempt ends."""
         requests = self._program.requests()
         for request in requests:
             if request.kind is RequestKind.CHECKPOINT:

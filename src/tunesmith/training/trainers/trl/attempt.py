@@ -17,7 +17,7 @@ from tunesmith.models.scoring import TransformersBackend
 from tunesmith.profiles.profile import Method
 from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import Program
-from tunesmith.programs.messages import Result
+from tunesmith.programs.protocol import Result
 from tunesmith.runs.spec import RunSpec, TrainSpec
 from tunesmith.training.rules.memory_plan import UNPLANNED_PACK_TOKENS
 from tunesmith.training.trainers.inputs import Inputs

@@ -11,7 +11,7 @@ from tunesmith.core.errors import ConfigError
 from tunesmith.profiles.profile import Method
 from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.programs.messages import Result
+from tunesmith.programs.protocol import Result
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.runs.spec import RunSpec
 from tunesmith.training.trainers.inputs import read_inputs_whole

@@ -11,7 +11,7 @@ from typing import Any
 
 from tunesmith.core.errors import ConfigError
 from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.programs.messages import Result
+from tunesmith.programs.protocol import Result
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.runs.spec import RunSpec
 from tunesmith.training.trainers.trl.train import Look, train_with

@@ -111,14 +111,14 @@ def test_wish_does_what_the_design_says(database: Database, line: list[str]) -> 
 def _is_refused(database: Database, run: Run, kind: RequestKind) -> None:
     before = dump(database)
     with pytest.raises(Refused, match=run.id) as refusal, database.write() as tx:
-        control.wish(tx, run.id, kind, actor=ACTOR)
+        control.request_action(tx, run.id, kind, actor=ACTOR)
     assert dump(database) == before
     assert "`" in str(refusal.value)  # it names what can be done instead
 
 
 def _is_asked_of_the_worker(database: Database, run: Run, kind: RequestKind) -> None:
     with database.write() as tx:
-        answer = control.wish(tx, run.id, kind, actor=ACTOR)
+        answer = control.request_action(tx, run.id, kind, actor=ACTOR)
     with database.read() as tx:
         wished = requests.unanswered(tx, run.id)
         assert [(wish.id, wish.kind, wish.actor) for wish in wished] == [(answer.request_id, kind, ACTOR)]
@@ -129,7 +129,7 @@ def _is_asked_of_the_worker(database: Database, run: Run, kind: RequestKind) -> 
 
 def _is_done_at_once(database: Database, run: Run, kind: RequestKind, end: RunState) -> None:
     with database.write() as tx:
-        answer = control.wish(tx, run.id, kind, actor=ACTOR)
+        answer = control.request_action(tx, run.id, kind, actor=ACTOR)
     with database.read() as tx:
         assert (runs.get(tx, run.id).state, answer.state, answer.request_id) == (end, end, None)
         assert (requests.unanswered(tx, run.id), tasks.open_of_run(tx, run.id)) == ([], None)
@@ -145,14 +145,14 @@ def test_wish_on_training_that_nobody_holds_never_cancels_it(database: Database,
         run = _prepare(tx, "training", "free")
     before = dump(database)
     with pytest.raises(Refused), database.write() as tx:
-        control.wish(tx, run.id, kind, actor=ACTOR)
+        control.request_action(tx, run.id, kind, actor=ACTOR)
     assert dump(database) == before
 
 
 def test_same_wish_twice_is_one_request(database: Database) -> None:
     with database.write() as tx:
         run, _ = a_claimed_run(tx, RunState.TRAINING, TaskKind.TRAIN)
-        ids = {control.wish(tx, run.id, RequestKind.PAUSE, actor=ACTOR).request_id for _ in range(3)}
+        ids = {control.request_action(tx, run.id, RequestKind.PAUSE, actor=ACTOR).request_id for _ in range(3)}
     assert len(ids) == 1
 
 
@@ -160,11 +160,11 @@ def test_wish_can_be_repeated_after_it_expired(database: Database, monkeypatch: 
     real = clock.utc_now
     with database.write() as tx:
         run, _ = a_claimed_run(tx, RunState.TRAINING, TaskKind.TRAIN)
-        first = control.wish(tx, run.id, RequestKind.PAUSE, actor=ACTOR)
+        first = control.request_action(tx, run.id, RequestKind.PAUSE, actor=ACTOR)
     monkeypatch.setattr(clock, "utc_now", lambda: real() + timedelta(hours=25))
     with database.write() as tx:
         assert requests.unanswered(tx, run.id) == []
-        second = control.wish(tx, run.id, RequestKind.PAUSE, actor=ACTOR)
+        second = control.request_action(tx, run.id, RequestKind.PAUSE, actor=ACTOR)
         assert second.request_id != first.request_id
         assert [wish.id for wish in requests.unanswered(tx, run.id)] == [second.request_id]
         assert first.request_id is not None
@@ -184,7 +184,7 @@ def test_strongest_wish_decides_cancel_over_stop_over_pause(
     with database.write() as tx:
         run, claim = a_claimed_run(tx, RunState.TRAINING, TaskKind.TRAIN)
         for kind in reversed(wishes):
-            control.wish(tx, run.id, kind, actor=ACTOR)
+            control.request_action(tx, run.id, kind, actor=ACTOR)
     with database.write() as tx:
         lifecycle.settle(tx, claim, StageEnd(AttemptState.INTERRUPTED, error="TERM"), actor=WORKER)
     expected = {
@@ -202,9 +202,9 @@ def test_strongest_wish_decides_cancel_over_stop_over_pause(
 def test_stop_that_comes_while_a_pause_is_carried_out_still_wins(database: Database) -> None:
     with database.write() as tx:
         run, claim = a_claimed_run(tx, RunState.TRAINING, TaskKind.TRAIN)
-        control.wish(tx, run.id, RequestKind.PAUSE, actor=ACTOR)
+        control.request_action(tx, run.id, RequestKind.PAUSE, actor=ACTOR)
     with database.write() as tx:  # the program is ending for the pause when a stop comes in
-        control.wish(tx, run.id, RequestKind.STOP, actor=ACTOR)
+        control.request_action(tx, run.id, RequestKind.STOP, actor=ACTOR)
     with database.write() as tx:
         end = StageEnd(AttemptState.INTERRUPTED, decided_by=RequestKind.PAUSE)
         lifecycle.settle(tx, claim, end, actor=WORKER)
@@ -220,7 +220,7 @@ def test_stop_that_comes_while_a_pause_is_carried_out_still_wins(database: Datab
 def test_training_that_ended_before_a_stop_reached_it_goes_on(database: Database) -> None:
     with database.write() as tx:
         run, claim = a_claimed_run(tx, RunState.TRAINING, TaskKind.TRAIN)
-        control.wish(tx, run.id, RequestKind.STOP, actor=ACTOR)
+        control.request_action(tx, run.id, RequestKind.STOP, actor=ACTOR)
         lifecycle.settle(tx, claim, StageEnd.succeeded(TRAINED), actor=WORKER)
         assert runs.get(tx, run.id).state is RunState.EVALUATING
         assert requests.unanswered(tx, run.id) == []
@@ -229,7 +229,7 @@ def test_training_that_ended_before_a_stop_reached_it_goes_on(database: Database
 def test_training_that_ended_before_a_pause_reached_it_is_paused_before_it_is_judged(database: Database) -> None:
     with database.write() as tx:
         run, claim = a_claimed_run(tx, RunState.TRAINING, TaskKind.TRAIN)
-        asked = control.wish(tx, run.id, RequestKind.PAUSE, actor=ACTOR)
+        asked = control.request_action(tx, run.id, RequestKind.PAUSE, actor=ACTOR)
         lifecycle.settle(tx, claim, StageEnd.succeeded(TRAINED), actor=WORKER)
         assert (runs.get(tx, run.id).state, tasks.open_of_run(tx, run.id)) == (RunState.PAUSED, None)
         assert asked.request_id is not None
@@ -276,7 +276,7 @@ def test_whoever_was_told_that_a_run_is_asked_to_cancel_sees_it_cancelled(databa
         run, claim = a_claimed_run(tx, state, kind)
         if state is not RunState.TRAINING:
             an_adapter(tx, run_id=run.id)
-        answer = control.wish(tx, run.id, RequestKind.CANCEL, actor=ACTOR)
+        answer = control.request_action(tx, run.id, RequestKind.CANCEL, actor=ACTOR)
         assert answer.message == "asked its worker to cancel"
     with database.write() as tx:
         lifecycle.settle(tx, claim, ended, actor=WORKER)
@@ -298,7 +298,7 @@ def test_cancel_of_what_has_just_gone_live_is_told_that_it_is_too_late(database:
                 claim_of(tx, task_id)
         before = dump(database)
         with pytest.raises(Refused, match=r"too late.*is live.*`adapter rollback"), database.write() as tx:
-            control.wish(tx, run.id, RequestKind.CANCEL, actor=ACTOR)
+            control.request_action(tx, run.id, RequestKind.CANCEL, actor=ACTOR)
         assert dump(database) == before
         with database.write() as tx:
             force(tx, tables.adapters, adapter.id, state=AdapterState.SUPERSEDED)
@@ -313,9 +313,9 @@ def test_wish_that_could_change_nothing_any_more_is_refused_not_lost(
 ) -> None:
     with database.write() as tx:
         run, _ = a_claimed_run(tx, RunState.TRAINING, TaskKind.TRAIN)
-        control.wish(tx, run.id, RequestKind(first), actor=ACTOR)
+        control.request_action(tx, run.id, RequestKind(first), actor=ACTOR)
     with pytest.raises(Refused, match=f"asked to {first} already, so it cannot {second}"), database.write() as tx:
-        control.wish(tx, run.id, RequestKind(second), actor=ACTOR)
+        control.request_action(tx, run.id, RequestKind(second), actor=ACTOR)
     with database.read() as tx:
         assert [wish.kind for wish in requests.unanswered(tx, run.id)] == [first]
 
@@ -326,8 +326,8 @@ def test_stronger_wish_says_that_it_takes_the_place_of_a_weaker_one(
 ) -> None:
     with database.write() as tx:
         run, _ = a_claimed_run(tx, RunState.TRAINING, TaskKind.TRAIN)
-        weaker = control.wish(tx, run.id, RequestKind(first), actor=ACTOR)
-        answer = control.wish(tx, run.id, RequestKind(second), actor="user:other")
+        weaker = control.request_action(tx, run.id, RequestKind(first), actor=ACTOR)
+        answer = control.request_action(tx, run.id, RequestKind(second), actor="user:other")
         assert answer.message == f"asked its worker to {second}, not to {first}"
         assert weaker.request_id is not None
         assert requests.get(tx, weaker.request_id).answer == f"replaced: user:other asked to {second}"
@@ -337,7 +337,7 @@ def test_stronger_wish_says_that_it_takes_the_place_of_a_weaker_one(
 def test_resume_right_after_pause_takes_the_pause_back(database: Database) -> None:
     with database.write() as tx:
         run, claim = a_claimed_run(tx, RunState.TRAINING, TaskKind.TRAIN)
-        control.wish(tx, run.id, RequestKind.PAUSE, actor=ACTOR)
+        control.request_action(tx, run.id, RequestKind.PAUSE, actor=ACTOR)
         assert control.resume(tx, run.id, actor=ACTOR).state is RunState.TRAINING
         assert requests.unanswered(tx, run.id) == []
         # the program had been told, and ends with a checkpoint: the next attempt goes on from it
@@ -350,7 +350,7 @@ def test_resume_right_after_pause_takes_the_pause_back(database: Database) -> No
 def test_pause_and_resume_burn_no_attempt_and_keep_the_queue_place_by_priority(database: Database) -> None:
     with database.write() as tx:
         run, claim = a_claimed_run(tx, RunState.TRAINING, TaskKind.TRAIN)
-        control.wish(tx, run.id, RequestKind.PAUSE, actor=ACTOR)
+        control.request_action(tx, run.id, RequestKind.PAUSE, actor=ACTOR)
         end = StageEnd(AttemptState.INTERRUPTED, decided_by=RequestKind.PAUSE)
         lifecycle.settle(tx, claim, end, actor=WORKER)
         paused = runs.get(tx, run.id)
@@ -533,7 +533,7 @@ def test_cancel_racing_with_settle_on_postgres_leaves_no_orphan(postgres_databas
 
     def person() -> None:
         with database.write() as tx:
-            outcome.append(control.wish(tx, run.id, RequestKind.CANCEL, actor=ACTOR))
+            outcome.append(control.request_action(tx, run.id, RequestKind.CANCEL, actor=ACTOR))
         settled.set()
 
     thread = threading.Thread(target=person)
@@ -557,7 +557,7 @@ def test_cancel_racing_with_claim_becomes_a_request_on_postgres(postgres_databas
 
     def person() -> None:
         with database.write() as tx:
-            outcome.append(control.wish(tx, run.id, RequestKind.CANCEL, actor=ACTOR))
+            outcome.append(control.request_action(tx, run.id, RequestKind.CANCEL, actor=ACTOR))
 
     thread = threading.Thread(target=person)
     with database.write() as tx:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from support.programs import World, adapter_ref
 from tunesmith.core.errors import ProgramError
 from tunesmith.core.files import canonical_json, publish_folder, sha256_file, sha256_text
-from tunesmith.programs.messages import Scores
-from tunesmith.programs.result_check import Judgement, judge_evaluate, judge_train, read_scores
+from tunesmith.programs.protocol import Scores
+from tunesmith.programs.result_check import CheckedResult, check_evaluate_result, check_train_result, read_scores
 from tunesmith.runs.rules.task import AttemptState, ErrorClass
 from tunesmith.runs.spec import EvaluateSpec, Subject, TrainSpec
 from tunesmith.training.trainers.sim.files import safetensors_bytes
@@ -36,7 +36,7 @@ def trained(world: World) -> TrainSpec:
     """A sim training that really ran and succeeded."""
     spec = world.train_spec()
     assert world.run(spec) == 0
-    assert judge_train(spec, world.folder(spec), 0).outcome is AttemptState.SUCCEEDED
+    assert check_train_result(spec, world.folder(spec), 0).outcome is AttemptState.SUCCEEDED
     return spec
 
 
@@ -49,7 +49,7 @@ def evaluated(world: World, trained: TrainSpec) -> EvaluateSpec:
         (Subject(label="candidate", adapter=adapter), Subject(label="baseline", adapter=None)), num_cases=60
     )
     assert world.run(spec) == 0
-    assert judge_evaluate(spec, world.folder(spec), 0).outcome is AttemptState.SUCCEEDED
+    assert check_evaluate_result(spec, world.folder(spec), 0).outcome is AttemptState.SUCCEEDED
     return spec
 
 
@@ -79,7 +79,7 @@ def republish(folder: Path, edit: Callable[[Path], object]) -> None:
     change(folder, artifact={"path": "artifact", "digest": manifest.digest})
 
 
-def assert_failed(judgement: Judgement, error_class: ErrorClass, *words: str) -> None:
+def assert_failed(judgement: CheckedResult, error_class: ErrorClass, *words: str) -> None:
     assert judgement.outcome is AttemptState.FAILED
     assert judgement.error_class is error_class, judgement.error
     assert judgement.result is None
@@ -115,28 +115,28 @@ FIELDS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_judge_one_wrong_field_is_a_mismatch_that_names_it(trained: TrainSpec, copy: Path, name: str) -> None:
+def test_check_one_wrong_field_is_a_mismatch_that_names_it(trained: TrainSpec, copy: Path, name: str) -> None:
     fields, word = FIELDS[name]
     change(copy, **fields)
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, word)
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.MISMATCH, word)
 
 
-def test_judge_many_mismatches_are_all_listed(trained: TrainSpec, copy: Path) -> None:
+def test_check_many_mismatches_are_all_listed(trained: TrainSpec, copy: Path) -> None:
     change(copy, base_digest="x", dataset_fingerprint="y", token="z", num_trained_tokens=0, artifact=None)
     words = ("base_digest", "dataset_fingerprint", "token", "num_trained_tokens", "artifact")
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, *words)
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.MISMATCH, *words)
 
 
-def test_judge_token_is_not_repeated_in_the_message(trained: TrainSpec, copy: Path) -> None:
+def test_check_token_is_not_repeated_in_the_message(trained: TrainSpec, copy: Path) -> None:
     change(copy, token="secret-of-another")
-    error = judge_train(trained, copy, 0).error or ""
+    error = check_train_result(trained, copy, 0).error or ""
     assert "secret-of-another" not in error
     assert trained.attempt.token not in error
 
 
-def test_judge_nan_in_the_result_is_nonfinite(trained: TrainSpec, copy: Path) -> None:
+def test_check_nan_in_the_result_is_nonfinite(trained: TrainSpec, copy: Path) -> None:
     change(copy, metrics={"validation_loss": float("nan")})
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.NONFINITE, "validation_loss")
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.NONFINITE, "validation_loss")
 
 
 MALFORMED = {
@@ -152,34 +152,34 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_judge_malformed_result_is_a_protocol_failure(trained: TrainSpec, copy: Path, name: str) -> None:
+def test_check_malformed_result_is_a_protocol_failure(trained: TrainSpec, copy: Path, name: str) -> None:
     for file in ("result.json", "stdout.json"):
         (copy / file).write_bytes(MALFORMED[name])
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.PROTOCOL)
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.PROTOCOL)
 
 
-def test_judge_stdout_that_says_more_is_a_protocol_failure(trained: TrainSpec, copy: Path) -> None:
+def test_check_stdout_that_says_more_is_a_protocol_failure(trained: TrainSpec, copy: Path) -> None:
     with (copy / "stdout.json").open("ab") as sink:
         sink.write(b"and a friendly word\n")
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.PROTOCOL, "stdout")
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.PROTOCOL, "stdout")
 
 
-def test_judge_stdout_flood_is_a_protocol_failure(trained: TrainSpec, copy: Path) -> None:
+def test_check_stdout_flood_is_a_protocol_failure(trained: TrainSpec, copy: Path) -> None:
     with (copy / "stdout.json").open("ab") as sink:
         sink.truncate(300 << 20)
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.PROTOCOL, "stdout.json")
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.PROTOCOL, "stdout.json")
 
 
-def test_judge_stdout_with_the_same_json_in_other_words_is_believed(trained: TrainSpec, copy: Path) -> None:
+def test_check_stdout_with_the_same_json_in_other_words_is_believed(trained: TrainSpec, copy: Path) -> None:
     change(copy, detail={"note": "NaN here:", "value": float("nan")})
     content = json.loads((copy / "result.json").read_bytes())
     (copy / "stdout.json").write_text(json.dumps(content, indent=2, sort_keys=True))
-    assert judge_train(trained, copy, 0).outcome is AttemptState.SUCCEEDED
+    assert check_train_result(trained, copy, 0).outcome is AttemptState.SUCCEEDED
 
 
 @pytest.mark.parametrize("name", ["result.json", "stdout.json", "events.jsonl"])
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "endless"])
-def test_judge_files_that_are_none_never_hang_or_raise(
+def test_check_files_that_are_none_never_hang_or_raise(
     trained: TrainSpec, copy: Path, tmp_path: Path, name: str, kind: str
 ) -> None:
     saved = tmp_path / "saved"
@@ -193,7 +193,7 @@ def test_judge_files_that_are_none_never_hang_or_raise(
             (copy / name).mkdir()
         case "endless":
             (copy / name).symlink_to("/dev/zero")
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.PROTOCOL)
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.PROTOCOL)
 
 
 EXITS: dict[int, tuple[AttemptState, ErrorClass | None, str]] = {
@@ -209,9 +209,9 @@ EXITS: dict[int, tuple[AttemptState, ErrorClass | None, str]] = {
 
 
 @pytest.mark.parametrize("code", EXITS)
-def test_judge_success_with_another_exit_is_not_believed(trained: TrainSpec, copy: Path, code: int) -> None:
+def test_check_success_with_another_exit_is_not_believed(trained: TrainSpec, copy: Path, code: int) -> None:
     outcome, error_class, word = EXITS[code]
-    judgement = judge_train(trained, copy, code)
+    judgement = check_train_result(trained, copy, code)
     assert (judgement.outcome, judgement.error_class) == (outcome, error_class)
     assert word in (judgement.error or "")
 
@@ -227,53 +227,53 @@ def test_judge_success_with_another_exit_is_not_believed(trained: TrainSpec, cop
         (127, ErrorClass.MISSING),
     ],
 )
-def test_judge_exit_without_result_by_code(trained: TrainSpec, copy: Path, code: int, error_class: ErrorClass) -> None:
+def test_check_exit_without_result_by_code(trained: TrainSpec, copy: Path, code: int, error_class: ErrorClass) -> None:
     (copy / "result.json").unlink()
-    assert_failed(judge_train(trained, copy, code), error_class)
+    assert_failed(check_train_result(trained, copy, code), error_class)
 
 
-def test_judge_killed_for_a_reason_fails_with_that_reason(trained: TrainSpec, copy: Path) -> None:
-    assert_failed(judge_train(trained, copy, -9, killed_for=ErrorClass.STALLED), ErrorClass.STALLED, "stalled")
-    assert_failed(judge_train(trained, copy, 0, killed_for=ErrorClass.BUDGET), ErrorClass.BUDGET)
+def test_check_killed_for_a_reason_fails_with_that_reason(trained: TrainSpec, copy: Path) -> None:
+    assert_failed(check_train_result(trained, copy, -9, killed_for=ErrorClass.STALLED), ErrorClass.STALLED, "stalled")
+    assert_failed(check_train_result(trained, copy, 0, killed_for=ErrorClass.BUDGET), ErrorClass.BUDGET)
 
 
-def test_judge_failed_result_keeps_its_class_and_words(trained: TrainSpec, copy: Path) -> None:
+def test_check_failed_result_keeps_its_class_and_words(trained: TrainSpec, copy: Path) -> None:
     change(copy, status="failed", error_class="oom", error="no room\nfor \x1b[31mthat\x00", artifact=None)
-    judgement = judge_train(trained, copy, 1)
+    judgement = check_train_result(trained, copy, 1)
     assert (judgement.outcome, judgement.error_class) == (AttemptState.FAILED, ErrorClass.OOM)
     assert judgement.error == "no room for [31mthat"
     change(copy, status="failed", error_class=None, error=None)
-    assert judge_train(trained, copy, 1).error_class is ErrorClass.BUG
+    assert check_train_result(trained, copy, 1).error_class is ErrorClass.BUG
 
 
-def test_judge_interrupted_result_needs_its_exit_code(trained: TrainSpec, copy: Path) -> None:
+def test_check_interrupted_result_needs_its_exit_code(trained: TrainSpec, copy: Path) -> None:
     change(copy, status="interrupted", artifact=None)
-    assert judge_train(trained, copy, 75).outcome is AttemptState.INTERRUPTED
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.PROTOCOL)
+    assert check_train_result(trained, copy, 75).outcome is AttemptState.INTERRUPTED
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.PROTOCOL)
     change(copy, status="interrupted", token="old")
-    assert_failed(judge_train(trained, copy, 75), ErrorClass.MISMATCH, "token")
+    assert_failed(check_train_result(trained, copy, 75), ErrorClass.MISMATCH, "token")
 
 
-def test_judge_stopped_result_is_held_to_what_a_success_is(trained: TrainSpec, copy: Path) -> None:
+def test_check_stopped_result_is_held_to_what_a_success_is(trained: TrainSpec, copy: Path) -> None:
     change(copy, status="stopped")
-    assert judge_train(trained, copy, 0).outcome is AttemptState.SUCCEEDED
+    assert check_train_result(trained, copy, 0).outcome is AttemptState.SUCCEEDED
     change(copy, status="stopped", artifact=None)
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, "artifact")
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.MISMATCH, "artifact")
 
 
-def test_judge_events_that_break_the_protocol_spoil_a_success(trained: TrainSpec, copy: Path) -> None:
+def test_check_events_that_break_the_protocol_spoil_a_success(trained: TrainSpec, copy: Path) -> None:
     with (copy / "events.jsonl").open("ab") as sink:
         sink.write(b'{"v":1')
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.PROTOCOL, "half a line")
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.PROTOCOL, "half a line")
     with (copy / "events.jsonl").open("ab") as sink:
         sink.write(b"nonsense\n")
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.PROTOCOL, "broke the protocol")
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.PROTOCOL, "broke the protocol")
 
 
-def test_judge_last_loss_that_is_no_number_is_nonfinite(trained: TrainSpec, copy: Path) -> None:
+def test_check_last_loss_that_is_no_number_is_nonfinite(trained: TrainSpec, copy: Path) -> None:
     with (copy / "events.jsonl").open("ab") as sink:
         sink.write(b'{"v":1,"seq":999,"at":1.0,"type":"metrics","step":99,"values":{"loss":NaN}}\n')
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.NONFINITE, "99")
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.NONFINITE, "99")
 
 
 ARTIFACTS: dict[str, tuple[Callable[[Path], object], ErrorClass, str]] = {
@@ -311,17 +311,17 @@ ARTIFACTS: dict[str, tuple[Callable[[Path], object], ErrorClass, str]] = {
 
 
 @pytest.mark.parametrize("name", ARTIFACTS)
-def test_judge_artifact_whose_content_is_wrong_is_refused(trained: TrainSpec, copy: Path, name: str) -> None:
+def test_check_artifact_whose_content_is_wrong_is_refused(trained: TrainSpec, copy: Path, name: str) -> None:
     edit, error_class, word = ARTIFACTS[name]
     republish(copy, edit)
-    assert_failed(judge_train(trained, copy, 0), error_class, word)
+    assert_failed(check_train_result(trained, copy, 0), error_class, word)
 
 
 @pytest.mark.parametrize("where", ["/", ".", "nowhere"])
-def test_judge_link_beside_the_files_is_refused(trained: TrainSpec, copy: Path, where: str) -> None:
+def test_check_link_beside_the_files_is_refused(trained: TrainSpec, copy: Path, where: str) -> None:
     """Whoever copied the folder would follow it: to the whole disk, or round and round."""
     (copy / "artifact" / "beside").symlink_to(where)
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, "'beside' is a link")
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.MISMATCH, "'beside' is a link")
 
 
 NESTED = r"(([a-z_.])+)+!"
@@ -353,7 +353,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_judge_hostile_settings_are_refused_before_anything_is_registered(
+def test_check_hostile_settings_are_refused_before_anything_is_registered(
     trained: TrainSpec, copy: Path, name: str
 ) -> None:
     fields, word = CONFIGS[name]
@@ -364,17 +364,17 @@ def test_judge_hostile_settings_are_refused_before_anything_is_registered(
 
     republish(copy, edit)
     started = time.monotonic()
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, word)
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.MISMATCH, word)
     assert time.monotonic() - started < 5.0
 
 
-def test_judge_settings_with_a_name_twice_are_refused(trained: TrainSpec, copy: Path) -> None:
+def test_check_settings_with_a_name_twice_are_refused(trained: TrainSpec, copy: Path) -> None:
     def edit(folder: Path) -> None:
         path = folder / "adapter_config.json"
         path.write_text('{"r": 1000000000, ' + path.read_text()[1:])
 
     republish(copy, edit)
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, "stands twice")
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.MISMATCH, "stands twice")
 
 
 MODULE = "base_model.model.embed"
@@ -394,12 +394,12 @@ WEIGHTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_judge_weights_that_do_not_fit_the_base_are_refused(trained: TrainSpec, copy: Path, name: str) -> None:
+def test_check_weights_that_do_not_fit_the_base_are_refused(trained: TrainSpec, copy: Path, name: str) -> None:
     change_weights, word = WEIGHTS[name]
     tensors = {f"{MODULE}.lora_A.weight": ([2, 2], [0.1] * 4), f"{MODULE}.lora_B.weight": ([2, 2], [0.1] * 4)}
     change_weights(tensors)
     republish(copy, lambda f: (f / "adapter_model.safetensors").write_bytes(safetensors_bytes(tensors)))
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, word)
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.MISMATCH, word)
 
 
 def with_header(header: str, body: bytes = b"") -> bytes:
@@ -428,53 +428,53 @@ FILES: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_judge_odd_files_of_weights_are_refused(trained: TrainSpec, copy: Path, name: str) -> None:
+def test_check_odd_files_of_weights_are_refused(trained: TrainSpec, copy: Path, name: str) -> None:
     data, word = FILES[name]
     republish(copy, lambda f: (f / "adapter_model.safetensors").write_bytes(data))
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, word)
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.MISMATCH, word)
 
 
-def test_judge_sparse_giant_is_refused_without_reading_it(trained: TrainSpec, copy: Path) -> None:
+def test_check_sparse_giant_is_refused_without_reading_it(trained: TrainSpec, copy: Path) -> None:
     with (copy / "artifact" / "adapter_model.safetensors").open("r+b") as sink:
         sink.truncate(1 << 40)
     started = time.monotonic()
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, "at most")
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.MISMATCH, "at most")
     assert time.monotonic() - started < 5.0
 
 
-def test_judge_thousands_of_files_are_refused(trained: TrainSpec, copy: Path) -> None:
+def test_check_thousands_of_files_are_refused(trained: TrainSpec, copy: Path) -> None:
     for number in range(1100):
         (copy / "artifact" / f"{number}.txt").touch()
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, "more than 1000 files")
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.MISMATCH, "more than 1000 files")
 
 
-def test_judge_artifact_changed_after_publishing_is_refused(trained: TrainSpec, copy: Path) -> None:
+def test_check_artifact_changed_after_publishing_is_refused(trained: TrainSpec, copy: Path) -> None:
     weights = copy / "artifact" / "adapter_model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, "not what the manifest says")
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.MISMATCH, "not what the manifest says")
 
 
-def test_judge_artifact_with_an_unlisted_file_is_refused(trained: TrainSpec, copy: Path) -> None:
+def test_check_artifact_with_an_unlisted_file_is_refused(trained: TrainSpec, copy: Path) -> None:
     (copy / "artifact" / "stowaway.json").write_text("{}")
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, "stowaway")
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.MISMATCH, "stowaway")
 
 
-def test_judge_artifact_behind_a_link_is_refused(trained: TrainSpec, copy: Path, tmp_path: Path) -> None:
+def test_check_artifact_behind_a_link_is_refused(trained: TrainSpec, copy: Path, tmp_path: Path) -> None:
     (copy / "artifact").rename(tmp_path / "elsewhere")
     (copy / "artifact").symlink_to(tmp_path / "elsewhere")
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, "link")
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.MISMATCH, "link")
 
 
-def test_judge_artifact_of_linked_files_is_refused(trained: TrainSpec, copy: Path, tmp_path: Path) -> None:
+def test_check_artifact_of_linked_files_is_refused(trained: TrainSpec, copy: Path, tmp_path: Path) -> None:
     weights = copy / "artifact" / "adapter_model.safetensors"
     weights.rename(tmp_path / "elsewhere")
     weights.symlink_to(tmp_path / "elsewhere")
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, "link")
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.MISMATCH, "link")
 
 
-def test_judge_manifest_that_names_a_file_outside_is_refused(trained: TrainSpec, copy: Path) -> None:
+def test_check_manifest_that_names_a_file_outside_is_refused(trained: TrainSpec, copy: Path) -> None:
     manifest = json.loads((copy / "artifact" / "manifest.json").read_bytes())
     manifest["files"]["../spec.json"] = {
         "sha256": sha256_file(copy / "spec.json"),
@@ -483,12 +483,14 @@ def test_judge_manifest_that_names_a_file_outside_is_refused(trained: TrainSpec,
     (copy / "artifact" / "manifest.json").write_text(json.dumps(manifest))
     digest = sha256_text(canonical_json(manifest["files"]))
     change(copy, artifact={"path": "artifact", "digest": digest})
-    assert_failed(judge_train(trained, copy, 0), ErrorClass.MISMATCH, "outside")
+    assert_failed(check_train_result(trained, copy, 0), ErrorClass.MISMATCH, "outside")
 
 
-def test_judge_artifact_where_none_was_asked_for_is_a_mismatch(trained: TrainSpec, copy: Path) -> None:
+def test_check_artifact_where_none_was_asked_for_is_a_mismatch(trained: TrainSpec, copy: Path) -> None:
     run = trained.run.model_copy(update={"expected_artifact": "none"})
-    assert_failed(judge_train(trained.model_copy(update={"run": run}), copy, 0), ErrorClass.MISMATCH, "none was asked")
+    assert_failed(
+        check_train_result(trained.model_copy(update={"run": run}), copy, 0), ErrorClass.MISMATCH, "none was asked"
+    )
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -497,18 +499,18 @@ def test_judge_artifact_where_none_was_asked_for_is_a_mismatch(trained: TrainSpe
     | st.dictionaries(st.text(max_size=8), st.text() | st.integers()).map(lambda fields: json.dumps(fields).encode()),
     code=st.integers(-70, 255),
 )
-def test_judge_any_bytes_are_judged_without_an_exception(
+def test_check_any_bytes_are_judged_without_an_exception(
     trained: TrainSpec, tmp_path: Path, content: bytes, code: int
 ) -> None:
     for name in ("result.json", "stdout.json", "events.jsonl"):
         (tmp_path / name).write_bytes(content)
-    outcome = judge_train(trained, tmp_path, code).outcome
+    outcome = check_train_result(trained, tmp_path, code).outcome
     expected = {76: AttemptState.LOST, -15: AttemptState.INTERRUPTED}
     assert outcome is expected.get(code, AttemptState.FAILED)
 
 
-def test_judge_evaluate_good_scores_can_be_read(world: World, evaluated: EvaluateSpec) -> None:
-    judgement = judge_evaluate(evaluated, world.folder(evaluated), 0)
+def test_check_evaluate_result_good_scores_can_be_read(world: World, evaluated: EvaluateSpec) -> None:
+    judgement = check_evaluate_result(evaluated, world.folder(evaluated), 0)
     assert judgement.result is not None
     scores = read_scores(world.folder(evaluated), judgement.result)
     means = {
@@ -531,10 +533,10 @@ EVALUATION_FIELDS: dict[str, tuple[dict[str, Any], ErrorClass, str]] = {
 
 
 @pytest.mark.parametrize("name", EVALUATION_FIELDS)
-def test_judge_evaluate_one_wrong_field_is_refused(evaluated: EvaluateSpec, scored: Path, name: str) -> None:
+def test_check_evaluate_result_one_wrong_field_is_refused(evaluated: EvaluateSpec, scored: Path, name: str) -> None:
     fields, error_class, word = EVALUATION_FIELDS[name]
     change(scored, **fields)
-    assert_failed(judge_evaluate(evaluated, scored, 0), error_class, word)
+    assert_failed(check_evaluate_result(evaluated, scored, 0), error_class, word)
 
 
 def rescore(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
@@ -558,10 +560,12 @@ SCORES: dict[str, tuple[Callable[[dict[str, Any]], object], ErrorClass]] = {
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_judge_evaluate_scores_that_do_not_fit_are_refused(evaluated: EvaluateSpec, scored: Path, name: str) -> None:
+def test_check_evaluate_result_scores_that_do_not_fit_are_refused(
+    evaluated: EvaluateSpec, scored: Path, name: str
+) -> None:
     edit, error_class = SCORES[name]
     rescore(scored, edit)
-    assert_failed(judge_evaluate(evaluated, scored, 0), error_class)
+    assert_failed(check_evaluate_result(evaluated, scored, 0), error_class)
 
 
 def refer(folder: Path, edit: Callable[[dict[str, Any]], object], path: str = "references.json") -> None:
@@ -580,46 +584,48 @@ REFERENCES: dict[str, tuple[Callable[[dict[str, Any]], object], ErrorClass, str]
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_judge_evaluate_references_that_do_not_fit_are_refused(
+def test_check_evaluate_result_references_that_do_not_fit_are_refused(
     evaluated: EvaluateSpec, scored: Path, name: str
 ) -> None:
     edit, error_class, word = REFERENCES[name]
     refer(scored, edit)
-    assert_failed(judge_evaluate(evaluated, scored, 0), error_class, word)
+    assert_failed(check_evaluate_result(evaluated, scored, 0), error_class, word)
 
 
-def test_judge_evaluate_references_elsewhere_or_altered_are_refused(evaluated: EvaluateSpec, scored: Path) -> None:
+def test_check_evaluate_result_references_elsewhere_or_altered_are_refused(
+    evaluated: EvaluateSpec, scored: Path
+) -> None:
     refer(scored, lambda said: None, "other.json")
-    assert_failed(judge_evaluate(evaluated, scored, 0), ErrorClass.MISMATCH, "references.path")
+    assert_failed(check_evaluate_result(evaluated, scored, 0), ErrorClass.MISMATCH, "references.path")
     change(scored, references={"path": "references.json", "digest": "0" * 64})
-    assert_failed(judge_evaluate(evaluated, scored, 0), ErrorClass.PROTOCOL, "digest")
+    assert_failed(check_evaluate_result(evaluated, scored, 0), ErrorClass.PROTOCOL, "digest")
 
 
-def test_judge_evaluate_without_references_is_believed(evaluated: EvaluateSpec, scored: Path) -> None:
+def test_check_evaluate_result_without_references_is_believed(evaluated: EvaluateSpec, scored: Path) -> None:
     """An evaluator may leave them out; who can be asked then serves nothing of it."""
     change(scored, references=None)
-    assert judge_evaluate(evaluated, scored, 0).outcome is AttemptState.SUCCEEDED
+    assert check_evaluate_result(evaluated, scored, 0).outcome is AttemptState.SUCCEEDED
 
 
-def test_judge_evaluate_nan_and_errors_are_left_to_the_gate(evaluated: EvaluateSpec, scored: Path) -> None:
+def test_check_evaluate_result_nan_and_errors_are_left_to_the_gate(evaluated: EvaluateSpec, scored: Path) -> None:
     def edit(sides: dict[str, Any]) -> None:
         sides["candidate"][0]["values"]["heldout_loss"] = float("nan")
         sides["candidate"][1] |= {"values": {}, "error": "failed"}
 
     rescore(scored, edit)
-    assert judge_evaluate(evaluated, scored, 0).outcome is AttemptState.SUCCEEDED
+    assert check_evaluate_result(evaluated, scored, 0).outcome is AttemptState.SUCCEEDED
 
 
-def test_judge_evaluate_changed_cases_are_refused(world: World, evaluated: EvaluateSpec, tmp_path: Path) -> None:
+def test_check_evaluate_result_changed_cases_are_refused(world: World, evaluated: EvaluateSpec, tmp_path: Path) -> None:
     other = tmp_path / "cases.jsonl"
     other.write_text('{"id": "case-0", "messages": []}\n')
     cases = evaluated.cases.model_copy(update={"path": str(other)})
-    judgement = judge_evaluate(evaluated.model_copy(update={"cases": cases}), world.folder(evaluated), 0)
+    judgement = check_evaluate_result(evaluated.model_copy(update={"cases": cases}), world.folder(evaluated), 0)
     assert_failed(judgement, ErrorClass.PROTOCOL, "digest")
 
 
 def test_read_scores_without_scores_is_a_program_error(world: World, trained: TrainSpec) -> None:
-    result = judge_train(trained, world.folder(trained), 0).result
+    result = check_train_result(trained, world.folder(trained), 0).result
     assert result is not None
     with pytest.raises(ProgramError, match="no scores"):
         read_scores(world.folder(trained), result)

@@ -1,4 +1,4 @@
-"""Statements of the hot path: compiled once per kind of database, so that per call only the driver's work is left."""
+"""SQL statements of the hot path, compiled once per dialect, so that a call costs only the driver's work."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Convert = Callable[[Any], Any] | None
 
 
 @dataclass(frozen=True)
-class _Form:
-    """One statement in one dialect: its text, how values go in, how columns come out."""
+class _CompiledForDialect:
+    """One statement compiled for one dialect: its text, and the converters of its parameters and columns."""
 
     text: str
     is_positional: bool
@@ -36,51 +36,51 @@ class _Form:
         return {name: given[name] if convert is None else convert(given[name]) for name, convert in self.binds}
 
 
-class Prepared:
-    """A Core statement whose parameters are all named; building and caching it anew costs more than running it."""
+class CompiledStatement:
+    """A SQLAlchemy Core statement with named parameters, compiled once: compiling costs more than running it."""
 
     def __init__(self, statement: sa.Select[Any] | sa.Insert | sa.Update) -> None:
         self._statement = statement
-        self._forms: dict[str, _Form] = {}
+        self._by_dialect: dict[str, _CompiledForDialect] = {}
 
     def run(self, tx: Tx, **values: Any) -> int:
-        """Execute a write and say how many rows it touched."""
-        form = self.form(tx)
-        return int(tx.execute(form.text, form.parameters(values)).rowcount)
+        """Execute a write; return the number of rows it touched."""
+        compiled = self.compiled_for(tx)
+        return int(tx.execute(compiled.text, compiled.parameters(values)).rowcount)
 
     def first(self, tx: Tx, **values: Any) -> dict[str, Any] | None:
-        """The first row, by column."""
-        form = self.form(tx)
-        rows = tx.execute(form.text, form.parameters(values)).fetchall()
+        """Return the first row by column name, or None."""
+        compiled = self.compiled_for(tx)
+        rows = tx.execute(compiled.text, compiled.parameters(values)).fetchall()
         if not rows:
             return None
-        pairs = zip(form.columns, rows[0], strict=True)
+        pairs = zip(compiled.columns, rows[0], strict=True)
         return {name: value if convert is None else convert(value) for (name, convert), value in pairs}
 
-    def form(self, tx: Tx) -> _Form:
+    def compiled_for(self, tx: Tx) -> _CompiledForDialect:
         dialect = tx.conn.dialect
-        form = self._forms.get(dialect.name)
-        if form is None:
-            form = self._forms[dialect.name] = _compile(self._statement, dialect)
-        return form
+        compiled = self._by_dialect.get(dialect.name)
+        if compiled is None:
+            compiled = self._by_dialect[dialect.name] = _compile(self._statement, dialect)
+        return compiled
 
 
-def run_together(tx: Tx, *writes: tuple[Prepared, dict[str, Any]]) -> list[int]:
-    """Writes that do not depend on each other: one round trip on PostgreSQL. Says how many rows each touched."""
+def execute_batch(tx: Tx, *writes: tuple[CompiledStatement, dict[str, Any]]) -> list[int]:
+    """Execute independent writes, in one round trip on PostgreSQL. Returns the number of rows that each touched."""
     if not tx.is_postgres or len(writes) == 1:
-        return [prepared.run(tx, **values) for prepared, values in writes]
-    forms = tuple([prepared.form(tx) for prepared, _ in writes])
+        return [statement.run(tx, **values) for statement, values in writes]
+    parts = tuple([statement.compiled_for(tx) for statement, _ in writes])
     parameters = {
         f"{number}_{name}": value
-        for number, (form, (_, values)) in enumerate(zip(forms, writes, strict=True))
-        for name, value in form.parameters(values).items()
+        for number, (part, (_, values)) in enumerate(zip(parts, writes, strict=True))
+        for name, value in part.parameters(values).items()
     }
-    return list(tx.execute(_joined(tuple([form.text for form in forms])), parameters).fetchone())
+    return list(tx.execute(_one_statement(tuple([part.text for part in parts])), parameters).fetchone())
 
 
 @cache
-def _joined(texts: tuple[str, ...]) -> str:
-    """One PostgreSQL statement that makes all these writes and counts their rows."""
+def _one_statement(texts: tuple[str, ...]) -> str:
+    """Return one PostgreSQL statement that does all these writes and counts their rows."""
     numbered = [_PARAMETER.sub(rf"%({number}_\1)s", text) for number, text in enumerate(texts)]
     parts = ", ".join(f"w{number} AS ({text} RETURNING 1)" for number, text in enumerate(numbered))
     counts = ", ".join(f"(SELECT count(*) FROM w{number})" for number in range(len(texts)))  # noqa: S608 - our names
@@ -94,7 +94,7 @@ def insert_into(table: sa.Table, columns: str, **literals: str) -> sa.Insert:
     return table.insert().values({**named, **fixed}).inline()
 
 
-def _compile(statement: sa.Select[Any] | sa.Insert | sa.Update, dialect: sa.Dialect) -> _Form:
+def _compile(statement: sa.Select[Any] | sa.Insert | sa.Update, dialect: sa.Dialect) -> _CompiledForDialect:
     compiled = statement.compile(dialect=dialect)
     names = compiled.positiontup if compiled.positional else list(compiled.binds)
     assert names is not None
@@ -102,7 +102,7 @@ def _compile(statement: sa.Select[Any] | sa.Insert | sa.Update, dialect: sa.Dial
     returned = statement.selected_columns if isinstance(statement, sa.Select) else statement.exported_columns
     columns = tuple((column.name, _from_driver(column.type, dialect)) for column in returned)
     constants = {name: bind.value for name, bind in compiled.binds.items() if not bind.required}
-    return _Form(str(compiled), compiled.positional, binds, constants, columns)
+    return _CompiledForDialect(str(compiled), compiled.positional, binds, constants, columns)
 
 
 def _from_driver(column_type: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> Convert:
