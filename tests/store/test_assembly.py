@@ -33,7 +33,7 @@ from tunesmith.deployment import queries as deployments
 from tunesmith.experience.queries import candidates, experiences, feedback, members
 from tunesmith.experience.rules.classes import Rating
 from tunesmith.experience.rules.experience import CorrectionState, ExperienceState
-from tunesmith.experience.rules.mix import BASE_BESIDE_LIVE, NEVER_LIVE, TAKEN_BACK
+from tunesmith.experience.rules.mix import BASE_BESIDE_LIVE, BASE_UNRATED, FIRST_ROUND, NEVER_LIVE, TAKEN_BACK
 from tunesmith.models import queries as adapters
 from tunesmith.orchestration import lifecycle
 from tunesmith.runs.rules.run import RUN, DataEffect, RunState, effect_of_end
@@ -181,7 +181,7 @@ def _live(database: Database, adapter: adapters.Adapter) -> None:
         )
 
 
-def _by(client: Client, num: int, served_by: str, first: int) -> list[str]:
+def _by(client: Client, num: int, served_by: str | None, first: int) -> list[str]:
     return _gold(client, num, first, served_by=served_by)
 
 
@@ -203,7 +203,7 @@ def test_silence_about_an_answer_counts_only_where_who_gave_it_has_been_live(
         unnamed = [*_gold(client, 20, 100), *_by(client, 20, "some-other-model", 200)]
         with database.write() as tx:
             first, second, third = (an_adapter(tx) for _ in range(3))
-        assert _assembled(client, database)[0] == {*before, *unnamed}  # the bare base is what is live
+        assert _assembled(client, database)[0] == {*before, *unnamed}  # added by hand: their own data
         _live(database, first)
         beside = _by(client, 20, f"{PROFILE}@base", 300)
         ones, twos, threes = (_by(client, 20, each.name, 400 + 100 * each.version) for each in (first, second, third))
@@ -222,6 +222,30 @@ def test_silence_about_an_answer_counts_only_where_who_gave_it_has_been_live(
         client.feedback.add(beside[0], "up", rater="ann")
         client.feedback.add(threes[1], rater="ann", comment="read it")
         assert _assembled(client, database)[0] == {*before, *unnamed, *ones, threes[0], twos[0], beside[0]}
+
+
+@pytest.mark.parametrize("served_by", [f"{PROFILE}@base", None])
+def test_silence_about_what_the_bare_base_served_is_no_praise(
+    tmp_path: Path, store_url: str, database: Database, served_by: str | None
+) -> None:
+    with _client(tmp_path, store_url) as client:
+        served = _by(client, 30, served_by, 0)
+        with database.write() as tx:
+            mine = tables.experiences.c.id.in_(served)
+            tx.run(tables.experiences.update().where(mine).values(key_label="(no key)"))
+        by_hand = _by(client, 20, served_by, 100)
+        found, left_out = _assembled(client, database)
+        assert (found, left_out[BASE_UNRATED]) == (set(by_hand), 30)
+        client.feedback.add(served[0], "up", rater="ann")
+        client.feedback.add(served[1], "down", rater="ann", correction="The town is new.")
+        found, left_out = _assembled(client, database)
+        assert (found, left_out[BASE_UNRATED]) == ({*by_hand, *served[:2]}, 28)
+        trusting = {"experience.mix.unrated_base": True}
+        assert client.datasets.preview_assembly(PROFILE).left_out[BASE_UNRATED] == 28
+        dataset, _ = client.datasets.assemble(PROFILE, max_examples=400, overrides=trusting)
+        with database.read() as tx:
+            members_now = {member.experience_id for member in members.of_dataset(tx, dataset.id)}
+        assert members_now == {*by_hand, *served}
 
 
 def test_answer_of_a_version_that_is_taken_back_is_not_replayed(
@@ -337,11 +361,14 @@ def test_second_round_replays_what_was_learnt_and_does_not_reserve_it(
 ) -> None:
     with _client(tmp_path, store_url) as client:
         first = _gold(client, 40)
-        one, _ = client.datasets.assemble(PROFILE)
+        one, report = client.datasets.assemble(PROFILE)
+        assert report.mix is not None
+        assert FIRST_ROUND in report.mix.shortages
         _end(database, one.id, RunState.DEPLOYED)
         new = _gold(client, 30, 100)
         two, report = client.datasets.assemble(PROFILE)
         assert report.mix is not None
+        assert FIRST_ROUND not in report.mix.shortages
         assert report.mix.roles["replay"] > 0
         with database.read() as tx:
             found = members.of_dataset(tx, two.id)
@@ -380,7 +407,7 @@ def test_task_type_size_and_seed_are_honoured_and_told(tmp_path: Path, store_url
         wishes: Any = {"task_types": ["order"], "max_examples": 12, "min_new": 3}
         one, report = client.datasets.assemble(PROFILE, seed=1, **wishes)
         assert report.mix is not None
-        assert (report.mix.policy.task_types, report.mix.num_new) == (("order",), 8)
+        assert (report.mix.policy.task_types, report.mix.num_new) == (("order",), 12)
         assert report.mix.left_out["of another task type"] == 20
         assert all(client.experiences.show(each).dataset_id is None for each in others)
         told = client.workspace.data_dir / one.path / "members.jsonl"

@@ -64,7 +64,7 @@ def test_assembled_dataset_shows_its_mix_and_its_experiences_show_it(client: Cli
     assert made.code == 0, made.err
     dataset_id = made.last_line
     assert dataset_id.startswith("ds-")
-    for text in ("Mix of what is trained", "corrected", "replay missing: their places stay empty", "experiences.jsonl"):
+    for text in ("Mix of what is trained", "corrected", "nothing was learnt before", "experiences.jsonl"):
         assert text in made.out
     assert all(len(line) <= 80 for line in made.out.splitlines() if "fingerprint" not in line), made.out
     shown = cli("dataset", "show", dataset_id, "--json", cwd=root).json

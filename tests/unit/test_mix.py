@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from tunesmith.datasets.example import Split
 from tunesmith.datasets.report import MemberRole, MixKind
 from tunesmith.experience.rules.experience import ExperienceClass
-from tunesmith.experience.rules.mix import FULL, LEARNT, WAITS, MixCandidate, Selection, role_of, select
+from tunesmith.experience.rules.mix import FIRST_ROUND, FULL, LEARNT, WAITS, MixCandidate, Selection, role_of, select
 from tunesmith.profiles.sections.experience import Mix
 
 GOLD, CORRECTED, REPLAY = MemberRole.GOLD, MemberRole.CORRECTED, MemberRole.REPLAY
@@ -66,6 +66,20 @@ def test_shares_and_shortage_rules(
         assert selection.shortages == shortages
     assert selection.left_out.get(WAITS, 0) == sum(there[:2]) - sum(taken[:2])
     assert selection.left_out.get(LEARNT, 0) == there[2] - taken[2]  # and never "no place left": it is learnt
+
+
+@pytest.mark.parametrize(
+    ("there", "taken"),
+    [((500, 500), (143, 57)), ((0, 186), (0, 186)), ((500, 0), (200, 0)), ((3, 4), (3, 4)), ((0, 0), (0, 0))],
+)
+def test_places_of_replay_are_for_new_ones_where_nothing_was_ever_learnt(
+    there: tuple[int, int], taken: tuple[int, int]
+) -> None:
+    selection = select(_many(*there), Mix(), "sft", NUM_HELDOUT, is_first_round=True)
+    assert _roles(selection) == (*taken, 0)
+    assert selection.shortages[0] == FIRST_ROUND
+    assert not any("replay missing" in told for told in selection.shortages)
+    assert selection.left_out.get(WAITS, 0) == sum(there) - sum(taken)
 
 
 def test_preference_takes_only_what_has_a_correction() -> None:

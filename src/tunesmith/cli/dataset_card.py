@@ -46,11 +46,14 @@ def show_card(dataset: Dataset, report: DatasetReport) -> None:
 
 def show_mix(mix: MixReport) -> None:
     """What a dataset was assembled from, which rules were needed, and why other experiences are not in."""
+    from tunesmith.experience.rules.mix import FIRST_ROUND
+
     heading("Mix of what is trained")
+    policy = mix.policy.model_copy(update={"replay": 0.0}) if FIRST_ROUND in mix.shortages else mix.policy
     wanted = {
-        "corrected": mix.policy.corrected_places,
-        "gold": mix.policy.new_places - mix.policy.corrected_places,
-        "replay": mix.policy.replay_places,
+        "corrected": policy.corrected_places,
+        "gold": policy.new_places - policy.corrected_places,
+        "replay": policy.replay_places,
     }
     rows = [(role.value, num, wanted[role.value]) for role, num in mix.roles.items()]
     show_table([Column("ROLE"), Column("TAKEN", align="right"), Column("PLACES", align="right")], rows, indent=2)

@@ -32,7 +32,7 @@ from tunesmith.experience.queries.members import Member
 from tunesmith.experience.rules.experience import ExperienceState
 from tunesmith.experience.rules.mix import LEARNT, WAITS, MixCandidate, Pick, Selection, select
 from tunesmith.profiles.checks import CheckedProfile
-from tunesmith.profiles.profile import Method
+from tunesmith.profiles.profile import Method, Profile
 from tunesmith.profiles.rules.lock import check_lock
 from tunesmith.profiles.sections.experience import Mix
 from tunesmith.profiles.sections.screens import Screen
@@ -97,9 +97,10 @@ def preview(
     mixed = kind_of(kind, profile.recipe.method)
     kept = kept_splits(database, workspace, checked)
     splitter = Splitter(_options(checked), mixed, _ever_held_out(database, profile.name), kept)
-    found, left_out = _read_candidates(database, profile.name, splitter)
+    found, left_out = _read_candidates(database, profile, splitter)
     policy = profile.experience.mix
-    selection = select(found, policy, mixed, profile.data.heldout_cap)
+    is_first_round = _is_first_round(database, profile.name)
+    selection = select(found, policy, mixed, profile.data.heldout_cap, is_first_round=is_first_round)
     report = _report(policy, mixed, selection, {pick.id: pick for pick in selection.picks}, left_out)
     num_held_out = _num_held_out(selection.picks)
     problem = _refusal(profile.name, policy, report.num_new, num_held_out, report.left_out)
@@ -151,7 +152,7 @@ class _Assembly:
         """Choose and prepare in a folder; what the dataset would be, its members and what they are made of."""
         self.kept = kept_splits(self.database, self.workspace, self.checked)
         splitter = Splitter(self.options, self.kind, _ever_held_out(self.database, self.profile), self.kept)
-        found, left_out = _read_candidates(self.database, self.profile, splitter)
+        found, left_out = _read_candidates(self.database, self.checked.profile, splitter)
         selection, prepared, stored = self._prepared(found, left_out, staged)
         kept = {pick.id: (pick, example) for pick, example in self._kept(selection, prepared)}
         left_out.update(self.refused.values())
@@ -170,15 +171,17 @@ class _Assembly:
         from tunesmith.datasets.preparation import prepare
 
         cases = judging_cases(self.database, self.checked)
+        trusts_base = self.policy.unrated_base
+        most, is_first_round = self.checked.profile.data.heldout_cap, _is_first_round(self.database, self.profile)
         for number in range(_ROUNDS):
             able = [candidate for candidate in found if candidate.id not in self.refused]
-            selection = select(able, self.policy, self.kind, self.checked.profile.data.heldout_cap)
+            selection = select(able, self.policy, self.kind, most, is_first_round=is_first_round)
             told = Counter(selection.left_out) + left_out + Counter(self.refused.values())
             problem = _refusal(self.profile, self.policy, selection.num_new, _num_held_out(selection.picks), told)
             if problem is not None:
                 raise Refused(problem)
             with self.database.read() as tx:
-                stored = candidates.by_ids(tx, [pick.id for pick in selection.picks])
+                stored = candidates.by_ids(tx, [pick.id for pick in selection.picks], trusts_base=trusts_base)
             if len(stored) < len(selection.picks):
                 raise NotReservable("an experience vanished while a dataset was assembled from it; try again")
             source = staged / _SOURCE
@@ -243,7 +246,8 @@ class _Assembly:
                 actor=actor,
             )
             members.add(tx, made, actor=actor)
-            _refuse_changed(candidates.by_ids(tx, [member.experience_id for member in made]), stored, made)
+            ids = [member.experience_id for member in made]
+            _refuse_changed(candidates.by_ids(tx, ids, trusts_base=self.policy.unrated_base), stored, made)
             datasets.add_cases(tx, self.profile, self.dataset_id, cases)
             detail = {} if report.mix is None else report.mix.model_dump(mode="json")
             events.record(tx, "dataset", self.dataset_id, "assembled", actor=actor, detail=detail)
@@ -312,15 +316,22 @@ def _ever_held_out(database: Database, profile: str) -> set[str]:
         return candidates.held_out_groups(tx, profile)
 
 
-def _read_candidates(database: Database, profile: str, splitter: Splitter) -> tuple[list[MixCandidate], Counter[str]]:
+def _is_first_round(database: Database, profile: str) -> bool:
+    with database.read() as tx:
+        return not candidates.has_learnt(tx, profile)
+
+
+def _read_candidates(
+    database: Database, profile: Profile, splitter: Splitter
+) -> tuple[list[MixCandidate], Counter[str]]:
     """Every candidate with its split, and why others are none. Page by page: no transaction is long."""
     found: list[MixCandidate] = []
     with database.read() as tx:
-        left_out = Counter(candidates.tally_of_others(tx, profile))
-    last = 0
+        left_out = Counter(candidates.tally_of_others(tx, profile.name))
+    last, trusts_base = 0, profile.experience.mix.unrated_base
     while True:
         with database.read() as tx:
-            some = candidates.page(tx, profile, last, _PAGE)
+            some = candidates.page(tx, profile.name, last, _PAGE, trusts_base=trusts_base)
         if not some:
             return found, left_out
         last = some[-1].seq

@@ -46,8 +46,10 @@ class StoredCandidate:
     """Why its silence counts for nothing, as it is counted."""
 
 
-def page(tx: Tx, profile: str, after: int, limit: int) -> list[StoredCandidate]:
+def page(tx: Tx, profile: str, after: int, limit: int, *, trusts_base: bool = False) -> list[StoredCandidate]:
     """The next ones in the order they were captured in, after a place in it.
+
+    `trusts_base`: silence about an answer of the bare base makes it gold (experience.mix.unrated_base).
 
     Left out: what is reserved or forgotten, what waits for a review, what is quarantined, what a person rejected.
     """
@@ -63,15 +65,15 @@ def page(tx: Tx, profile: str, after: int, limit: int) -> list[StoredCandidate]:
     if not rows:
         return []
     here = (experiences.c.profile == profile, experiences.c.seq.between(rows[0][0], rows[-1][0]))
-    return _candidates(tx, rows, *here)
+    return _candidates(tx, rows, *here, trusts_base=trusts_base)
 
 
-def by_ids(tx: Tx, ids: Sequence[str]) -> dict[str, StoredCandidate]:
-    """These experiences, by id."""
+def by_ids(tx: Tx, ids: Sequence[str], *, trusts_base: bool = False) -> dict[str, StoredCandidate]:
+    """These experiences, by id, judged as `page` does."""
     found: list[StoredCandidate] = []
     for first in range(0, len(ids), _MOST_AT_ONCE):
         here = experiences.c.id.in_(ids[first : first + _MOST_AT_ONCE])
-        found += _candidates(tx, _read(tx, _QUERY.where(here)), here)
+        found += _candidates(tx, _read(tx, _QUERY.where(here)), here, trusts_base=trusts_base)
     return {each.id: each for each in found}
 
 
@@ -92,6 +94,12 @@ def tally_of_others(tx: Tx, profile: str) -> dict[str, int]:
         .group_by(sa.text("1"))
     )
     return {str(row[0]): int(row[1]) for row in tx.conn.execute(query) if row[0] is not None}
+
+
+def has_learnt(tx: Tx, profile: str) -> bool:
+    """Whether any experience of the profile was ever learnt by a version that was deployed or completed."""
+    consumed = (experiences.c.profile == profile, experiences.c.state == ExperienceState.CONSUMED)
+    return tx.first(sa.select(experiences.c.id).where(*consumed).limit(1)) is not None
 
 
 def num_usable(tx: Tx, profile: str) -> int:
@@ -123,6 +131,7 @@ _QUERY = sa.select(
     experiences.c.messages,
     experiences.c.state,
     experiences.c.served_by,
+    experiences.c.key_label,
     experiences.c.source,
     experiences.c.template,
     experiences.c.task_type,
@@ -180,15 +189,16 @@ def _read(tx: Tx, query: sa.Select[Any]) -> Sequence[Any]:
     return tx.conn.execute(query).all()
 
 
-def _candidates(tx: Tx, rows: Sequence[Any], *here: Any) -> list[StoredCandidate]:
+def _candidates(tx: Tx, rows: Sequence[Any], *here: Any, trusts_base: bool) -> list[StoredCandidate]:
     corrected = _corrections(tx, *here)
-    histories = {profile: serving_history(tx, profile) for profile in {row.profile for row in rows}}
+    names = {row.profile for row in rows}
+    histories = {profile: serving_history(tx, profile, trusts_base=trusts_base) for profile in names}
     found = []
     for row in rows:
         is_accepted = row.review == ReviewDecision.ACCEPT
         class_name, reasons, exclusion = _CLASSES[row.class_name], tuple(row.reasons), None
         if class_name is ExperienceClass.GOLD and row.feedback.get("mean") is None and not is_accepted:
-            exclusion = histories[row.profile].exclusion(row.served_by, row.at)
+            exclusion = histories[row.profile].exclusion(row.served_by, row.at, is_served=row.key_label is not None)
         if exclusion is not None:
             class_name, reasons = ExperienceClass.AMBIGUOUS, (exclusion.reason,)
         correction, corrected_by = corrected.get(row.id, (None, None))
@@ -213,7 +223,7 @@ def _candidates(tx: Tx, rows: Sequence[Any], *here: Any) -> list[StoredCandidate
     return found
 
 
-def serving_history(tx: Tx, profile: str) -> ServingHistory:
+def serving_history(tx: Tx, profile: str, *, trusts_base: bool = False) -> ServingHistory:
     """Which versions proved themselves, and when the bare base was what was live."""
     mine = sa.select(adapters.c.version, adapters.c.state).where(adapters.c.profile == profile)
     states = {version_name(profile, version): AdapterState(state) for version, state in tx.conn.execute(mine)}
@@ -231,4 +241,4 @@ def serving_history(tx: Tx, profile: str) -> ServingHistory:
             spans.append((at, None))
         elif spans:
             spans[-1] = (spans[-1][0], at)
-    return ServingHistory(profile, states, spans)
+    return ServingHistory(profile, states, spans, trusts_base)

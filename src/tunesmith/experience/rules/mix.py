@@ -4,7 +4,8 @@ Shortage rules, in this order:
 
 1. Corrected ones that are missing are replaced by gold ones, and gold ones that are missing by corrected ones.
 2. Where both are missing, there are fewer examples in all: replay never fills a place of new data, and shrinks with it.
-3. Replay that is missing stays missing: what was never learnt waits for its turn instead of being burnt at once.
+3. Replay that is missing stays missing: what was never learnt waits for its turn instead of being burnt at once. But
+   where nothing was ever learnt, there can be no replay, and all places are for new ones.
 4. Of one template, and of one source, no more than its share is trained, once there are two to choose from.
 5. What the hash of its prompt holds out, or gives to validation, is never trained. It comes along beside the places, as
    large a part of it as of what can be trained, and at least `min_eval_examples`. Where there are fewer, what was held
@@ -35,6 +36,7 @@ TAKEN_BACK = "answered by a version that was rolled back or revoked, and nobody 
 
 
 BASE_BESIDE_LIVE = "answered by the bare base while a version was live, and nobody rated it"
+BASE_UNRATED = "the bare base gave it, and nobody has rated it"
 
 
 _EXCLUSIONS = {
@@ -45,6 +47,7 @@ _EXCLUSIONS = {
 
 
 WAITS = "new, and no place left in this round"
+FIRST_ROUND = "nothing was learnt before, so nothing is repeated: all places are for new ones"
 LEARNT = "learnt already, and not drawn to be repeated"
 FULL = {"template": "a template that has its share already", "source": "a source that has its share already"}
 
@@ -110,8 +113,13 @@ def role_of(candidate: MixCandidate, policy: Mix, kind: MixKind) -> MemberRole |
     return MemberRole.GOLD if is_gold and kind == "sft" else MemberRole.CORRECTED
 
 
-def select(candidates: Iterable[MixCandidate], policy: Mix, kind: MixKind, max_heldout: int) -> Selection:
-    """Choose by the rules above; any input has an answer, also one with nothing in it."""
+def select(
+    candidates: Iterable[MixCandidate], policy: Mix, kind: MixKind, max_heldout: int, *, is_first_round: bool = False
+) -> Selection:
+    """Choose by the rules above; any input has an answer, also one with nothing in it.
+
+    `is_first_round`: the profile has never learnt anything.
+    """
     left_out: Counter[str] = Counter()
     able: list[tuple[MixCandidate, MemberRole]] = []
     for candidate in candidates:
@@ -120,6 +128,9 @@ def select(candidates: Iterable[MixCandidate], policy: Mix, kind: MixKind, max_h
             able.append((candidate, role))
         else:
             left_out[role] += 1
+    num_replay_places = policy.replay_places
+    if is_first_round:
+        policy = policy.model_copy(update={"replay": 0.0})
     trained = _Places(policy, [pair for pair in able if pair[0].split is Split.TRAIN])
     picks = trained.fill()
     left_out.update(trained.left_out)
@@ -137,7 +148,7 @@ def select(candidates: Iterable[MixCandidate], policy: Mix, kind: MixKind, max_h
     return Selection(
         tuple(Pick(candidate.id, role, candidate.split, reason) for candidate, role, reason in picks),
         {why: num for why, num in sorted(left_out.items()) if num},
-        tuple(trained.shortages),
+        (*((FIRST_ROUND,) if is_first_round and num_replay_places else ()), *trained.shortages),
     )
 
 
@@ -239,7 +250,8 @@ class Exclusion:
 class ServingHistory:
     """Which versions of a profile were live, and when.
 
-    Decides whether an unrated answer may be gold: not if its version never went live, was rolled back or was revoked.
+    Decides whether an unrated answer may be gold: not if its version never went live, was rolled back or was revoked,
+    nor if the bare base served it.
     """
 
     profile: str
@@ -248,13 +260,19 @@ class ServingHistory:
     spans: Sequence[tuple[datetime, datetime | None]]
     """From when till when some version was live; None: it still is. Outside of them the bare base was."""
 
-    def exclusion(self, served_by: str | None, at: datetime) -> Exclusion | None:
-        """Return why an unrated answer of that time is not gold. None if it may be, or its version is unknown."""
-        if served_by == f"{self.profile}@base":
-            is_beside = any(begin <= at and (end is None or at < end) for begin, end in self.spans)
-            return (
-                Exclusion(BASE_BESIDE_LIVE, "answered by the bare base while a version was live") if is_beside else None
-            )
+    trusts_base: bool = False
+    """Unrated answers of the bare base may be gold, where it was what was live (experience.mix.unrated_base)."""
+
+    def exclusion(self, served_by: str | None, at: datetime, *, is_served: bool = False) -> Exclusion | None:
+        """Return why an unrated answer of that time is not gold. None if it may be, or its version is unknown.
+
+        `is_served`: it came through `tunesmith serve`; what people added or imported is their own data.
+        """
+        is_base = served_by == f"{self.profile}@base"
+        if is_base and any(begin <= at and (end is None or at < end) for begin, end in self.spans):
+            return Exclusion(BASE_BESIDE_LIVE, "answered by the bare base while a version was live")
+        if is_served and (is_base or served_by is None) and not self.trusts_base:
+            return Exclusion(BASE_UNRATED, BASE_UNRATED)
         state = self.states.get(served_by) if served_by is not None else None
         if state not in _EXCLUSIONS:
             return None

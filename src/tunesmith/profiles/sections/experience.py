@@ -59,6 +59,8 @@ class Mix(Section):
     """Which of many are taken."""
     task_types: tuple[str, ...] = ()
     """Only experiences of these task types; empty: all."""
+    unrated_base: bool = False
+    """Whether answers that the bare base served are learnt though nobody has rated or corrected them."""
 
     @model_validator(mode="after")
     def _room_for_new(self) -> Mix:
