@@ -82,12 +82,12 @@ def assemble(  # noqa: PLR0913 - the options of one command
         Kind, typer.Option(help="Answers, or pairs of a correction and what it corrects; auto: as recipe.method.")
     ] = Kind.AUTO,
     max_examples: Annotated[
-        int | None, typer.Option("--max-examples", metavar="N", help="Most examples to train on.")
+        int | None, typer.Option("--max-examples", metavar="N", help="Maximum number of examples to train on.")
     ] = None,
     min_new: Annotated[
-        int | None, typer.Option("--min-new", metavar="N", help="Fewest that were never learnt.")
+        int | None, typer.Option("--min-new", metavar="N", help="Minimum number of new examples.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Which of many are taken.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed for the selection of experiences.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be chosen; reserve nothing.")] = False,
     overrides: Set = None,
     json: Json = False,
