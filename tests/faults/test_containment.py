@@ -194,7 +194,11 @@ def main_program(shim: int) -> int:
 
 
 def started_program(running: RunningProgram) -> int:
-    wait_until(lambda: running.events() or None)
+    def has_begun() -> bool:
+        running.keepalive()  # on a busy machine the start may take longer than a short lease
+        return bool(running.events())
+
+    wait_until(has_begun)
     return main_program(running.identity.pid)
 
 
