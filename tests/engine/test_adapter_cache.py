@@ -11,7 +11,7 @@ import pytest
 
 from tunesmith.deployment.targets.base import ServedAdapter
 from tunesmith.programs.readings import ProbeResult
-from tunesmith.serving.gateway.adapter_cache import Pager
+from tunesmith.serving.gateway.adapter_cache import AdapterCache
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 
@@ -73,16 +73,18 @@ def an_adapter(name: str) -> ServedAdapter:
     return ServedAdapter(name, Path("/nowhere"), f"digest of {name}")
 
 
-async def use(pager: Pager, name: str) -> None:
-    async with pager.using(an_adapter(name)) as given:
+async def use(adapter_cache: AdapterCache, name: str) -> None:
+    async with adapter_cache.acquire(an_adapter(name)) as given:
         assert given == name
 
 
 def test_adapter_is_loaded_once_however_many_ask_at_once() -> None:
     async def story() -> list[str]:
         engine = Ledger()
-        pager = Pager(engine)
-        await asyncio.gather(*(use(pager, "a@v1") for _ in range(20)), *(use(pager, "b@v1") for _ in range(20)))
+        adapter_cache = AdapterCache(engine)
+        await asyncio.gather(
+            *(use(adapter_cache, "a@v1") for _ in range(20)), *(use(adapter_cache, "b@v1") for _ in range(20))
+        )
         return engine.log
 
     assert asyncio.run(story()) == ["+a@v1", "+b@v1"]
@@ -91,19 +93,19 @@ def test_adapter_is_loaded_once_however_many_ask_at_once() -> None:
 def test_least_recently_asked_goes_and_not_within_the_hysteresis() -> None:
     async def story() -> None:
         engine, clock = Ledger(), Clock()
-        pager = Pager(engine, max_adapters=2, min_residency_s=60.0, clock=clock)
+        adapter_cache = AdapterCache(engine, max_adapters=2, min_residency_s=60.0, clock=clock)
         for name in ("a@v1", "b@v1"):
-            await use(pager, name)
+            await use(adapter_cache, name)
             clock.now_s += 5
         with pytest.raises(EngineError) as refused:
-            await use(pager, "c@v1")
-        assert (refused.value.code, refused.value.http_status) == ("no_room", 503)
+            await use(adapter_cache, "c@v1")
+        assert (refused.value.code, refused.value.http_status) == ("adapter_capacity", 503)
         assert refused.value.retry_after_s == 50.0
-        await use(pager, "a@v1")  # asked again: now b is the one that waits longest
+        await use(adapter_cache, "a@v1")  # asked again: now b is the one that waits longest
         clock.now_s += 59
-        await use(pager, "c@v1")
+        await use(adapter_cache, "c@v1")
         assert engine.log == ["+a@v1", "+b@v1", "-b@v1", "+c@v1"]
-        assert {one["name"] for one in pager.state()} == {"a@v1", "c@v1"}
+        assert {one["name"] for one in adapter_cache.state()} == {"a@v1", "c@v1"}
 
     asyncio.run(story())
 
@@ -111,17 +113,17 @@ def test_least_recently_asked_goes_and_not_within_the_hysteresis() -> None:
 def test_what_is_in_use_or_pinned_stays() -> None:
     async def story() -> None:
         engine, clock = Ledger(), Clock()
-        pager = Pager(engine, max_adapters=2, min_residency_s=60.0, clock=clock)
-        pager.pin(["live@v1"])
-        await use(pager, "live@v1")
-        async with pager.using(an_adapter("busy@v1")):
+        adapter_cache = AdapterCache(engine, max_adapters=2, min_residency_s=60.0, clock=clock)
+        adapter_cache.pin(["live@v1"])
+        await use(adapter_cache, "live@v1")
+        async with adapter_cache.acquire(an_adapter("busy@v1")):
             clock.now_s += 1000
             with pytest.raises(EngineError, match="no room"):
-                await use(pager, "c@v1")
+                await use(adapter_cache, "c@v1")
             with pytest.raises(EngineError, match="answering"):
-                await pager.unload("busy@v1")
+                await adapter_cache.unload("busy@v1")
         clock.now_s += 1000
-        await use(pager, "c@v1")
+        await use(adapter_cache, "c@v1")
         assert engine.loaded == {"live@v1", "c@v1"}
 
     asyncio.run(story())
@@ -130,13 +132,13 @@ def test_what_is_in_use_or_pinned_stays() -> None:
 def test_drain_waits_for_the_last_user() -> None:
     async def story() -> list[str]:
         engine, done = Ledger(), []
-        pager = Pager(engine)
-        answer = pager.answer(GenerationRequest(id="x", adapter=None), an_adapter("a@v1"))
+        adapter_cache = AdapterCache(engine)
+        answer = adapter_cache.answer(GenerationRequest(id="x", adapter=None), an_adapter("a@v1"))
         await anext(answer)
-        assert not await pager.drain("a@v1", 0.01)
+        assert not await adapter_cache.drain("a@v1", 0.01)
 
         async def drained() -> None:
-            assert await pager.drain("a@v1", 5.0)
+            assert await adapter_cache.drain("a@v1", 5.0)
             done.append("drained")
 
         waiting = asyncio.create_task(drained())
@@ -144,8 +146,8 @@ def test_drain_waits_for_the_last_user() -> None:
         done.append("closed")
         await answer.aclose()
         await waiting
-        assert pager.num_users("a@v1") == 0
-        await pager.unload("a@v1")
+        assert adapter_cache.num_users("a@v1") == 0
+        await adapter_cache.unload("a@v1")
         return [*done, *engine.log]
 
     assert asyncio.run(story()) == ["closed", "drained", "+a@v1", "-a@v1"]
@@ -154,17 +156,19 @@ def test_drain_waits_for_the_last_user() -> None:
 def test_new_process_of_the_engine_is_given_the_adapter_again() -> None:
     async def story() -> list[str]:
         engine = Ledger()
-        pager = Pager(engine)
-        await use(pager, "a@v1")
+        adapter_cache = AdapterCache(engine)
+        await use(adapter_cache, "a@v1")
         await engine.stop()
         assert isinstance(
-            [one async for one in pager.answer(GenerationRequest("x", None), an_adapter("a@v1"))][-1], GenerationEnd
+            [one async for one in adapter_cache.answer(GenerationRequest("x", None), an_adapter("a@v1"))][-1],
+            GenerationEnd,
         )
         engine.is_running = False  # it dies after the pager looked: the engine refuses, and is asked again
         engine.loaded.clear()
-        assert [one["name"] for one in pager.state()] == ["a@v1"]
+        assert [one["name"] for one in adapter_cache.state()] == ["a@v1"]
         assert isinstance(
-            [one async for one in pager.answer(GenerationRequest("x", None), an_adapter("a@v1"))][-1], GenerationEnd
+            [one async for one in adapter_cache.answer(GenerationRequest("x", None), an_adapter("a@v1"))][-1],
+            GenerationEnd,
         )
         return engine.log
 
@@ -174,13 +178,13 @@ def test_new_process_of_the_engine_is_given_the_adapter_again() -> None:
 def test_adapter_that_cannot_be_loaded_is_told_to_all_who_wait_and_tried_again_later() -> None:
     async def story() -> None:
         engine = Ledger()
-        pager = Pager(engine)
+        adapter_cache = AdapterCache(engine)
         engine.broken.add("a@v1")
-        said = await asyncio.gather(*(use(pager, "a@v1") for _ in range(3)), return_exceptions=True)
+        said = await asyncio.gather(*(use(adapter_cache, "a@v1") for _ in range(3)), return_exceptions=True)
         assert [getattr(one, "code", None) for one in said] == ["adapter_refused"] * 3
         engine.broken.clear()
-        await use(pager, "a@v1")
-        assert pager.num_users("a@v1") == 0
+        await use(adapter_cache, "a@v1")
+        assert adapter_cache.num_users("a@v1") == 0
 
     asyncio.run(story())
 
@@ -188,14 +192,14 @@ def test_adapter_that_cannot_be_loaded_is_told_to_all_who_wait_and_tried_again_l
 def test_whoever_asked_first_may_go_away_while_it_loads() -> None:
     async def story() -> list[str]:
         engine = Ledger()
-        pager = Pager(engine)
-        first = asyncio.create_task(use(pager, "a@v1"))
+        adapter_cache = AdapterCache(engine)
+        first = asyncio.create_task(use(adapter_cache, "a@v1"))
         await asyncio.sleep(0.001)
-        second = asyncio.create_task(use(pager, "a@v1"))
+        second = asyncio.create_task(use(adapter_cache, "a@v1"))
         await asyncio.sleep(0.001)
         first.cancel()
         await second
-        assert pager.num_users("a@v1") == 0
+        assert adapter_cache.num_users("a@v1") == 0
         return engine.log
 
     assert asyncio.run(story()) == ["+a@v1"]
@@ -203,9 +207,9 @@ def test_whoever_asked_first_may_go_away_while_it_loads() -> None:
 
 def test_name_with_another_content_is_refused() -> None:
     async def story() -> None:
-        pager = Pager(Ledger())
-        await use(pager, "a@v1")
-        with pytest.raises(EngineError, match="never used again"):
-            await pager.load(ServedAdapter("a@v1", Path("/nowhere"), "another"))
+        adapter_cache = AdapterCache(Ledger())
+        await use(adapter_cache, "a@v1")
+        with pytest.raises(EngineError, match="must not be reused"):
+            await adapter_cache.load(ServedAdapter("a@v1", Path("/nowhere"), "another"))
 
     asyncio.run(story())

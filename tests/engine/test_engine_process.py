@@ -24,7 +24,7 @@ from tunesmith.models.adapters import load_adapter
 from tunesmith.models.chat import ChatFormat
 from tunesmith.models.loading import load_base, load_tokenizer
 from tunesmith.serving.engine_spec import EngineSpec
-from tunesmith.serving.gateway.adapter_cache import Pager
+from tunesmith.serving.gateway.adapter_cache import AdapterCache
 from tunesmith.serving.gateway.embedded import EmbeddedEngine
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.heartbeat import Heartbeat
@@ -274,16 +274,16 @@ def test_adapter_in_use_is_not_unloaded_and_an_unknown_one_is_no_error(
 def test_killed_engine_fails_what_was_heard_of_and_answers_the_rest_anew(
     loop: Loop, engine: EmbeddedEngine, adapters: list[ServedAdapter]
 ) -> None:
-    pager, asked = Pager(engine), asking("x", max_tokens=4)
+    adapter_cache, asked = AdapterCache(engine), asking("x", max_tokens=4)
     before = loop.run(whole_answer(engine, asking("x", adapters[0].name, max_tokens=4)))
 
     async def story() -> tuple[EngineError, tuple[str, Any]]:
         assert engine.pid is not None
         starts = engine.num_starts
-        heard = pager.answer(asking("long", max_tokens=200, temperature=1.5, seed=2), adapters[0])
+        heard = adapter_cache.answer(asking("long", max_tokens=200, temperature=1.5, seed=2), adapters[0])
         await anext(heard)
         os.kill(engine.pid, signal.SIGSTOP)  # it takes the next request, and dies before it says anything
-        unheard = pager.answer(asked, adapters[0])
+        unheard = adapter_cache.answer(asked, adapters[0])
         first = asyncio.ensure_future(anext(unheard))
         await asyncio.sleep(0.1)
         os.kill(engine.pid, signal.SIGKILL)
@@ -292,7 +292,7 @@ def test_killed_engine_fails_what_was_heard_of_and_answers_the_rest_anew(
                 pass
         *pieces, ended = [await first, *[one async for one in unheard]]
         assert engine.num_starts == starts + 1
-        assert [one["name"] for one in pager.state()] == [adapters[0].name]
+        assert [one["name"] for one in adapter_cache.state()] == [adapters[0].name]
         return died.value, ("".join(one.text for one in pieces if isinstance(one, TextDelta)), ended)
 
     died, after = loop.run(story())

@@ -11,7 +11,7 @@ import pytest
 
 from support.engine import Loop, a_lively_base, an_adapter, asking, whole_answer
 from tunesmith.serving.engine_spec import EngineSpec
-from tunesmith.serving.gateway.adapter_cache import Pager
+from tunesmith.serving.gateway.adapter_cache import AdapterCache
 from tunesmith.serving.gateway.embedded import EmbeddedEngine
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.generation import GenerationEnd, TextDelta
@@ -19,7 +19,9 @@ from tunesmith.serving.generation import GenerationEnd, TextDelta
 KINDS = ("plain", "rslora", "dora", "saved", "patterns")
 
 
-async def crowd(pager: Pager, adapters: list[Any], num: int) -> dict[tuple[str, str | None], tuple[str, GenerationEnd]]:
+async def idle_connections(
+    adapter_cache: AdapterCache, adapters: list[Any], num: int
+) -> dict[tuple[str, str | None], tuple[str, GenerationEnd]]:
     """Ask, cancel some, come back where there was no room; the answers by prompt and adapter."""
     luck, said = random.Random(11), {}
 
@@ -29,7 +31,7 @@ async def crowd(pager: Pager, adapters: list[Any], num: int) -> dict[tuple[str, 
         await asyncio.sleep(luck.random() * num / 100)
         asked = asking(text, max_tokens=luck.randint(1, 30))
         while True:
-            answer = pager.answer(asked, adapter)
+            answer = adapter_cache.answer(asked, adapter)
             texts: list[str] = []
             try:
                 async for part in answer:
@@ -41,7 +43,7 @@ async def crowd(pager: Pager, adapters: list[Any], num: int) -> dict[tuple[str, 
                         said[text, adapter.name if adapter else None] = ("".join(texts), part)
                         return
             except EngineError as error:
-                if error.code != "no_room":
+                if error.code != "adapter_capacity":
                     raise
                 await asyncio.sleep(0.05 * luck.random())
             finally:
@@ -59,7 +61,9 @@ def test_hundreds_of_requests_over_more_adapters_than_fit_leave_nothing_behind(n
     loop = Loop()
     engine = EmbeddedEngine(EngineSpec(base=str(base), device="cpu", max_batch=16, threads=1))
     try:
-        said = loop.run(crowd(Pager(engine, max_adapters=2, min_residency_s=0.0), adapters, num), 240.0)
+        said = loop.run(
+            idle_connections(AdapterCache(engine, max_adapters=2, min_residency_s=0.0), adapters, num), 240.0
+        )
         assert len(said) > num * 0.7
         state = loop.run(engine.state())
         assert state is not None

@@ -229,11 +229,11 @@ def test_servers_of_the_original_are_not_those_of_the_copy(mover: Mover) -> None
     from tunesmith.deployment.targets.base import TargetError
     from tunesmith.deployment.targets.registry import make_target
     from tunesmith.programs.device.queries import servers
-    from tunesmith.serving.gateway.server_lock import Presence
+    from tunesmith.serving.gateway.server_lock import ServerLock
 
     original = mover.original
-    presence = Presence(original.client.workspace)
-    process = presence.announce("srv-1", "http://127.0.0.1:9", "token")
+    lock = ServerLock(original.client.workspace)
+    process = lock.publish("srv-1", "http://127.0.0.1:9", "token")
     from tunesmith.core.clock import utc_now
     from tunesmith.programs.device.rules import ServerState
 
@@ -247,7 +247,7 @@ def test_servers_of_the_original_are_not_those_of_the_copy(mover: Mover) -> None
         assert [each.kind for each in serving_targets(tx, [{}], copy.client.workspace)] == ["directory"]
     with pytest.raises(TargetError, match="no server of this workspace runs"):
         make_target("embedded", {}, root=copy.root, profile=PROFILE).observe()
-    presence.leave()
+    lock.release()
 
 
 def test_sqlite_store_named_by_a_relative_url_is_the_workspaces_own(tmp_path: Path) -> None:

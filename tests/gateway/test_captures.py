@@ -91,7 +91,7 @@ def test_who_does_not_want_it_is_not_kept_and_what_belongs_to_nobody_neither(
         assert experience_of(client, answer.id) is None
         with pytest.raises(openai.NotFoundError) as caught:
             learn_from(server.openai()).feedback(answer, "helpful")  # type: ignore[attr-defined]
-        assert "not kept" in str(caught.value)
+        assert "not captured" in str(caught.value)
     with pytest.raises(openai.BadRequestError):
         ask(server, extra_headers={"X-Tunesmith-Consent": "maybe"})
 

@@ -16,9 +16,9 @@ from support.workspaces import a_profile, wait_for
 from tunesmith.client import Client
 from tunesmith.experience.queries import candidates
 from tunesmith.openai import learn_from
-from tunesmith.serving.gateway.admission import Pace
+from tunesmith.serving.gateway.admission import RateLimiter
 from tunesmith.serving.gateway.api_errors import ApiError
-from tunesmith.serving.gateway.idempotency import Repeats
+from tunesmith.serving.gateway.idempotency import IdempotencyCache
 from tunesmith.serving.gateway.scopes import derived_label
 
 SHOP, DESK, NEW_SHOP, BACKEND, NAMELESS, TESTER = (
@@ -162,18 +162,18 @@ def test_a_session_named_by_another_key_says_nothing_about_an_answer(keyed: Keye
 
 def test_one_key_sends_only_so_much_in_a_minute() -> None:
     now = 0.0
-    pace = Pace(60, clock=lambda: now)
+    pace = RateLimiter(60, clock=lambda: now)
     for _ in range(60):
-        pace.enter("shop")
+        pace.acquire("shop")
     with pytest.raises(ApiError) as refused:
-        pace.enter("shop")
+        pace.acquire("shop")
     assert (refused.value.http_status, refused.value.retry_after_s) == (429, 1.0)
-    pace.enter("desk")
+    pace.acquire("desk")
     now = 2.5
-    pace.enter("shop")
-    pace.enter("shop")
+    pace.acquire("shop")
+    pace.acquire("shop")
     with pytest.raises(ApiError):
-        pace.enter("shop")
+        pace.acquire("shop")
 
 
 def test_a_correction_of_a_cut_answer_is_kept_and_learnt_after_a_restart(base: Path, tmp_path: Path) -> None:
@@ -208,10 +208,10 @@ def test_a_correction_brings_an_answer_to_the_store_that_the_share_left_out(base
         wait_for(lambda: server.health()["serving"])
         api: Any = learn_from(server.api)
         answer, refused = (api.chat.completions.create(**CHAT, store=store) for store in (None, False))
-        with pytest.raises(openai.NotFoundError, match="keeps only a share"):
+        with pytest.raises(openai.NotFoundError, match="captures only a share"):
             api.feedback(answer, "up")
         assert api.feedback(answer, correction=RIGHT)["is_new"]
-        with pytest.raises(openai.NotFoundError, match="asked that it is not kept"):
+        with pytest.raises(openai.NotFoundError, match="opted out of capture"):
             api.feedback(refused, correction=RIGHT)
     assert [each.key for each in client.experiences.list(profile=PROFILE)] == [answer.id]
     client.close()
@@ -311,7 +311,7 @@ def test_a_key_taken_out_of_the_file_stops_working_and_a_bad_file_closes_the_ser
 
 
 def test_answers_held_for_repeats_are_bounded_in_bytes() -> None:
-    repeats = Repeats()
+    repeats = IdempotencyCache()
     for number in range(100):
         with repeats.watching({"idempotency-key": str(number)}, "/", {}) as seen:
             seen.note(Response(b"x" * (1 << 20)))
@@ -323,7 +323,7 @@ def test_answers_held_for_repeats_are_bounded_in_bytes() -> None:
 
 
 def test_an_answer_that_was_too_large_to_hold_is_not_held_uncounted_when_it_is_written_again() -> None:
-    repeats = Repeats()
+    repeats = IdempotencyCache()
     for num_bytes in ((1 << 20) + 1, 1 << 20):
         with repeats.watching({"idempotency-key": "a"}, "/", {}) as seen:
             seen.note(Response(b"x" * num_bytes))

@@ -15,7 +15,7 @@ import pytest
 
 from support.json_server import Answered, JsonServer
 from support.vllm_server import VllmServer
-from tunesmith.deployment.targets.base import Door, ServedAdapter, TargetError
+from tunesmith.deployment.targets.base import Endpoint, ServedAdapter, TargetError
 from tunesmith.serving.gateway import upstream as module
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.upstream import UpstreamServer
@@ -29,14 +29,14 @@ Play = Callable[[BaseHTTPRequestHandler, Any], Any]
 class Doors:
     """The part of a target that the gateway uses, over servers of the test."""
 
-    def __init__(self, *servers: JsonServer, key: str = "sesame", **door: Any) -> None:
-        self.servers, self.key, self.door = list(servers), key, door
+    def __init__(self, *servers: JsonServer, key: str = "sesame", **endpoint: Any) -> None:
+        self.servers, self.key, self.endpoint = list(servers), key, endpoint
         self.loads: list[str] = []
 
-    def doors(self, adapter: ServedAdapter | None) -> list[Door]:
+    def endpoints(self, adapter: ServedAdapter | None) -> list[Endpoint]:
         name = "tiny" if adapter is None else adapter.name
         headers = {"Authorization": f"Bearer {self.key}"}
-        return [Door(server.url, name, headers=headers, **self.door) for server in self.servers]
+        return [Endpoint(server.url, name, headers=headers, **self.endpoint) for server in self.servers]
 
     def load(self, adapter: ServedAdapter) -> None:
         self.loads.append(adapter.name)
@@ -184,7 +184,7 @@ def test_version_that_stays_lost_is_503_with_retry_after() -> None:
             raise TargetError(f"{server.url} is out of memory")
 
         target.load = cannot  # type: ignore[method-assign]
-        with pytest.raises(EngineError, match=r"has lost support@v7") as caught:
+        with pytest.raises(EngineError, match=r"lost support@v7") as caught:
             ask(target)
         assert server.url not in caught.value.message
 
@@ -193,7 +193,7 @@ def test_version_that_stays_lost_is_503_with_retry_after() -> None:
     ("status", "body", "expected", "retry_after"),
     [
         (400, {"error": {"message": "max_tokens=4000 is too many"}}, (400, "max_tokens=4000 is too many"), None),
-        (401, {"error": "Unauthorized"}, (502, "refuses the key"), None),
+        (401, {"error": "Unauthorized"}, (502, "rejected the API key"), None),
         (429, {"error": {"message": "slow down"}}, (429, "is busy"), 7.0),
         (503, b"loading", (503, "is not ready"), 7.0),
         (500, {"error": {"message": "CUDA error at http://host:1"}}, (502, "failed with status 500"), None),
@@ -261,7 +261,12 @@ def _endless_line(call: BaseHTTPRequestHandler) -> None:
 
 @pytest.mark.parametrize(
     ("play", "told"),
-    [(_cut, "broke off"), (_error_inside, "broke off"), (_garbage, "no JSON"), (_endless_line, "more than an answer")],
+    [
+        (_cut, "broke off"),
+        (_error_inside, "broke off"),
+        (_garbage, "not a JSON object"),
+        (_endless_line, "more than the maximum"),
+    ],
 )
 def test_stream_that_goes_wrong_ends_in_a_clean_error(play: Callable[[Any], None], told: str) -> None:
     def answer(call: BaseHTTPRequestHandler, body: Any) -> Any:

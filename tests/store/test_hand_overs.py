@@ -289,7 +289,7 @@ class Engines:
         self.mode: Literal["unload", "cpu"] | None = None
         self.fails = 0
 
-    async def step_aside(self, mode: Literal["unload", "cpu"], drain_s: float) -> None:
+    async def release_device(self, mode: Literal["unload", "cpu"], drain_s: float) -> None:
         end_at = boot_seconds() + drain_s
         while self.num_active and boot_seconds() < end_at:
             await asyncio.sleep(0.01)
@@ -300,7 +300,7 @@ class Engines:
             killed(self.process)
         self.mode = mode
 
-    async def come_back(self) -> None:
+    async def reclaim_device(self) -> None:
         if self.fails:
             self.fails -= 1
             raise EngineError("not now")

@@ -53,7 +53,7 @@ from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.rules.task import TaskKind, TaskState
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.interfaces import Exchange
-from tunesmith.serving.gateway.shadow import Mirror
+from tunesmith.serving.gateway.shadow import ShadowMirror
 from tunesmith.serving.generation import GenerationRequest
 from tunesmith.store import events
 from tunesmith.store.database import Database, Tx
@@ -260,10 +260,10 @@ class Engines:
         self.takes_s = 0.0
         self.num_cancelled = 0
 
-    async def step_aside(self, mode: Literal["unload", "cpu"], drain_s: float) -> None:
+    async def release_device(self, mode: Literal["unload", "cpu"], drain_s: float) -> None:
         raise NotImplementedError
 
-    async def come_back(self) -> None:
+    async def reclaim_device(self) -> None:
         raise NotImplementedError
 
     async def answer(self, name: str, asked: GenerationRequest) -> str:
@@ -308,7 +308,7 @@ class Played:
                 an_asker(tx, number)
         self.engines, self.hand_over, self.counts = Engines(), Ours(), Counter[str]()
         settings = ServeSettings(timeout_s=timeout_s)
-        self.mirror = Mirror(client._session, settings, self.engines, self.hand_over, self.counts)
+        self.mirror = ShadowMirror(client._session, settings, self.engines, self.hand_over, self.counts)
 
     def play(self, story: Callable[[], Awaitable[None]]) -> None:
         async def both() -> None:
@@ -353,7 +353,7 @@ def test_live_answer_is_mirrored_with_the_same_prompt_and_sampling(played: Playe
 
     played.play(story)
     [(name, asked, _)] = played.engines.asked
-    live = an_exchange(1).asked
+    live = an_exchange(1).request
     assert name == asked.adapter == played.adapter.name
     assert (asked.messages, asked.temperature, asked.seed, asked.max_tokens) == (live.messages, 0.3, 1, 9)
     [row] = played.rows()
@@ -466,7 +466,7 @@ def test_candidate_that_fails_or_takes_too_long_is_observed_so(played: Played) -
 
 def test_engine_that_is_busy_or_lent_says_nothing_about_the_candidate(played: Played) -> None:
     async def story() -> None:
-        played.engines.says = EngineError("lent", code="aside", http_status=503)
+        played.engines.says = EngineError("lent", code="device_in_use", http_status=503)
         played.mirror.answered(an_exchange(1))
         await played.until(lambda: played.counts["shadow_dropped"] == 1)
         await asyncio.sleep(0.6)

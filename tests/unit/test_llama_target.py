@@ -168,10 +168,10 @@ def _bytes(path: Path) -> bytes:
 
 def test_bare_base_is_served_before_anything_was_deployed(llama: World) -> None:
     target: Any = llama.target()
-    (door,) = target.doors(None)
-    assert door.extra == {"lora": []}
+    (endpoint,) = target.endpoints(None)
+    assert endpoint.extra == {"lora": []}
     assert len(llama_pids(llama.root)) == 1
-    assert target.doors(None) == [door]
+    assert target.endpoints(None) == [endpoint]
     assert target.observe() is None
 
 
@@ -187,8 +187,8 @@ def test_no_more_llama_processes_than_allowed_and_the_live_one_stays(made: Made,
         assert len(llama_pids(llama.root)) == 2
         assert live in llama_pids(llama.root)
         assert target.observe() == made.first.digest
-        (door,) = target.doors(adapter)
-        assert door.extra["lora"] == [{"id": 0, "scale": 1.0}]
+        (endpoint,) = target.endpoints(adapter)
+        assert endpoint.extra["lora"] == [{"id": 0, "scale": 1.0}]
 
 
 def test_llama_server_that_cannot_start_leaves_nothing_and_tells_its_log(llama: World) -> None:
@@ -231,9 +231,9 @@ def test_gguf_that_was_changed_is_seen(llama: World) -> None:
 def test_server_of_others_serves_only_what_it_was_started_with(made: Made, llama: World) -> None:
     ours: Any = llama.target()
     ours.load(llama.first)
-    (door,) = ours.doors(llama.first)
-    os.environ["LLAMA_TEST_KEY"] = door.headers["Authorization"].removeprefix("Bearer ")
-    theirs: Any = a_target("llamacpp", llama.root, model="base.gguf", url=door.url, key_env="LLAMA_TEST_KEY")
+    (endpoint,) = ours.endpoints(llama.first)
+    os.environ["LLAMA_TEST_KEY"] = endpoint.headers["Authorization"].removeprefix("Bearer ")
+    theirs: Any = a_target("llamacpp", llama.root, model="base.gguf", url=endpoint.url, key_env="LLAMA_TEST_KEY")
     try:
         assert theirs.refusal(made.first) is None
         refusal = theirs.refusal(made.second)
@@ -244,8 +244,8 @@ def test_server_of_others_serves_only_what_it_was_started_with(made: Made, llama
         assert theirs.observe() == made.first.digest
         assert theirs.loaded() == {made.first.name}
         theirs.drain(made.first.name, 1.0)
-        (door,) = theirs.doors(made.first)
-        assert door.extra == {"lora": [{"id": 0, "scale": 1.0}], "cache_prompt": False}
+        (endpoint,) = theirs.endpoints(made.first)
+        assert endpoint.extra == {"lora": [{"id": 0, "scale": 1.0}], "cache_prompt": False}
         readings = theirs.probe(made.first, [HI], 5)
         assert readings[0].answer_text == "suppo"
         with pytest.raises(TargetError, match="has no support@v2"):

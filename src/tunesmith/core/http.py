@@ -49,7 +49,7 @@ class Reply:
         return 200 <= self.status < 300
 
     @property
-    def complaint(self) -> str:
+    def error_message(self) -> str:
         """What the server says is wrong: cut, in one line, printable."""
         said = self.json
         error = said.get("error", said.get("detail")) if isinstance(said, dict) else None
@@ -134,7 +134,7 @@ class Http:
         reply = self.ask(method, path, body)
         said = reply.json
         if not reply.is_ok:
-            raise self.failed(f"{self.url}{path} answered {reply.status}: {reply.complaint}")
+            raise self.failed(f"{self.url}{path} answered {reply.status}: {reply.error_message}")
         if said is None:
             raise self.failed(f"{self.url}{path}: the answer is no JSON")
         return said

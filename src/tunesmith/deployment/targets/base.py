@@ -62,22 +62,32 @@ class Target(Protocol):
 
 
 @dataclass(frozen=True)
-class Door:
-    """Where one version can be asked for over OpenAI's routes, and how it is named there."""
+class Endpoint:
+    """The OpenAI endpoint of one version: its URL, and the name of the version there."""
 
     url: str
     model: str
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the body beside `model` that choose the version; whatever a request says there does not count."""
+    """Fields of the body besides `model` that select the version; they override those of a request."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Fields for requests that do not say."""
+    """Defaults for fields that a request leaves out."""
     is_named: bool = True
-    """Whether an answer names the model that gave it; then it must be the one asked for."""
+    """Whether an answer names its model; it must then be the requested one."""
 
 
-class Proxied(Target, Protocol):
-    """A target whose server answers requests that the gateway passes on."""
+class ProxyTarget(Target, Protocol):
+    """A target to which the gateway forwards requests."""
 
-    def doors(self, adapter: ServedAdapter | None) -> list[Door]:
-        """One for each replica that should answer; None is the bare base. Raises TargetError where there is none."""
+    def endpoints(self, adapter: ServedAdapter | None) -> list[Endpoint]:
+        """One per replica; None is the base model alone. Raises TargetError if there is none."""
+
+
+def endpoints_of(target: ProxyTarget, adapter: ServedAdapter | None) -> list[Endpoint]:
+    """`target.endpoints`; a plug-in may still call the method by its earlier name, `doors`."""
+    method = getattr(target, "endpoints", None) or target.doors  # type: ignore[attr-defined]
+    return list(method(adapter))
+
+
+Door = Endpoint
+"""The earlier name, for plug-ins."""

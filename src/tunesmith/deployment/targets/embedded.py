@@ -42,7 +42,7 @@ class EmbeddedTarget:
         for server in self._servers():
             reply = server.ask("POST", "/control/load", self._about(adapter))
             if reply.status in (400, 404, 409, 422):
-                return f"it cannot be loaded: {reply.complaint}"
+                return f"it cannot be loaded: {reply.error_message}"
             _need_good(server, reply)
         return None
 
@@ -131,7 +131,7 @@ def _read(path: Path, root: Path) -> dict[str, Any] | None:
 
 def _need_good(server: TargetServer, reply: Reply) -> None:
     if not reply.is_ok:
-        raise TargetError(f"{server.url} answered {reply.status}: {reply.complaint}")
+        raise TargetError(f"{server.url} answered {reply.status}: {reply.error_message}")
 
 
 def _digest(server: TargetServer, live: Any) -> str | None:

@@ -19,7 +19,7 @@ from tunesmith.core.files import sha256_file
 from tunesmith.core.http import Reply
 from tunesmith.deployment.targets.adapter_files import folder_refusal
 from tunesmith.deployment.targets.alias import Alias, StateFile, verified
-from tunesmith.deployment.targets.base import Door, ServedAdapter, TargetError
+from tunesmith.deployment.targets.base import Endpoint, ServedAdapter, TargetError
 from tunesmith.deployment.targets.flip_order import Order
 from tunesmith.deployment.targets.gguf_adapter import base_of, convert
 from tunesmith.deployment.targets.options import TargetOptions, Text, Url, Variable, read_options
@@ -72,7 +72,7 @@ class OllamaTarget:
         except DataError as error:
             return str(error)
         if not reply.is_ok:
-            return f"{self._http.url} cannot make a model of it: {reply.complaint}"
+            return f"{self._http.url} cannot make a model of it: {reply.error_message}"
         self._delete(adapter.name)
         return None
 
@@ -89,7 +89,7 @@ class OllamaTarget:
         except DataError as error:
             raise TargetError(f"{adapter.name}: {error}") from error
         if not reply.is_ok:
-            raise TargetError(f"{self._http.url} cannot make {_theirs(adapter.name)}: {reply.complaint}")
+            raise TargetError(f"{self._http.url} cannot make {_theirs(adapter.name)}: {reply.error_message}")
 
     def probe(
         self, adapter: ServedAdapter, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
@@ -139,9 +139,9 @@ class OllamaTarget:
             raise TargetError(f"{live.name}: {error}") from error
         return verified(live)
 
-    def doors(self, adapter: ServedAdapter | None) -> list[Door]:
+    def endpoints(self, adapter: ServedAdapter | None) -> list[Endpoint]:
         name = self._options.model if adapter is None else _theirs(adapter.name)
-        return [Door(self._http.url, name, headers=self._http.headers)]
+        return [Endpoint(self._http.url, name, headers=self._http.headers)]
 
     def _show(self, model: str) -> dict[str, Any] | None:
         reply = self._http.ask("POST", "/api/show", {"model": model})
@@ -149,7 +149,7 @@ class OllamaTarget:
             return None
         said = reply.json
         if not reply.is_ok or not isinstance(said, dict):
-            raise TargetError(f"{self._http.url}/api/show answered {reply.status}: {reply.complaint}")
+            raise TargetError(f"{self._http.url}/api/show answered {reply.status}: {reply.error_message}")
         return said
 
     def _adapter_of(self, name: str) -> str | None:
@@ -199,7 +199,7 @@ class OllamaTarget:
             if self._http.ask("HEAD", f"/api/blobs/{blob}").status != 200:
                 reply = self._http.ask("POST", f"/api/blobs/{blob}", file=made)
                 if not reply.is_ok:
-                    raise TargetError(f"{self._http.url} does not take the adapter: {reply.complaint}")
+                    raise TargetError(f"{self._http.url} does not take the adapter: {reply.error_message}")
         body = {
             "model": _theirs(adapter.name),
             "from": self._options.model,
@@ -209,15 +209,15 @@ class OllamaTarget:
         reply = self._http.ask("POST", "/api/create", body)
         said = reply.json
         if reply.is_ok and not (isinstance(said, dict) and said.get("status") == "success"):
-            raise TargetError(f"{self._http.url}/api/create did not end with success: {reply.complaint}")
+            raise TargetError(f"{self._http.url}/api/create did not end with success: {reply.error_message}")
         if reply.status in (408, 429, 502, 503, 504):
-            raise TargetError(f"{self._http.url}/api/create answered {reply.status}: {reply.complaint}")
+            raise TargetError(f"{self._http.url}/api/create answered {reply.status}: {reply.error_message}")
         return reply
 
     def _delete(self, name: str) -> None:
         reply = self._http.ask("DELETE", "/api/delete", {"model": _theirs(name)})
         if not reply.is_ok and reply.status != 404:
-            raise TargetError(f"{self._http.url} cannot remove {_theirs(name)}: {reply.complaint}")
+            raise TargetError(f"{self._http.url} cannot remove {_theirs(name)}: {reply.error_message}")
 
     def _read(self, name: str, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> ProbeResult:
         """The text, and log-probabilities where this version of Ollama tells them; it tells no tokens."""

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from tunesmith.core.http import Reply
 from tunesmith.deployment.targets.adapter_files import folder_refusal
 from tunesmith.deployment.targets.alias import Alias, StateFile, verified
-from tunesmith.deployment.targets.base import Door, ServedAdapter, TargetError
+from tunesmith.deployment.targets.base import Endpoint, ServedAdapter, TargetError
 from tunesmith.deployment.targets.flip_order import Order
 from tunesmith.deployment.targets.options import TargetOptions, Text, Url, Variable, read_options
 from tunesmith.deployment.targets.readings import chat_reading
@@ -77,7 +77,7 @@ class VllmTarget:
             return None
         reply = self._ask_to_load(replica, adapter)
         if not reply.is_ok:
-            return f"{replica.url} cannot load it: {reply.complaint}"
+            return f"{replica.url} cannot load it: {reply.error_message}"
         self._forget(replica, adapter.name)
         return None
 
@@ -89,7 +89,7 @@ class VllmTarget:
             self._note(adapter)
             reply = self._ask_to_load(replica, adapter)
             if not reply.is_ok and not self._is_held(replica, adapter):  # another worker may have been faster
-                raise TargetError(f"{replica.url} cannot load {adapter.name}: {reply.complaint}")
+                raise TargetError(f"{replica.url} cannot load {adapter.name}: {reply.error_message}")
 
     def probe(
         self, adapter: ServedAdapter, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
@@ -154,18 +154,18 @@ class VllmTarget:
                 self._check_root(replica, live, models)
         return None if live is None else verified(live)
 
-    def doors(self, adapter: ServedAdapter | None) -> list[Door]:
-        doors = []
+    def endpoints(self, adapter: ServedAdapter | None) -> list[Endpoint]:
+        endpoints = []
         for replica in self._replicas:
             try:
                 name = self._base(replica, None) if adapter is None else adapter.name
             except TargetError:
                 continue
             # of several names for its base vLLM answers with the first, whichever was asked for
-            doors.append(Door(replica.url, name, headers=replica.headers, is_named=adapter is not None))
-        if not doors:
+            endpoints.append(Endpoint(replica.url, name, headers=replica.headers, is_named=adapter is not None))
+        if not endpoints:
             raise TargetError("no replica answers")
-        return doors
+        return endpoints
 
     def _base(self, replica: TargetServer, models: list[dict[str, Any]] | None) -> str:
         """How the replica calls the bare base."""
@@ -215,13 +215,13 @@ class VllmTarget:
                 "say so in options.paths"
             )
         if reply.status in (408, 429, 502, 503, 504):
-            raise TargetError(f"{replica.url} answered {reply.status} to a load: {reply.complaint}")
+            raise TargetError(f"{replica.url} answered {reply.status} to a load: {reply.error_message}")
         return reply
 
     def _forget(self, replica: TargetServer, name: str) -> None:
         reply = replica.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
         if not reply.is_ok and reply.status != 404:
-            raise TargetError(f"{replica.url} cannot unload {name}: {reply.complaint}")
+            raise TargetError(f"{replica.url} cannot unload {name}: {reply.error_message}")
 
     def _read(
         self, replica: TargetServer, name: str, messages: Sequence[Mapping[str, Any]], max_tokens: int

@@ -1,7 +1,7 @@
-"""The door in front of every route: which Host, which Origin, which key; and the one shape in which errors leave.
+"""Access control as ASGI middleware: checks Host, Origin and API key, and formats every error.
 
-It stands before the router, so a route that forgets something is still guarded, and what is not found is not told to
-whoever may not ask.
+Runs before the router: a route without its own check is still protected, and an unauthorized caller cannot probe
+which paths exist.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tunesmith.core.errors import TunesmithError, quoted
 from tunesmith.core.ids import new_request_id
 from tunesmith.core.logs import logger
 from tunesmith.serving.gateway.api_errors import BAD_HTTP, ApiError, error_body, headers_of, status_of
-from tunesmith.serving.gateway.bodies import ClientGone
-from tunesmith.serving.gateway.http_server import MAX_HEADER_BYTES, SeldomLog
+from tunesmith.serving.gateway.bodies import ClientDisconnected
+from tunesmith.serving.gateway.http_server import MAX_HEADER_BYTES, RateLimitedLog
 from tunesmith.serving.gateway.scopes import Caller, Scope
 
 log = logger("gateway")
@@ -40,7 +40,7 @@ _HEADERS = (
     *(b"authorization", b"content-type", b"accept", b"user-agent", b"idempotency-key", b"x-request-id"),
     *(b"openai-organization", b"openai-project", b"openai-beta", b"x-tunesmith-session", b"x-tunesmith-consent"),
 )
-"""What a web page may send."""
+"""Headers that a web page may send."""
 _STAINLESS = re.compile(rb"x-stainless-[a-z0-9-]{1,60}")
 """What the stock JavaScript client says about itself; its names change with its versions."""
 _EXPOSED = b"x-request-id, retry-after, idempotent-replayed"
@@ -60,14 +60,14 @@ _BAD_REQUEST = 400
 
 
 class CallerFinder(Protocol):
-    """Whose key a request has."""
+    """Identifies the caller by the API key."""
 
     def caller_of(self, authorization: str | None) -> Caller:
-        """Raises 401 for a key that opens nothing."""
+        """Raises 401 for an unknown key."""
 
 
-class Guard:
-    """An ASGI application around another. Refuses to be made where a route declares no scope."""
+class AccessMiddleware:
+    """ASGI middleware. Its constructor raises if a route declares no scope."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Guard:
         self._keys = keys
         self._hosts = LOOPBACK | {name.lower() for name in hosts}
         self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
-        self._strangers = SeldomLog("requests_refused", "they had no key, or came from a page or a name not allowed")
+        self._refused = RateLimitedLog("requests_refused", "no key, or an Origin or Host that is not allowed")
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -104,7 +104,7 @@ class Guard:
 
         try:
             await self._answer(scope, receive, send_on, cors)
-        except ClientGone:
+        except ClientDisconnected:
             status = status or _GONE
         except Exception as error:
             if not status:
@@ -113,13 +113,13 @@ class Guard:
             elif not isinstance(error, OSError):
                 log.exception("answer_broken", path=scope["path"], request=request_id.decode())
         finally:
-            self._tell(scope, status, time.monotonic() - begun_s, request_id.decode())
+            self._log(scope, status, time.monotonic() - begun_s, request_id.decode())
 
-    def _tell(self, scope: Message, status: int, seconds: float, request_id: str) -> None:
-        """One log line for a request of somebody we know; strangers must not fill the disk. Looks are no news."""
+    def _log(self, scope: Message, status: int, seconds: float, request_id: str) -> None:
+        """Log requests of known callers; refused ones are counted only, so that they cannot fill the disk."""
         caller: Caller | None = scope.get(_CALLER)
         if caller is None and status >= _BAD_REQUEST:
-            self._strangers.count()
+            self._refused.count()
         elif caller is not None and (scope["method"] == "POST" or status >= _BAD_REQUEST):
             log.info(
                 "request",
@@ -150,25 +150,26 @@ class Guard:
         names = [value for name, value in scope["headers"] if name == b"host"]
         if len(names) != 1 or host_name(names[0].decode("latin-1")) not in self._hosts:
             shown = quoted(names[0].decode("latin-1")) if names else "no Host at all"
-            message = f"this server is not asked as {shown}; add the name to serve.allowed_hosts if it should be"
+            message = f"Host {shown} is not allowed; to accept it, add it to serve.allowed_hosts"
             raise ApiError(403, message, code="host_not_allowed")
 
     def _check_origin(self, scope: Message) -> list[tuple[bytes, bytes]]:
-        """Headers for a page that may ask; raises for one that may not."""
-        said = dict(scope["headers"])
-        origin = said.get(b"origin")
-        if origin is None and said.get(b"sec-fetch-site") in (b"cross-site", b"same-site"):
-            origin = b"null"  # a browser that asks for another page's sake, without saying whose
+        """CORS headers for an allowed Origin; raises 403 for another one."""
+        headers = dict(scope["headers"])
+        origin = headers.get(b"origin")
+        if origin is None and headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site"):
+            origin = b"null"  # a cross-site request of a browser without an Origin
         if origin is None:
             return []
         if origin.decode("latin-1").rstrip("/").lower() not in self._origins:
-            message = f"web pages of {quoted(origin.decode('latin-1'))} may not ask; see serve.allowed_origins"
+            shown = quoted(origin.decode("latin-1"))
+            message = f"Origin {shown} is not allowed; to accept it, add it to serve.allowed_origins"
             raise ApiError(403, message, code="origin_not_allowed")
         vary = b"Origin, Access-Control-Request-Headers"
         allowed = [(b"access-control-allow-origin", origin), (b"vary", vary)]
         if scope["method"] == "OPTIONS":
-            wished = said.get(b"access-control-request-headers", b"").lower().replace(b" ", b"").split(b",")
-            names = b", ".join((*_HEADERS, *filter(_STAINLESS.fullmatch, wished)))
+            requested = headers.get(b"access-control-request-headers", b"").lower().replace(b" ", b"").split(b",")
+            names = b", ".join((*_HEADERS, *filter(_STAINLESS.fullmatch, requested)))
             allowed += [(b"access-control-allow-methods", _METHODS), (b"access-control-allow-headers", names)]
             return [*allowed, (b"access-control-max-age", b"600")]
         return [*allowed, (b"access-control-expose-headers", _EXPOSED)]
@@ -186,7 +187,7 @@ class Guard:
             raise ApiError(403, message, code="scope_missing")
 
     def _scope_of(self, scope: Message) -> Scope:
-        """What is not there needs no less than the least that there is."""
+        """The scope that a path needs; an unknown path needs the smallest one."""
         for route, needed in self._routes:
             if route.matches(scope)[0] is not Match.NONE:
                 return needed
@@ -194,7 +195,7 @@ class Guard:
 
 
 def caller_of(request: Request) -> Caller:
-    """Whose key came with a request; the guard has checked it."""
+    """The caller of a request; the middleware has checked its key."""
     caller = request.scope[_CALLER]
     assert isinstance(caller, Caller)
     return caller
@@ -223,7 +224,7 @@ def _check_header_bytes(scope: Message) -> None:
 
 
 def _check_said_once(scope: Message) -> None:
-    """Of two values one would be ignored, and a proxy may have read the other one."""
+    """Refuse repeated headers: one of the values would be ignored, and a proxy may have used that one."""
     names = [name for name, _ in scope["headers"] if name in _SAID_ONCE]
     for name in {name for name in names if names.count(name) > 1}:
         shown = name.decode()
@@ -231,7 +232,7 @@ def _check_said_once(scope: Message) -> None:
 
 
 def _check_length(scope: Message) -> None:
-    """A request with two lengths is read in one way here and perhaps in another by whoever stands in front."""
+    """Refuse a request with two lengths: a proxy may read it differently (request smuggling)."""
     names = [name for name, _ in scope["headers"]]
     if b"content-length" in names and b"transfer-encoding" in names:
         message = "the request has a Content-Length and a Transfer-Encoding; send one of them"
@@ -239,7 +240,7 @@ def _check_length(scope: Message) -> None:
 
 
 def _check_query(scope: Message) -> None:
-    """What is asked for stands in the body; a query would be silently ignored."""
+    """Refuse query parameters of a POST: they would be silently ignored."""
     if scope["method"] == "POST" and scope["query_string"]:
         name = scope["query_string"].decode("latin-1").partition("=")[0][:60]
         raise ApiError(
@@ -255,18 +256,20 @@ def _declared(route: BaseRoute, scopes: dict[str, Scope]) -> tuple[Route, Scope]
 
 
 async def error_response(request: Request, error: Exception) -> Response:
-    """What a route raised, in the one shape."""
-    if isinstance(error, ClientGone):
-        return Response(status_code=_GONE)  # nobody reads it, and nothing went wrong
+    """The response to an exception of a route."""
+    if isinstance(error, ClientDisconnected):
+        return Response(status_code=_GONE)  # nobody reads it; not an error of ours
     return _response(request.scope, error)
 
 
 def _response(scope: Message, error: Exception) -> Response:
-    is_ours = scope["path"].startswith("/control/")
-    status = 503 if getattr(error, "public", None) and not is_ours else status_of(error)  # our fault, not the caller's
+    is_internal = scope["path"].startswith("/control/")
+    status = (
+        503 if getattr(error, "public", None) and not is_internal else status_of(error)
+    )  # our fault, not the caller's
     if not isinstance(error, TunesmithError):
         log.exception("request_failed", method=scope["method"], path=scope["path"][:200])
-    body = error_body(error, is_ours=is_ours)
+    body = error_body(error, is_internal=is_internal)
     response = Response(orjson.dumps(body), status_code=status, media_type="application/json")
     response.raw_headers.extend(headers_of(error))
     return response

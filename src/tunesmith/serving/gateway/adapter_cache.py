@@ -1,4 +1,4 @@
-"""Adapters come into an engine when they are asked for, and go when others need the room."""
+"""The adapter cache of an engine: loads adapters on first use and evicts the least recently used."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from tunesmith.core.logs import logger
 from tunesmith.deployment.targets.base import ServedAdapter
 from tunesmith.serving.gateway.engine_contract import Engine, EngineError
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
-from tunesmith.serving.rules.eviction import Budget, Held, NoRoom, make_room
+from tunesmith.serving.rules.eviction import Budget, CachedAdapter, CannotEvict, plan_eviction
 
 log = logger("gateway")
 LOST = frozenset({"engine_died", "engine_hung", "unknown_adapter"})
-"""The engine was lost: asked again, a new one answers."""
+"""Error codes of a lost engine; a retry is answered by a new one."""
 
 
 class RestartedEngine(Engine, Protocol):
-    """An engine that tells when its process, and every adapter in it, is a new one."""
+    """An engine that counts its processes: a new one holds none of the adapters."""
 
     num_starts: int
 
 
 @dataclass
-class _Place:
+class _CacheEntry:
     adapter: ServedAdapter
     start: int
-    """Of which process of the engine it is part."""
+    """The number of the engine process that holds it."""
     num_bytes: int
-    asked_s: float
+    last_used_s: float
 
 
-class Pager:
-    """Around one engine. Counts who uses what; loads on first need, once however many ask; lets go by decision."""
+class AdapterCache:
+    """LRU cache of one engine's adapters: counts users, loads each once, evicts as `rules/eviction.py` decides."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Pager:
         self.engine = engine
         self._budget = Budget(max_adapters, max_bytes, min_residency_s)
         self._clock = clock
-        self._places: dict[str, _Place] = {}
+        self._entries: dict[str, _CacheEntry] = {}
         self._users: dict[str, int] = {}
         self._pins: frozenset[str] = frozenset()
         self._loading: dict[str, asyncio.Task[None]] = {}
@@ -58,12 +58,12 @@ class Pager:
         self._left = asyncio.Condition()
 
     def pin(self, names: Iterable[str]) -> None:
-        """From now on these stay (what is live, and what was before), and no others."""
+        """Replace the pinned versions: what is live, and the version before."""
         self._pins = frozenset(names)
 
     @contextlib.asynccontextmanager
-    async def using(self, adapter: ServedAdapter | None) -> AsyncIterator[str | None]:
-        """Have it in memory, and keep it there meanwhile. Raises EngineError, 503 where there is no room."""
+    async def acquire(self, adapter: ServedAdapter | None) -> AsyncIterator[str | None]:
+        """Load an adapter and keep it in memory during the block. Raises EngineError, 503 if nothing can be evicted."""
         if adapter is None:
             yield None
             return
@@ -76,58 +76,58 @@ class Pager:
             self._users[name] -= 1
             if not self._users[name]:
                 del self._users[name]
-            if name in self._places:
-                self._places[name].asked_s = self._clock()
+            if name in self._entries:
+                self._entries[name].last_used_s = self._clock()
             async with self._left:
                 self._left.notify_all()
 
     async def answer(
-        self, asked: GenerationRequest, adapter: ServedAdapter | None
+        self, request: GenerationRequest, adapter: ServedAdapter | None
     ) -> AsyncGenerator[TextDelta | GenerationEnd, None]:
-        """The answer of that version; asked again once if the engine was lost before anything was said."""
-        may_repeat = True
+        """The answer of a version; retried once if the engine was lost before the first delta."""
+        may_retry = True
         while True:
             try:
-                async with self.using(adapter) as name:
-                    said = self.engine.generate(replace(asked, adapter=name))
-                    async with contextlib.aclosing(said) as pieces:
-                        async for piece in pieces:
-                            may_repeat = False
-                            yield piece
+                async with self.acquire(adapter) as name:
+                    stream = self.engine.generate(replace(request, adapter=name))
+                    async with contextlib.aclosing(stream) as parts:
+                        async for part in parts:
+                            may_retry = False
+                            yield part
                 return
             except EngineError as error:
-                if not may_repeat or error.code not in LOST:
+                if not may_retry or error.code not in LOST:
                     raise
-                may_repeat = False
+                may_retry = False
 
     async def load(self, adapter: ServedAdapter) -> None:
-        """Have it in memory, asked for now."""
+        """Load an adapter unless it is loaded, and mark it as used now."""
         await self.engine.start()
-        place = self._held(adapter.name)
-        if place is not None:
-            if place.adapter.digest != adapter.digest:
+        entry = self._held(adapter.name)
+        if entry is not None:
+            if entry.adapter.digest != adapter.digest:
                 raise EngineError(
                     f"{adapter.name} is loaded with other content; a version name must not be reused",
                     code="name_taken",
                     http_status=409,
                 )
-            place.asked_s = self._clock()
+            entry.last_used_s = self._clock()
             return
         task = self._loading.get(adapter.name)
         if task is None:
             task = self._loading[adapter.name] = asyncio.create_task(self._load(adapter))
             task.add_done_callback(self._forget)
-        await asyncio.shield(task)  # whoever asked first may go away; others still wait for it
+        await asyncio.shield(task)  # the first requester may disconnect while others wait
 
     async def unload(self, name: str) -> None:
-        """Let it go now; refused while it is in use. An unknown name is no error."""
+        """Unload an adapter now; refused while it is in use. An unknown name is not an error."""
         if self._users.get(name):
             raise EngineError(f"{name} is answering requests; drain it first", code="in_use", http_status=409)
         async with self._one_at_a_time:
-            await self._let_go(name)
+            await self._evict(name)
 
     async def drain(self, name: str, timeout_s: float) -> bool:
-        """Wait until nobody uses it; False if somebody still does after that time."""
+        """Wait until no request uses it; False if one still does after the timeout."""
         try:
             async with asyncio.timeout(timeout_s), self._left:
                 await self._left.wait_for(lambda: not self._users.get(name))
@@ -139,16 +139,16 @@ class Pager:
         return self._users.get(name, 0)
 
     def state(self) -> list[dict[str, Any]]:
-        """What is in memory, the least recently asked first."""
+        """The adapters in memory, least recently used first."""
         now_s = self._clock()
-        held = sorted(self._all_held(), key=lambda one: one.asked_s)
+        held = sorted(self._all_held(), key=lambda one: one.last_used_s)
         return [
             {
                 "name": one.name,
-                "digest": self._places[one.name].adapter.digest,
+                "digest": self._entries[one.name].adapter.digest,
                 "bytes": one.num_bytes,
                 "users": one.num_users,
-                "idle_s": round(now_s - one.asked_s, 3),
+                "idle_s": round(now_s - one.last_used_s, 3),
                 "pinned": one.is_pinned,
             }
             for one in held
@@ -157,57 +157,57 @@ class Pager:
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._loading = {name: one for name, one in self._loading.items() if one is not task}
         if not task.cancelled():
-            task.exception()  # whoever waits hears of it; it may be that nobody does
+            task.exception()  # waiters get it; there may be none
 
     async def _load(self, adapter: ServedAdapter) -> None:
         async with self._one_at_a_time:
-            wanted = Held(adapter.name, _size(adapter), 1, self._clock(), adapter.name in self._pins)
-            decided = make_room(self._all_held(), wanted, self._budget, self._clock())
-            if isinstance(decided, NoRoom):
+            wanted = CachedAdapter(adapter.name, _size(adapter), 1, self._clock(), adapter.name in self._pins)
+            plan = plan_eviction(self._all_held(), wanted, self._budget, self._clock())
+            if isinstance(plan, CannotEvict):
                 raise EngineError(
-                    f"no room for {adapter.name}: {decided.reason}",
-                    code="no_room",
+                    f"{adapter.name} cannot be loaded: {plan.reason}",
+                    code="adapter_capacity",
                     http_status=503,
-                    retry_after_s=decided.retry_after_s,
+                    retry_after_s=plan.retry_after_s,
                 )
-            for name in decided.let_go:
-                await self._let_go(name)
+            for name in plan.evicted:
+                await self._evict(name)
             num_bytes = await self.engine.load(adapter)
-            self._places[adapter.name] = _Place(adapter, self.engine.num_starts, num_bytes, self._clock())
+            self._entries[adapter.name] = _CacheEntry(adapter, self.engine.num_starts, num_bytes, self._clock())
             log.info("adapter_loaded", adapter=adapter.name, bytes=num_bytes)
 
-    async def _let_go(self, name: str) -> None:
-        place = self._held(name)
-        self._places.pop(name, None)
-        if place is not None:
+    async def _evict(self, name: str) -> None:
+        entry = self._held(name)
+        self._entries.pop(name, None)
+        if entry is not None:
             await self.engine.unload(name)
-            log.info("adapter_let_go", adapter=name)
+            log.info("adapter_evicted", adapter=name)
 
-    def _held(self, name: str) -> _Place | None:
-        """What is in the engine's memory; what an earlier process held is not."""
-        place = self._places.get(name)
-        if place is not None and place.start != self.engine.num_starts:
-            del self._places[name]
+    def _held(self, name: str) -> _CacheEntry | None:
+        """The entry of an adapter that the present engine process holds."""
+        entry = self._entries.get(name)
+        if entry is not None and entry.start != self.engine.num_starts:
+            del self._entries[name]
             return None
-        return place
+        return entry
 
-    def _all_held(self) -> list[Held]:
-        places = [place for name in list(self._places) if (place := self._held(name)) is not None]
+    def _all_held(self) -> list[CachedAdapter]:
+        entries = [entry for name in list(self._entries) if (entry := self._held(name)) is not None]
         return [
-            Held(
-                place.adapter.name,
-                place.num_bytes,
-                self._users.get(place.adapter.name, 0),
-                place.asked_s,
-                place.adapter.name in self._pins,
+            CachedAdapter(
+                entry.adapter.name,
+                entry.num_bytes,
+                self._users.get(entry.adapter.name, 0),
+                entry.last_used_s,
+                entry.adapter.name in self._pins,
             )
-            for place in places
+            for entry in entries
         ]
 
 
 def _size(adapter: ServedAdapter) -> int:
-    """About the bytes that it will take, from its file."""
+    """Estimate the memory of an adapter from its file."""
     try:
         return (adapter.path / "adapter_model.safetensors").stat().st_size
     except OSError:
-        return 0  # loading it says what is wrong
+        return 0  # loading it reports the problem

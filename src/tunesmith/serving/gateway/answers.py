@@ -1,28 +1,43 @@
-"""Answers in OpenAI's shapes: whole and in chunks, for chat and for text."""
+"""OpenAI response bodies, complete and in chunks, and the HTTP responses that send them (JSON, server-sent events)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+import orjson
+from starlette.responses import Response
 
 from tunesmith.core.ids import secret_id
+from tunesmith.serving.gateway.api_errors import error_body
+from tunesmith.serving.gateway.bodies import ClientDisconnected
 from tunesmith.serving.gateway.parameters import Kind
 from tunesmith.serving.generation import GenerationEnd, TokenLogprob
 
+T = TypeVar("T")
+Receive = Callable[[], Awaitable[Any]]
+_UNREAD_S = 30.0
+_SSE = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 _PREFIX: dict[Kind, str] = {"chat": "chatcmpl", "text": "cmpl"}
 _OBJECT: dict[Kind, str] = {"chat": "chat.completion", "text": "text_completion"}
 
 
 @dataclass(frozen=True)
 class Header:
-    """What every part of one answer says about itself."""
+    """The fields that all parts of one answer share."""
 
     id: str
     kind: Kind
     created: int
     model: str
-    """The exact version, whatever name was asked for."""
+    """The exact version, whichever name was requested."""
     fingerprint: str
     with_log_probs: bool
     counts_usage: bool
@@ -61,12 +76,12 @@ class Choice:
 
 
 def new_response_id(kind: Kind) -> str:
-    """Nobody can guess it: whoever rates an answer names it by this id."""
+    """A new id that cannot be guessed: feedback names an answer by it."""
     return secret_id(_PREFIX[kind])
 
 
 def choice_key(response_id: str, index: int) -> str:
-    """By which the experience of one choice is found; the first has the response's own id."""
+    """The key of the experience of one choice; the first choice has the id of the response."""
     return response_id if index == 0 else f"{response_id}/{index}"
 
 
@@ -105,7 +120,7 @@ def last_chunk(header: Header, choice: Choice) -> dict[str, Any]:
 
 
 def usage_of(choices: Sequence[Choice], num_choices: int) -> dict[str, Any]:
-    """A prompt that several answers were written to counts once."""
+    """Token counts; a prompt with several choices counts once."""
     ends = [choice.end for choice in choices if choice.end is not None]
     num_prompt = sum(end.num_prompt for end in ends[::num_choices])
     num_written = sum(end.num_written for end in ends)
@@ -146,3 +161,88 @@ def _text_log_probs(header: Header, tokens: Sequence[TokenLogprob], offset: int)
         "top_logprobs": [{text: log_prob for _, text, log_prob in token.top} for token in tokens],
         "text_offset": offsets,
     }
+
+
+class JsonAnswer(Response):
+    """A JSON response; `after` is called once it was sent."""
+
+    def __init__(self, body: Mapping[str, Any], *, status: int = 200, after: Callable[[], None] | None = None) -> None:
+        super().__init__(orjson.dumps(body), status_code=status, media_type="application/json")
+        self._after = after
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await super().__call__(scope, receive, send)
+        if self._after is not None:
+            self._after()
+
+
+class SseAnswer(Response):
+    """A stream of server-sent events. An error in the middle becomes an error object, and `[DONE]` is left out."""
+
+    def __init__(
+        self,
+        events: AsyncGenerator[Mapping[str, Any], None],
+        *,
+        end: Callable[[], Awaitable[None]],
+        after: Callable[[bool], None],
+    ) -> None:
+        super().__init__()
+        self._events = events
+        self._end = end
+        self._after = after
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        is_whole = False
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": _SSE})
+            is_whole = await cancel_on_disconnect(receive, self._write(send))
+        except (ClientDisconnected, OSError):
+            pass
+        finally:
+            await self._end()  # also if the stream was never started
+            self._after(is_whole)
+
+    async def _write(self, send: Any) -> bool:
+        """True if the complete answer was sent."""
+        last = b"data: [DONE]\n\n"
+        try:
+            async with aclosing(self._events) as events:
+                async for event in events:
+                    await _send(send, b"data: " + orjson.dumps(event) + b"\n\n")
+        except (ClientDisconnected, OSError):
+            raise
+        except Exception as error:
+            last = b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
+        await _send(send, last, more=False)
+        return last.endswith(b"[DONE]\n\n")
+
+
+async def _send(send: Any, body: bytes, *, more: bool = True) -> None:
+    """A client that reads nothing for this long counts as disconnected, so that it does not hold capacity."""
+    try:
+        async with asyncio.timeout(_UNREAD_S):
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+    except TimeoutError:
+        raise ClientDisconnected from None
+
+
+async def cancel_on_disconnect(receive: Receive, work: Awaitable[T]) -> T:
+    """The result of `work`; cancels it and raises ClientDisconnected as soon as the client disconnects."""
+    running = asyncio.ensure_future(work)
+    disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait({running, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            raise ClientDisconnected
+        return running.result()
+    finally:
+        for task in (running, disconnect):
+            if not task.done():
+                task.cancel()
+                with suppress(asyncio.CancelledError, Exception):
+                    await task
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

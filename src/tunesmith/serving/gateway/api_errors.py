@@ -24,7 +24,7 @@ _UNPROCESSABLE = 422
 
 
 class ApiError(TunesmithError):
-    """A request that is not answered; says which parameter is wrong where one is."""
+    """An error response; `param` names the invalid parameter, if there is one."""
 
     def __init__(
         self, http_status: int, message: str, *, code: str, param: str | None = None, retry_after_s: float | None = None
@@ -36,19 +36,19 @@ class ApiError(TunesmithError):
         self.retry_after_s = retry_after_s
 
 
-def wrong(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    """A parameter that cannot be what it is; the message begins with its name."""
+def invalid_parameter(param: str, message: str, code: str = "invalid_value") -> ApiError:
+    """A 400 for an invalid parameter; the message begins with its name."""
     return ApiError(400, f"{param} {message}", code=code, param=param)
 
 
-def error_body(error: Exception, *, is_ours: bool = False) -> dict[str, Any]:
-    """The one shape; anything that we did not raise on purpose tells nothing about our insides.
+def error_body(error: Exception, *, is_internal: bool = False) -> dict[str, Any]:
+    """The OpenAI error body; unexpected exceptions give a generic message.
 
-    `is_ours`: whoever asked is part of this workspace and may hear of its files.
+    `is_internal`: the caller is part of this workspace, so the message may contain local details.
     """
     known = error if isinstance(error, TunesmithError) else None
-    message = known.message if known else "something went wrong in the server; its log says more"
-    if not is_ours:
+    message = known.message if known else "internal server error; see the server log"
+    if not is_internal:
         message = getattr(error, "public", None) or message
     code = known.code if known else "internal"
     kind = _TYPES.get(status_of(error), "invalid_request_error" if status_of(error) < _SERVER_ERROR else "server_error")
@@ -56,7 +56,7 @@ def error_body(error: Exception, *, is_ours: bool = False) -> dict[str, Any]:
 
 
 def status_of(error: Exception) -> int:
-    """A refusal is 422, not 409: the clients try a 409 again by themselves, and it would be refused again."""
+    """The HTTP status. A conflict is 422, not 409: OpenAI clients retry a 409, which would fail again."""
     if isinstance(error, Refused | DataError | ConfigError):
         return _UNPROCESSABLE
     if isinstance(error, TunesmithError):
@@ -65,7 +65,7 @@ def status_of(error: Exception) -> int:
 
 
 def headers_of(error: Exception) -> list[tuple[bytes, bytes]]:
-    """When to ask again, and who to be."""
+    """Retry-After, WWW-Authenticate and Connection headers of an error."""
     headers = []
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:

@@ -1,4 +1,4 @@
-"""The HTTP application: every route with its scope, in one table; a route without one keeps it from starting."""
+"""The HTTP application: the table of routes with their scopes. The server does not start if a route has no scope."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.responses import Response
 from tunesmith.core.errors import TunesmithError, quoted
 from tunesmith.profiles.settings import ServeSettings
 from tunesmith.serving.gateway import chat, control, feedback, models
-from tunesmith.serving.gateway.access import CallerFinder, Guard, error_response
+from tunesmith.serving.gateway.access import AccessMiddleware, CallerFinder, error_response
 from tunesmith.serving.gateway.api_errors import ApiError
 from tunesmith.serving.gateway.gateway import Gateway
 from tunesmith.serving.gateway.scopes import Scope
@@ -21,55 +21,57 @@ from tunesmith.serving.gateway.scopes import Scope
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class Endpoint(NamedTuple):
+class ScopedRoute(NamedTuple):
     method: str
     path: str
     scope: Scope
     handler: Handler
 
 
-ENDPOINTS = (
-    Endpoint("POST", "/v1/chat/completions", Scope.CHAT, chat.chat_completions),
-    Endpoint("POST", "/v1/completions", Scope.CHAT, chat.completions),
-    Endpoint("GET", "/v1/models", Scope.READ, models.list_models),
-    Endpoint("GET", "/v1/models/{model}", Scope.READ, models.get_model),
-    Endpoint("POST", "/v1/feedback", Scope.FEEDBACK, feedback.feedback),
-    Endpoint("GET", "/healthz", Scope.READ, models.health),
-    Endpoint("GET", "/control/state", Scope.CONTROL, control.state),
-    Endpoint("POST", "/control/load", Scope.CONTROL, control.load),
-    Endpoint("POST", "/control/probe", Scope.CONTROL, control.probe),
-    Endpoint("POST", "/control/flip", Scope.CONTROL, control.flip),
-    Endpoint("POST", "/control/drain", Scope.CONTROL, control.drain),
-    Endpoint("POST", "/control/unload", Scope.CONTROL, control.unload),
+ROUTES = (
+    ScopedRoute("POST", "/v1/chat/completions", Scope.CHAT, chat.chat_completions),
+    ScopedRoute("POST", "/v1/completions", Scope.CHAT, chat.completions),
+    ScopedRoute("GET", "/v1/models", Scope.READ, models.list_models),
+    ScopedRoute("GET", "/v1/models/{model}", Scope.READ, models.get_model),
+    ScopedRoute("POST", "/v1/feedback", Scope.FEEDBACK, feedback.feedback),
+    ScopedRoute("GET", "/healthz", Scope.READ, models.health),
+    ScopedRoute("GET", "/control/state", Scope.CONTROL, control.state),
+    ScopedRoute("POST", "/control/load", Scope.CONTROL, control.load),
+    ScopedRoute("POST", "/control/probe", Scope.CONTROL, control.probe),
+    ScopedRoute("POST", "/control/flip", Scope.CONTROL, control.flip),
+    ScopedRoute("POST", "/control/drain", Scope.CONTROL, control.drain),
+    ScopedRoute("POST", "/control/unload", Scope.CONTROL, control.unload),
 )
 
 
-def make_app(gateway: Gateway, keys: CallerFinder) -> Guard:
-    """The application behind its guard."""
+def make_app(gateway: Gateway, keys: CallerFinder) -> AccessMiddleware:
+    """The application with its access control."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.gateway = gateway
-    for endpoint in ENDPOINTS:
-        app.add_api_route(endpoint.path, endpoint.handler, methods=[endpoint.method], response_model=None)
+    for route in ROUTES:
+        app.add_api_route(route.path, route.handler, methods=[route.method], response_model=None)
     for kind in (TunesmithError, Exception):
         app.add_exception_handler(kind, error_response)
-    app.add_exception_handler(HTTPException, _nothing_here)
-    return guarded(app, keys, names_of(gateway.settings), gateway.settings.allowed_origins)
+    app.add_exception_handler(HTTPException, http_exception_handler)
+    return with_access_control(app, keys, allowed_host_names(gateway.settings), gateway.settings.allowed_origins)
 
 
-def names_of(settings: ServeSettings) -> tuple[str, ...]:
-    """As what it may be asked: also as the one that it listens on, where that is one."""
+def allowed_host_names(settings: ServeSettings) -> tuple[str, ...]:
+    """The Host names that are accepted: serve.allowed_hosts, and serve.host unless it is a wildcard."""
     is_one = settings.host not in ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
     return (*settings.allowed_hosts, settings.host) if is_one else settings.allowed_hosts
 
 
-async def _nothing_here(request: Request, error: Exception) -> Response:
-    """The router's own refusals (no such path, no such method) in our shape."""
+async def http_exception_handler(request: Request, error: Exception) -> Response:
+    """Format the errors of the HTTP router (unknown path or method) like all others."""
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "refused")
     message = f"{error.detail}: {request.method} {quoted(request.url.path)}"
     return await error_response(request, ApiError(error.status_code, message, code=code))
 
 
-def guarded(app: FastAPI, keys: CallerFinder, hosts: tuple[str, ...] = (), origins: tuple[str, ...] = ()) -> Guard:
-    scopes = {endpoint.path: endpoint.scope for endpoint in ENDPOINTS}
-    return Guard(app, app.routes, scopes, keys=keys, hosts=hosts, origins=origins)
+def with_access_control(
+    app: FastAPI, keys: CallerFinder, hosts: tuple[str, ...] = (), origins: tuple[str, ...] = ()
+) -> AccessMiddleware:
+    scopes = {route.path: route.scope for route in ROUTES}
+    return AccessMiddleware(app, app.routes, scopes, keys=keys, hosts=hosts, origins=origins)

@@ -14,13 +14,13 @@ from tunesmith.serving.gateway.api_errors import ApiError
 
 Receive = Callable[[], Awaitable[Any]]
 _SLOW_S = 30.0
-"""Longest time for a body to arrive."""
-_DEEPEST = 64
+"""Maximum time for a body to arrive."""
+_MAX_DEPTH = 64
 _LARGE = 256 << 10  # parsed in a thread, so that nobody else waits
 
 
-class ClientGone(Exception):
-    """Whoever asked has closed the connection."""
+class ClientDisconnected(Exception):
+    """The client has closed the connection."""
 
 
 async def read_json(headers: Mapping[str, str], receive: Receive, max_bytes: int) -> dict[str, Any]:
@@ -47,7 +47,7 @@ async def _read(receive: Receive, max_bytes: int) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise ClientDisconnected
         chunk = message.get("body", b"")
         num_bytes += len(chunk)
         if num_bytes > max_bytes:
@@ -69,14 +69,14 @@ def parse(body: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise _not_json(str(error)) from None
     if not isinstance(value, dict):
-        raise _not_json("it is no object; send {…}")
+        raise _not_json("it is not an object; send {…}")
     return value
 
 
 def can_be_passed_on(value: Any) -> bool:
     """Whether it can be written as JSON again wherever it goes: not nested without end, no number beyond 64 bits."""
     level = [value]
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         if not level:
             return True
         if any(isinstance(one, int) and not -(2**63) <= one < 2**64 for one in level):

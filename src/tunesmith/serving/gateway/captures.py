@@ -15,13 +15,13 @@ from tunesmith.experience.capture_queue import CaptureQueue, position_of, store_
 from tunesmith.experience.queries import experiences
 from tunesmith.profiles.sections.experience import CapturePolicy
 from tunesmith.runs.session import Session
-from tunesmith.serving.gateway.api_errors import ApiError, wrong
-from tunesmith.serving.gateway.parameters import Asked
+from tunesmith.serving.gateway.api_errors import ApiError, invalid_parameter
+from tunesmith.serving.gateway.parameters import CompletionRequest
 from tunesmith.serving.gateway.scopes import Caller
 
 SOURCE = "serve"
-_MOST_REMEMBERED = 10_000
-_MOST_CHARS_HELD = 16 << 20
+_MAX_REMEMBERED = 10_000
+_MAX_CHARS_HELD = 16 << 20
 """Of conversations in memory: those of the last answers, which a correction may still need."""
 _MAX_PENDING = 10_000
 _MAX_NAME = 500
@@ -31,8 +31,8 @@ Consent = Literal["yes", "no"]
 
 
 @dataclass(frozen=True)
-class About:
-    """What is known about a request beside the request itself: who asks, and what the caller says about it."""
+class CaptureOptions:
+    """Who sent a request, and what its headers and metadata say about capture."""
 
     caller: Caller
     consent: Consent | None
@@ -41,56 +41,60 @@ class About:
     template: str | None
 
     @classmethod
-    def of(cls, headers: Mapping[str, str], asked: Asked, caller: Caller) -> About:
-        """Headers first, then the body; raises 400 for what could not be kept as it was said."""
+    def of(cls, headers: Mapping[str, str], completion: CompletionRequest, caller: Caller) -> CaptureOptions:
+        """From the headers, then the body; raises 400 for invalid values."""
         said = headers.get("x-tunesmith-consent", "").strip().lower()
         if said not in ("", "yes", "no"):
             raise ApiError(400, "X-Tunesmith-Consent is yes or no", code="invalid_value", param="X-Tunesmith-Consent")
-        consent: Consent | None = "no" if said == "no" or asked.store is False else "yes" if said == "yes" else None
-        named = {f"metadata.{name}": asked.metadata.get(name) for name in ("session", "task_type", "template")}
+        consent: Consent | None = (
+            "no" if said == "no" or completion.store is False else "yes" if said == "yes" else None
+        )
+        named = {f"metadata.{name}": completion.metadata.get(name) for name in ("session", "task_type", "template")}
         said_in_header = headers.get("x-tunesmith-session")
-        for name, text in {"X-Tunesmith-Session": said_in_header, "user": asked.user, **named}.items():
+        for name, text in {"X-Tunesmith-Session": said_in_header, "user": completion.user, **named}.items():
             if text and (len(text) > _MAX_NAME or not text.isprintable()):
-                message = f"has more than {_MAX_NAME} characters, or one that cannot be seen; send another"
-                raise wrong(name, message)
+                message = f"must be at most {_MAX_NAME} printable characters"
+                raise invalid_parameter(name, message)
         if said_in_header and not said_in_header.isascii():
-            raise wrong("X-Tunesmith-Session", "is not ASCII, as a header must be; send metadata.session instead")
-        session = said_in_header or named["metadata.session"] or asked.user
+            raise invalid_parameter(
+                "X-Tunesmith-Session", "is not ASCII, as a header must be; send metadata.session instead"
+            )
+        session = said_in_header or named["metadata.session"] or completion.user
         task_type, template = named["metadata.task_type"], named["metadata.template"]
         return cls(caller, consent, session or None, task_type or None, template or None)
 
 
 @dataclass(frozen=True)
-class _Fate:
+class _CaptureStatus:
     profile: str
     key_label: str
     reason: str | None
-    """Why it is not kept; None: it was queued."""
+    """Why it was not captured; None: it was queued."""
     number: int
-    """How many were queued up to it."""
+    """The number of answers queued up to this one."""
     is_example: bool
-    """Whether the answer itself may be learnt, or shown to a candidate."""
+    """Whether the answer may be used for training, or mirrored to a candidate."""
 
 
 class Captures:
-    """Remembers for the last answers whose they are, whether they are kept, and why not, so that feedback can be told.
+    """Queues answers for capture, and remembers the status of recent ones, so that feedback can explain a missing one.
 
-    Also holds the conversations of the last answers that may be kept: a correction of one that is not in the store,
-    because the profile keeps only a share of its answers or the store was away, brings it there.
+    Also holds the conversations of recent answers that may be captured: a correction of an answer that is not in the
+    store (the profile captures only a share, or the store was unavailable) stores it then.
     """
 
     def __init__(self, session: Session) -> None:
         self._queue = CaptureQueue(session, max_pending=_MAX_PENDING, linger_s=_LINGER_S)
-        self._fate: OrderedDict[str, _Fate] = OrderedDict()
+        self._statuses: OrderedDict[str, _CaptureStatus] = OrderedDict()
         self._held: OrderedDict[str, tuple[int, str, Capture]] = OrderedDict()
         self._chars_held = 0
         self._num_queued = 0
         self._being_written: dict[str, str] = {}
         """By the id of a stream that goes on, the label of the key that reads it."""
 
-    def begin(self, response_id: str, about: About) -> None:
+    def begin(self, response_id: str, options: CaptureOptions) -> None:
         """A stream goes on: whoever reads it knows its id, and may rate it before it can be kept."""
-        self._being_written[response_id] = about.caller.label
+        self._being_written[response_id] = options.caller.label
 
     def end(self, response_id: str) -> None:
         """What may be kept of it was handed over; twice is once."""
@@ -105,7 +109,7 @@ class Captures:
         key: str,
         profile: str | None,
         policy: CapturePolicy,
-        about: About,
+        options: CaptureOptions,
         *,
         messages: Sequence[Mapping[str, Any]],
         answer: str,
@@ -113,70 +117,72 @@ class Captures:
         is_finished: bool,
     ) -> None:
         """Queue one answer, if the profile's policy and the caller allow it; returns at once, never raises."""
-        reason = _reason_not_to(policy, about, profile)
+        reason = _reason_not_to(policy, options, profile)
         if reason is None and profile is not None:
             conversation = [*messages, {"role": "assistant", "content": answer}]
             said: dict[str, Any] = {
                 "key": key,
                 "source": SOURCE,
-                "session": about.session,
+                "session": options.session,
                 "served_by": served_by,
-                "task_type": about.task_type,
-                "template": about.template,
+                "task_type": options.task_type,
+                "template": options.template,
                 "captured_at": utc_now(),
                 "is_cut": not is_finished,
             }
-            self._hold(key, profile, replace(capture_of(conversation, said), key_label=about.caller.label))
-            is_queued = self._queue.served(profile, conversation, about.caller.label, **said)
+            self._hold(key, profile, replace(capture_of(conversation, said), key_label=options.caller.label))
+            is_queued = self._queue.served(profile, conversation, options.caller.label, **said)
             self._num_queued += is_queued
-            reason = None if is_queued else "too many answers waited to be kept, and it was dropped"
+            reason = None if is_queued else "the capture queue was full, so it was dropped"
             if is_queued and position_of(key) >= policy.share:
-                reason = "the profile keeps only a share of its answers (experience.capture.share)"
-        self._note(key, about, reason, profile or "", is_example=is_finished or not policy.finished_only)
+                reason = "the profile captures only a share of its answers (experience.capture.share)"
+        self._note(key, options, reason, profile or "", is_example=is_finished or not policy.finished_only)
 
-    def leave_out(self, key: str, about: About, reason: str) -> None:
-        """Remember why an answer is not kept."""
-        self._note(key, about, f"it was not kept: {reason}")
+    def leave_out(self, key: str, options: CaptureOptions, reason: str) -> None:
+        """Record why an answer is not captured."""
+        self._note(key, options, f"it was not captured: {reason}")
 
-    def _note(self, key: str, about: About, reason: str | None, profile: str = "", *, is_example: bool = False) -> None:
-        self._fate[key] = _Fate(profile, about.caller.label, reason, self._num_queued, is_example)
-        while len(self._fate) > _MOST_REMEMBERED:
-            self._fate.popitem(last=False)
+    def _note(
+        self, key: str, options: CaptureOptions, reason: str | None, profile: str = "", *, is_example: bool = False
+    ) -> None:
+        self._statuses[key] = _CaptureStatus(profile, options.caller.label, reason, self._num_queued, is_example)
+        while len(self._statuses) > _MAX_REMEMBERED:
+            self._statuses.popitem(last=False)
 
     def _hold(self, key: str, profile: str, capture: Capture) -> None:
         num_chars = sum(200 + sum(len(str(part)) for part in message.values()) for message in capture.messages)
         self._held[key] = (num_chars, profile, capture)
         self._chars_held += num_chars
-        while self._chars_held > _MOST_CHARS_HELD:
+        while self._chars_held > _MAX_CHARS_HELD:
             _, (num_chars, _, _) = self._held.popitem(last=False)
             self._chars_held -= num_chars
 
     def keeps(self, key: str) -> bool:
         """Whether an answer was queued to be learnt; only such a one may be shown to a candidate."""
-        fate = self._fate.get(key)
-        return fate is not None and fate.reason is None and fate.is_example
+        status = self._statuses.get(key)
+        return status is not None and status.reason is None and status.is_example
 
     def knows(self, key: str, caller: Caller) -> bool:
         """Whether this caller was given that answer a while ago."""
-        fate = self._fate.get(key)
-        return fate is not None and caller.owns(fate.key_label)
+        status = self._statuses.get(key)
+        return status is not None and caller.owns(status.key_label)
 
     def waits(self, key: str) -> bool:
         """Whether an answer was queued and is neither stored nor given up yet; they are taken in their order."""
-        fate, num_queued = self._fate.get(key), self._num_queued
-        if fate is None or fate.reason is not None:
+        status, num_queued = self._statuses.get(key), self._num_queued
+        if status is None or status.reason is not None:
             return False
-        return num_queued - self._queue.counts.num_pending < fate.number
+        return num_queued - self._queue.counts.num_pending < status.number
 
     def reason_missing(self, key: str, caller: Caller) -> str:
         """Why there is no experience of an answer; of other callers' answers it tells nothing."""
         if not self.knows(key, caller):
-            return "no answer with that id was kept for this key; does another key own it, or another server?"
-        return self._fate[key].reason or "it could not be kept; the server's log says why"
+            return "no captured answer of this API key has this id; it came from another key or server"
+        return self._statuses[key].reason or "it could not be stored; see the server log"
 
     def find(self, session: Session, key: str, profiles: Sequence[str], caller: Caller) -> str | None:
         """How the experience of an answer is named (PROFILE:KEY), if this caller was given it; blocks."""
-        known = self._fate.get(key)
+        known = self._statuses.get(key)
         with session.database.read() as tx:
             for profile in profiles if known is None else [known.profile]:
                 with suppress(NotFound):
@@ -205,13 +211,13 @@ class Captures:
         self._queue.close(timeout_s)
 
 
-def _reason_not_to(policy: CapturePolicy, about: About, profile: str | None) -> str | None:
+def _reason_not_to(policy: CapturePolicy, options: CaptureOptions, profile: str | None) -> str | None:
     if profile is None:
-        return "answers of `base` belong to no profile and are not kept"
+        return "answers of `base` belong to no profile and are not captured"
     if not policy.enabled:
-        return "the profile keeps nothing (experience.capture.enabled)"
-    if about.consent == "no":
-        return "the caller asked that it is not kept"
-    if policy.consent == "required" and about.consent != "yes":
-        return "the profile keeps only answers that come with X-Tunesmith-Consent: yes"
+        return "capture is disabled for the profile (experience.capture.enabled)"
+    if options.consent == "no":
+        return "the caller opted out of capture"
+    if policy.consent == "required" and options.consent != "yes":
+        return "the profile captures only answers to requests with X-Tunesmith-Consent: yes"
     return None

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` and `/v1/completions`: resolve the model once, find room, write, answer, keep."""
+"""`/v1/chat/completions` and `/v1/completions`: resolve the version, admit, generate, respond, capture."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from tunesmith.serving.gateway.access import caller_of
 from tunesmith.serving.gateway.answers import (
     Choice,
     Header,
+    JsonAnswer,
+    SseAnswer,
+    cancel_on_disconnect,
     choice_key,
     fingerprint_of,
     first_chunk,
@@ -26,14 +29,13 @@ from tunesmith.serving.gateway.answers import (
     whole_choice,
 )
 from tunesmith.serving.gateway.bodies import read_json
-from tunesmith.serving.gateway.captures import About
-from tunesmith.serving.gateway.choice_streams import Writing, limit_of, rows_of
+from tunesmith.serving.gateway.captures import CaptureOptions
+from tunesmith.serving.gateway.choice_streams import ChoiceStreams, expand_choices, max_tokens_of
 from tunesmith.serving.gateway.gateway import Gateway
 from tunesmith.serving.gateway.interfaces import Exchange
 from tunesmith.serving.gateway.model_router import Route
-from tunesmith.serving.gateway.parameters import Asked, read_chat, read_completion, refuse_extra
+from tunesmith.serving.gateway.parameters import CompletionRequest, read_chat, read_completion, refuse_extra
 from tunesmith.serving.gateway.proxy import answer_from_upstream
-from tunesmith.serving.gateway.responses import JsonAnswer, SseAnswer, while_there
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 
 log = logger("gateway")
@@ -47,86 +49,91 @@ async def completions(request: Request) -> Response:
     return await _answer(request, read_completion)
 
 
-async def _answer(request: Request, read: Callable[[dict[str, Any]], Asked]) -> Response:
+async def _answer(request: Request, read: Callable[[dict[str, Any]], CompletionRequest]) -> Response:
     gateway: Gateway = request.app.state.gateway
     gateway.refuse_while_ending()
     body = await read_json(request.headers, request.receive, gateway.settings.max_body_bytes)
-    with gateway.repeats.watching(request.headers, request.url.path, body) as seen:
-        return seen.answer or seen.note(await _answer_to(gateway, request, body, read(body)))
+    with gateway.idempotency.entry(request.headers, request.url.path, body) as record:
+        return record.answer or record.store(await _answer_to(gateway, request, body, read(body)))
 
 
-async def _answer_to(gateway: Gateway, request: Request, body: dict[str, Any], asked: Asked) -> Response:
-    about = About.of(request.headers, asked, caller_of(request))
-    route = await gateway.route_for(asked.model, about.caller)
-    if not route.place.is_embedded:
-        return await answer_from_upstream(gateway, request, body, asked, about, route)
-    refuse_extra(asked)
-    job = _Job(gateway, asked, about, route)
+async def _answer_to(
+    gateway: Gateway, request: Request, body: dict[str, Any], completion: CompletionRequest
+) -> Response:
+    options = CaptureOptions.of(request.headers, completion, caller_of(request))
+    route = await gateway.route_for(completion.model, options.caller)
+    if not route.served.is_embedded:
+        return await answer_from_upstream(gateway, request, body, completion, options, route)
+    refuse_extra(completion)
+    call = _CompletionCall(gateway, completion, options, route)
     try:
-        if asked.stream:
-            return await job.streamed(request)
-        return await job.whole(request)
+        if completion.stream:
+            return await call.streamed(request)
+        return await call.whole(request)
     except BaseException:
-        await job.end()
+        await call.end()
         raise
 
 
 @dataclass(frozen=True)
 class _Row:
-    asked: GenerationRequest
+    request: GenerationRequest
     choice: Choice
 
 
-class _Job:
-    """One request on the embedded engine, from admission to what is kept of it."""
+class _CompletionCall:
+    """One request on the embedded engine, from admission to capture."""
 
-    def __init__(self, gateway: Gateway, asked: Asked, about: About, route: Route) -> None:
+    def __init__(self, gateway: Gateway, completion: CompletionRequest, options: CaptureOptions, route: Route) -> None:
         self._gateway = gateway
-        self._asked = asked
-        self._about = about
+        self._completion = completion
+        self._options = options
         self._route = route
         self._begun = time.monotonic()
         self._header = Header(
-            id=new_response_id(asked.kind),
-            kind=asked.kind,
+            id=new_response_id(completion.kind),
+            kind=completion.kind,
             created=int(time.time()),
             model=route.version.name,
             fingerprint=fingerprint_of(route.version.digest),
-            with_log_probs=asked.top_logprobs is not None,
-            counts_usage=asked.include_usage,
+            with_log_probs=completion.top_logprobs is not None,
+            counts_usage=completion.include_usage,
         )
-        beside = route.beside
-        max_tokens = limit_of(asked, route.place.max_tokens, gateway.settings.max_tokens)
-        told = rows_of(asked, self._header.id, beside.name if beside else None, max_tokens)
-        self._rows = [_Row(row, Choice(number)) for number, row in enumerate(told)]
+        adapter = route.adapter
+        max_tokens = max_tokens_of(completion, route.served.max_tokens, gateway.settings.max_tokens)
+        requests = expand_choices(completion, self._header.id, adapter.name if adapter else None, max_tokens)
+        self._rows = [_Row(row, Choice(number)) for number, row in enumerate(requests)]
         self._held = ExitStack()
-        room = gateway.engines.room(route.folder)
-        room.enter(len(told))
-        self._held.callback(room.leave, len(told))
-        self._held.enter_context(gateway.switchboard.using(route.version.name))
-        self._writing = Writing(
-            lambda row: gateway.generate(route, row), told, gateway.settings.timeout_s, is_whole=not asked.stream
+        admission = gateway.engines.admission(route.folder)
+        admission.acquire(len(requests))
+        self._held.callback(admission.release, len(requests))
+        self._held.enter_context(gateway.router.using(route.version.name))
+        self._streams = ChoiceStreams(
+            lambda row: gateway.generate(route, row),
+            requests,
+            gateway.settings.timeout_s,
+            is_buffered=not completion.stream,
         )
         self._has_ended = False
 
     async def whole(self, request: Request) -> Response:
         async def write() -> None:
-            while (item := await self._writing.next()) is not None:
+            while (item := await self._streams.next()) is not None:
                 self._take(*item)
 
-        await while_there(request.receive, write())
+        await cancel_on_disconnect(request.receive, write())
         choices = [row.choice for row in self._rows]
         body = self._header.whole(
-            [whole_choice(self._header, choice) for choice in choices], usage_of(choices, self._asked.num_choices)
+            [whole_choice(self._header, choice) for choice in choices], usage_of(choices, self._completion.num_choices)
         )
         await self.end()
         return JsonAnswer(body, after=lambda: self._keep(True))
 
     async def streamed(self, request: Request) -> Response:
-        """Waits for the first piece, so that what goes wrong before it still has a status of its own."""
-        first = await while_there(request.receive, self._writing.next())
+        """Wait for the first delta, so that an error before it still gets its own status."""
+        first = await cancel_on_disconnect(request.receive, self._streams.next())
         assert first is not None
-        self._gateway.captures.begin(self._header.id, self._about)
+        self._gateway.captures.begin(self._header.id, self._options)
         return SseAnswer(self._events(first), end=self.end, after=self._keep)
 
     async def _events(self, first: tuple[int, TextDelta | GenerationEnd]) -> AsyncGenerator[Mapping[str, Any], None]:
@@ -145,10 +152,10 @@ class _Job:
             else:
                 self._take(number, part)
                 yield last_chunk(header, choice)
-            item = await self._writing.next()
-        if self._asked.include_usage:
+            item = await self._streams.next()
+        if self._completion.include_usage:
             choices = [row.choice for row in self._rows]
-            yield header.chunk([], usage_of(choices, self._asked.num_choices))
+            yield header.chunk([], usage_of(choices, self._completion.num_choices))
 
     def _take(self, number: int, part: TextDelta | GenerationEnd) -> None:
         choice = self._rows[number].choice
@@ -160,14 +167,14 @@ class _Job:
         choice.tokens.extend(part.tokens)
 
     async def end(self) -> None:
-        """Cancel what is still written, and give the places back; twice is once."""
+        """Cancel the generation and release the admitted capacity; idempotent."""
         if not self._has_ended:
             self._has_ended = True
-            await self._writing.close()
+            await self._streams.close()
             self._held.close()
 
     def _keep(self, is_whole: bool) -> None:
-        """After the last byte: count it, keep it, show it to whoever mirrors."""
+        """After the last byte: count, capture and mirror the answer."""
         gateway, route = self._gateway, self._route
         seconds = time.monotonic() - self._begun
         gateway.counts["answers" if is_whole else "broken"] += 1
@@ -176,22 +183,22 @@ class _Job:
             id=self._header.id,
             model=route.version.name,
             seconds=round(seconds, 3),
-            key=self._about.caller.label,
+            key=self._options.caller.label,
         )
         for row in self._rows:
             end = row.choice.end
-            messages = _conversation(row.asked)
+            messages = _conversation(row.request)
             if end is None and not row.choice.text:
-                continue  # nothing of it was ever sent
+                continue  # nothing of it was sent
             key = choice_key(self._header.id, row.choice.index)
             if messages is None:
-                gateway.captures.leave_out(key, self._about, "the prompt was given as tokens, whose text is unknown")
+                gateway.captures.leave_out(key, self._options, "the prompt was given as tokens, so its text is unknown")
                 continue
             gateway.captures.keep(
                 key,
                 route.profile,
-                route.place.capture,
-                self._about,
+                route.served.capture,
+                self._options,
                 messages=messages,
                 answer=row.choice.text,
                 served_by=route.version.name,
@@ -199,11 +206,11 @@ class _Job:
             )
         gateway.captures.end(self._header.id)
         if is_whole and route.profile is not None:
-            self._show(route.profile, seconds)
+            self._mirror(route.profile, seconds)
 
-    def _show(self, profile: str, seconds: float) -> None:
+    def _mirror(self, profile: str, seconds: float) -> None:
         row = self._rows[0]
-        messages = _conversation(row.asked)
+        messages = _conversation(row.request)
         if messages is None or row.choice.end is None or not self._gateway.captures.keeps(self._header.id):
             return
         version = self._route.version
@@ -213,7 +220,7 @@ class _Job:
             version=version.name,
             digest=version.digest,
             is_live=self._route.is_live,
-            asked=row.asked,
+            request=row.request,
             messages=messages,
             answer=row.choice.text,
             finish=row.choice.end.finish,
@@ -223,7 +230,7 @@ class _Job:
 
 
 def _conversation(row: GenerationRequest) -> list[dict[str, Any]] | None:
-    """What was said before the answer; None for tokens, whose text nobody told us."""
+    """The messages before the answer; None for a prompt of tokens, whose text is unknown."""
     if row.messages is not None:
         return [dict(message) for message in row.messages]
     return [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else None

@@ -1,4 +1,4 @@
-"""The embedded engine as the gateway holds it: a child process, started when needed, again if it dies or hangs."""
+"""The embedded engine as the gateway sees it: a child process, started on demand, restarted if it dies or hangs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tunesmith.serving.gateway.engine_process import EngineProcess, resident, st
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 
 log = logger("gateway")
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
 
 
 class EmbeddedEngine:
@@ -34,7 +34,7 @@ class EmbeddedEngine:
         hang_s: float = 10.0,
         pass_environment: Sequence[str] = (),
     ) -> None:
-        """`hang_s`: an engine that gives no sign of life for so long is replaced."""
+        """`hang_s`: an engine without a heartbeat for this long is replaced."""
         self.spec = spec
         self._hang_s = hang_s
         self._pass_environment = tuple(pass_environment)
@@ -70,7 +70,7 @@ class EmbeddedEngine:
         await self._running()
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        self._is_stopped = True  # whoever still waits for it must not start it anew: the device may be lent by then
+        self._is_stopped = True  # waiters must not start it again: the device may be released by then
         if self._starting is not None:
             await self._starting.kill()
         async with self._lock:
@@ -78,16 +78,16 @@ class EmbeddedEngine:
             if child is not None:
                 await child.stop(grace_s)
 
-    async def generate(self, asked: GenerationRequest) -> AsyncGenerator[TextDelta | GenerationEnd, None]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TextDelta | GenerationEnd, None]:
         child = await self._running()
-        with child.conversation() as talk:
+        with child.open_stream() as stream:
             try:
-                talk.send(encode_request(replace(asked, id=talk.id)))
+                stream.send(encode_request(replace(request, id=stream.id)))
             except TypeError:
-                text = "the request holds text that is no Unicode (half a surrogate pair); correct it"
+                text = "the request contains invalid Unicode (an unpaired surrogate)"
                 raise EngineError(text, code="invalid_prompt", http_status=400) from None
             while True:
-                message = await talk.next()
+                message = await stream.next()
                 if "delta" in message:
                     yield decode_delta(message["delta"])
                 else:
@@ -111,16 +111,16 @@ class EmbeddedEngine:
         return [ProbeResult.model_validate(reading) for reading in said["readings"]]
 
     async def state(self) -> dict[str, Any] | None:
-        """What it holds and computes; None while there is no process. Starts nothing."""
+        """Its adapters and running sequences; None without a process. Does not start one."""
         if self.pid is None:
             return None
         return {**await self._ask("state", {}), "pid": self.pid, "bytes": resident(self.pid or 0)}
 
     async def _ask(self, operation: str, message: Mapping[str, Any]) -> dict[str, Any]:
         child = await self._running()
-        with child.conversation() as talk:
-            talk.send(line({"op": operation, "id": talk.id, **message}))
-            return dict((await talk.next())["done"])
+        with child.open_stream() as stream:
+            stream.send(line({"op": operation, "id": stream.id, **message}))
+            return dict((await stream.next())["done"])
 
     async def _running(self) -> EngineProcess:
         child = self._child
@@ -170,7 +170,7 @@ class EmbeddedEngine:
             if self._is_stopped or not isinstance(error, EngineError | TimeoutError):
                 raise
             self._num_failures += 1
-            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (self._num_failures - 1))
+            pause_s = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2 ** (self._num_failures - 1))
             self._not_before = time.monotonic() + pause_s
             reason = str(error) if isinstance(error, EngineError) else f"not ready after {self._start_s:.0f} s"
             self._last_failure = EngineError(
@@ -178,7 +178,7 @@ class EmbeddedEngine:
                 code=getattr(error, "code", "engine_start"),
                 http_status=503,
                 retry_after_s=pause_s,
-                public="the engine cannot be started; the server's log says why",
+                public="the engine cannot be started; see the server log",
             )
             log.warning("engine_not_started", base=self.spec.base, problem=reason)
             raise self._last_failure from None

@@ -1,4 +1,4 @@
-"""The contract of an engine: one base model that answers, with adapters beside it. The gateway knows nothing else."""
+"""The contract of an engine: one base model with adapters. The gateway depends on nothing else of an engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextD
 
 
 class EngineError(TunesmithError):
-    """An engine could not answer. Nothing of the answer counts."""
+    """An engine could not answer; a partial answer is discarded."""
 
     code = "engine"
 
@@ -25,7 +25,7 @@ class EngineError(TunesmithError):
         retry_after_s: float | None = None,
         public: str | None = None,
     ) -> None:
-        """`public`: what strangers are told instead, where the message speaks of this machine."""
+        """`public`: the message for clients, if the message itself contains local details."""
         super().__init__(message)
         self.code = code
         self.http_status = http_status
@@ -34,24 +34,24 @@ class EngineError(TunesmithError):
 
 
 class Engine(Protocol):
-    """Started when it is first asked, never before."""
+    """One engine, started on first use."""
 
     async def start(self) -> None:
-        """Be ready to answer; returns at once where it is. Raises EngineError."""
+        """Start it unless it runs. Raises EngineError."""
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """End for good, and give all memory back; answers under way get `grace_s` to be written to their end."""
+        """Stop for good and free all memory; running requests get `grace_s` to finish."""
 
-    def generate(self, asked: GenerationRequest) -> AsyncGenerator[TextDelta | GenerationEnd, None]:
-        """The answer in pieces, `GenerationEnd` last; closing the iterator cancels it. Raises EngineError."""
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[TextDelta | GenerationEnd, None]:
+        """The answer as deltas, then a `GenerationEnd`; closing the iterator cancels it. Raises EngineError."""
 
     async def load(self, adapter: ServedAdapter) -> int:
-        """Put an adapter beside the others, ready to be asked for; returns the bytes it takes. Twice is once."""
+        """Load an adapter; returns its size in bytes. Idempotent."""
 
     async def unload(self, name: str) -> None:
-        """Let an adapter go that nobody asks any more. An unknown name is no error."""
+        """Unload an adapter that no request uses. An unknown name is not an error."""
 
     async def read(
         self, adapter: str | None, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
     ) -> list[ProbeResult]:
-        """What it makes of prompts, for the parity probe: greedy answers with their tokens."""
+        """Greedy answers with their tokens, for the parity probe."""

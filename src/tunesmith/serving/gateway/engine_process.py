@@ -1,4 +1,4 @@
-"""One process of the embedded engine: how it is asked, watched, and ended."""
+"""One process of the embedded engine: its messages, its watchdog, and its end."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from tunesmith.serving.gateway.heartbeat import Heartbeat
 log = logger("gateway")
 _CHUNK = 1 << 20
 _TAIL = 4 << 10
-_LOOK_S = 0.25
+_POLL_INTERVAL_S = 0.25
 _END_S = 5.0
-_AGAIN_S = 1.0
+_RETRY_AFTER_S = 1.0
 _FILES_S = 30.0
-_OF_FILES = frozenset({"adapter_refused", "load_failed"})
-"""What is wrong with files is this machine's fault and nobody else's business."""
+_FILE_ERRORS = frozenset({"adapter_refused", "load_failed"})
+"""Error codes about local files: clients get a generic message, the details go to the log."""
 
 _Message = Mapping[str, Any]
 OnHang = Callable[["EngineProcess", str], None]
-"""Told which process hung, and why that is thought."""
+"""Called with the process that hung, and the reason."""
 
 
-class Talk:
-    """One request and what comes back for it."""
+class EngineStream:
+    """The messages that answer one request."""
 
     def __init__(self, child: EngineProcess, request_id: str) -> None:
         self.id = request_id
@@ -49,7 +49,7 @@ class Talk:
     def send(self, data: bytes) -> None:
         self._child.send(data)
 
-    def hear(self, message: _Message | EngineError) -> None:
+    def on_message(self, message: _Message | EngineError) -> None:
         self._messages.put_nowait(message)
 
     async def next(self) -> _Message:
@@ -63,20 +63,20 @@ class Talk:
 
 
 class EngineProcess:
-    """One engine process: what is asked goes down one socket, answers are told apart by their number."""
+    """One engine process: requests and answers share one socket, matched by id."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, max_bytes: int | None, hang_s: float, on_hang: OnHang
     ) -> None:
         self.pid = process.pid
         self.failure: EngineError | None = None
-        """Why it is gone, or no longer asked; None while it lives."""
+        """Why it ended or gets no more requests; None while it runs."""
         self.heartbeat = Heartbeat(
             process.pid, hang_s, lambda number: self.send(line({"op": "ping", "number": number}))
         )
         self._process, self._max_bytes, self._on_hang = process, max_bytes, on_hang
         self._numbers = itertools.count(1)
-        self._talks: dict[str, Talk] = {}
+        self._streams: dict[str, EngineStream] = {}
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tail = b""
         self._why: EngineError | None = None
@@ -120,18 +120,18 @@ class EngineProcess:
         await asyncio.shield(self._ready)
 
     @contextlib.contextmanager
-    def conversation(self) -> Any:
-        """Leaving it before the end cancels what was asked."""
+    def open_stream(self) -> Any:
+        """A stream for one request; leaving the block before its end cancels the request."""
         if self.failure is not None:
             raise self.failure
-        talk = Talk(self, str(next(self._numbers)))
-        self._talks[talk.id] = talk
+        stream = EngineStream(self, str(next(self._numbers)))
+        self._streams[stream.id] = stream
         try:
-            yield talk
+            yield stream
         finally:
-            del self._talks[talk.id]
-            if not talk.is_over:
-                self.send(line({"op": "cancel", "id": talk.id}))
+            del self._streams[stream.id]
+            if not stream.is_over:
+                self.send(line({"op": "cancel", "id": stream.id}))
 
     def send(self, data: bytes) -> None:
         if self._writer is not None and not self._writer.is_closing():
@@ -139,7 +139,7 @@ class EngineProcess:
 
     async def stop(self, grace_s: float) -> None:
         deadline = time.monotonic() + grace_s
-        while self._talks and self.failure is None and time.monotonic() < deadline:
+        while self._streams and self.failure is None and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         self._why = stopped()
         if self._writer is not None:
@@ -150,13 +150,13 @@ class EngineProcess:
         await self.kill()
 
     async def kill(self) -> None:
-        """End it at once; returns when it is gone."""
+        """Kill it; returns when it has ended."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
         await self.gone()
 
     async def gone(self) -> None:
-        """Returns when nothing of it is left; a process that even KILL does not end at once is not waited for."""
+        """Wait until it has ended; gives up on a process that survives SIGKILL for 5 s."""
         _, left = await asyncio.wait(self._tasks, timeout=_END_S)
         if left:
             log.warning("engine_does_not_end", pid=self.pid, waited_s=_END_S)
@@ -167,9 +167,9 @@ class EngineProcess:
             while data := await reader.read(_CHUNK):
                 *lines, rest = (rest + data).split(b"\n")
                 for one in lines:
-                    self._hear(orjson.loads(one))
+                    self._on_message(orjson.loads(one))
         with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)  # a program that no longer speaks is of no use
+            self._process.send_signal(signal.SIGKILL)  # its channel is closed, so it is of no use
         code = await self._process.wait()
         self._is_over.set()
         await self._tasks[0]
@@ -177,29 +177,29 @@ class EngineProcess:
             self._writer.close()
         self._fail(self._why or _death(code, self._tail))
 
-    def _hear(self, message: _Message) -> None:
-        if self.failure is not None:  # whoever asked it was told so, and asks another one
+    def _on_message(self, message: _Message) -> None:
+        if self.failure is not None:  # its requests have failed already
             return
         if "ready" in message and not self._ready.done():
             self.heartbeat.ready()
             self._ready.set_result(None)
         if "heartbeat" in message:
-            self.heartbeat.hear(message["heartbeat"])
+            self.heartbeat.on_report(message["heartbeat"])
         if "id" not in message:
             return
-        talk = self._talks.get(message["id"])
-        if talk is not None:  # else: nobody waits for it any more
-            talk.hear(message)
+        stream = self._streams.get(message["id"])
+        if stream is not None:  # else the request was cancelled
+            stream.on_message(message)
 
     def _fail(self, failure: EngineError) -> None:
         if self.failure is not None:
             return
         self.failure = failure
-        for talk in self._talks.values():
-            talk.hear(failure)
+        for stream in self._streams.values():
+            stream.on_message(failure)
         if not self._ready.done():
             self._ready.set_exception(failure)
-            self._ready.exception()  # it may be that nobody waits
+            self._ready.exception()  # there may be no waiter
 
     async def _keep_tail(self) -> None:
         assert self._process.stderr is not None
@@ -207,29 +207,29 @@ class EngineProcess:
             self._tail = (self._tail + data)[-_TAIL:]
 
     async def _watch(self) -> None:
-        """End a process that takes more memory than it may, before the machine suffers; and one that hangs."""
+        """Kill a process that exceeds its memory limit or hangs."""
         while self._process.returncode is None and not self._is_over.is_set():
             taken = resident(self.pid)
             if self._max_bytes is not None and taken > self._max_bytes:
-                told = f"took {taken / (1 << 30):.1f} GB, more than serve.max_memory_gb"
-                self._end_it("engine_memory", told)
-            elif self.failure is None and (hang := self.heartbeat.look()) is not None:
+                problem = f"took {taken / (1 << 30):.1f} GB, more than serve.max_memory_gb"
+                self._end_it("engine_memory", problem)
+            elif self.failure is None and (hang := self.heartbeat.check()) is not None:
                 self._end_it("engine_hung", hang)
                 self._on_hang(self, f"the engine {hang}")
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(_POLL_INTERVAL_S):
                     await self._is_over.wait()
 
     def _end_it(self, code: str, what: str) -> None:
-        """Whoever waits is told at once: a process in the middle of a system call may outlive KILL for a while."""
+        """Fail its requests at once: a process in a system call may survive SIGKILL for a while."""
         if self._why is not None:
             return
         self._why = EngineError(
             f"the engine {what}; it is started again",
             code=code,
             http_status=503,
-            retry_after_s=_AGAIN_S,
-            public="the engine had to be started again; ask again",
+            retry_after_s=_RETRY_AFTER_S,
+            public="the engine was restarted; retry",
         )
         log.warning("engine_is_ended", pid=self.pid, problem=what)
         with contextlib.suppress(ProcessLookupError):
@@ -250,9 +250,9 @@ def resident(pid: int) -> int:
 
 def _refusal(raw: Mapping[str, Any]) -> EngineError:
     public, retry_after_s = None, raw["retry_after_s"]
-    if raw["code"] in _OF_FILES:
+    if raw["code"] in _FILE_ERRORS:
         log.warning("adapter_not_loaded", problem=raw["message"])
-        public, retry_after_s = "this version's files cannot be used; the server's log says why", _FILES_S
+        public, retry_after_s = "the files of this version cannot be used; see the server log", _FILES_S
     return EngineError(
         raw["message"], code=raw["code"], http_status=raw["status"], retry_after_s=retry_after_s, public=public
     )
@@ -260,7 +260,7 @@ def _refusal(raw: Mapping[str, Any]) -> EngineError:
 
 def stopped() -> EngineError:
     return EngineError(
-        "the engine was stopped; ask again", code="engine_stopped", http_status=503, retry_after_s=_AGAIN_S
+        "the engine was stopped; retry", code="engine_stopped", http_status=503, retry_after_s=_RETRY_AFTER_S
     )
 
 
@@ -269,5 +269,5 @@ def _death(code: int, tail: bytes) -> EngineError:
     said = " ".join(tail.decode(errors="replace").split())[-600:]
     message = f"the engine {how}{': ' + said if said else ''}"
     log.warning("engine_died", problem=message)
-    public = f"the engine {how}; ask again"
-    return EngineError(message, code="engine_died", http_status=503, retry_after_s=_AGAIN_S, public=public)
+    public = f"the engine {how}; retry"
+    return EngineError(message, code="engine_died", http_status=503, retry_after_s=_RETRY_AFTER_S, public=public)

@@ -1,4 +1,4 @@
-"""The embedded engines of this server: one per model folder, started when first asked, the idle one let go first."""
+"""The embedded engines: one per model folder, started on first use; the longest idle one is stopped first."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from tunesmith.core.logs import logger
 from tunesmith.profiles.base_model import base_digest, base_files
 from tunesmith.profiles.settings import ServeSettings
 from tunesmith.programs.readings import ProbeResult
-from tunesmith.serving.gateway.adapter_cache import Pager
-from tunesmith.serving.gateway.admission import Room
+from tunesmith.serving.gateway.adapter_cache import AdapterCache
+from tunesmith.serving.gateway.admission import AdmissionControl
 from tunesmith.serving.gateway.embedded import EmbeddedEngine
 from tunesmith.serving.gateway.engine_contract import EngineError
-from tunesmith.serving.gateway.model_router import Route, Switchboard
+from tunesmith.serving.gateway.model_router import ModelRouter, Route
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 
 log = logger("gateway")
 Device = Literal["auto", "cpu", "cuda"]
 MakeEngine = Callable[[Route, Device], EmbeddedEngine]
-_STEP_S = 0.02
+_POLL_INTERVAL_S = 0.02
 _STOP_GRACE_S = 5.0
-_HASH_AGAIN_S = 15.0
+_REHASH_INTERVAL_S = 15.0
 
 
-class Seat:
-    """One engine, the adapters beside it, and how much is under way there."""
+class EngineHandle:
+    """One engine with its adapter cache and its number of running requests."""
 
-    def __init__(self, route: Route, engine: EmbeddedEngine, pager: Pager) -> None:
+    def __init__(self, route: Route, engine: EmbeddedEngine, adapter_cache: AdapterCache) -> None:
         self.folder = route.folder
         self.whole = route.version.name if route.version.is_whole else None
-        """The fully tuned version that it is, where it is one."""
+        """The fully fine-tuned version that it serves, if it serves one."""
         self.engine = engine
-        self.pager = pager
+        self.adapter_cache = adapter_cache
         self.num_active = 0
         self.used_at = time.monotonic()
         self._starting: asyncio.Task[None] | None = None
         self.base_digest: str | None = None
         self.hashed_start = 0
-        """Which process of the engine read the base that was hashed."""
+        """The number of the engine process for which the base model was hashed."""
         self.hashed_at = 0.0
 
     @property
@@ -52,12 +52,12 @@ class Seat:
         return self.engine.pid is not None
 
     async def start(self) -> None:
-        """Returns at once while the engine runs. Whoever waits may leave: the start goes on for the others."""
+        """Start the engine unless it runs. Cancelling one waiter does not cancel the start."""
         if self.is_ready:
             return
         if self._starting is None or self._starting.done():
             self._starting = asyncio.create_task(self._start())
-            self._starting.add_done_callback(_heard)
+            self._starting.add_done_callback(_log_failed_start)
         await asyncio.shield(self._starting)
 
     async def _start(self) -> None:
@@ -67,8 +67,8 @@ class Seat:
         log.info("engine_ready", base=self.folder.name, seconds=round(time.monotonic() - begun, 1))
 
 
-def _heard(task: asyncio.Task[None]) -> None:
-    """A failure that nobody waits for any more is no surprise: the next one to ask is told."""
+def _log_failed_start(task: asyncio.Task[None]) -> None:
+    """Log a failed start, even if no request waits for it any more; the next request tries again."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.warning("engine_failed", problem=str(error))
 
@@ -78,241 +78,250 @@ async def _digest_of(folder: Path) -> str:
         await asyncio.to_thread(base_files, folder)
         return await asyncio.to_thread(base_digest, folder)
     except ConfigError as error:
-        public = "the base model's files cannot be used; the server's log says why"
+        public = "the files of the base model cannot be used; see the server log"
         log.warning("base_unusable", problem=error.message)
-        raise EngineError(error.message, http_status=503, retry_after_s=_HASH_AGAIN_S, public=public) from None
+        raise EngineError(error.message, http_status=503, retry_after_s=_REHASH_INTERVAL_S, public=public) from None
 
 
 class EnginePool:
-    """Implements `hooks.Engines` and what the routes need."""
+    """Implements `interfaces.EngineControl`, and generation and loading for the routes."""
 
     def __init__(self, settings: ServeSettings, make_engine: MakeEngine) -> None:
         self._settings = settings
         self._make_engine = make_engine
-        self._board: Switchboard | None = None
+        self._router: ModelRouter | None = None
         self.pass_on: Callable[[Route, GenerationRequest], Awaitable[str]] | None = None
-        """Asks the server that answers for a profile in our place."""
-        self._seats: dict[Path, Seat] = {}
-        self._rooms: dict[Path, Room] = {}
+        """Forwards a request to the server of a proxied profile."""
+        self._handles: dict[Path, EngineHandle] = {}
+        self._admissions: dict[Path, AdmissionControl] = {}
         self._opening = asyncio.Lock()
-        self._aside: Literal["unload", "cpu"] | None = None
+        self._released: Literal["unload", "cpu"] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
-        """Engines that computed on the CPU meanwhile, and end when they have nothing to write any more."""
+        """Tasks that stop the engines which ran on the CPU meanwhile, once they are idle."""
 
-    def follow(self, board: Switchboard) -> None:
-        """Whose names decide what is pinned; it needs us first, to have versions ready."""
-        self._board = board
+    def follow(self, router: ModelRouter) -> None:
+        """Set the router, whose live versions are pinned; it is made after the pool."""
+        self._router = router
 
     async def _find_route(self, name: str) -> Route:
-        assert self._board is not None, "the server joins them before its first request"
-        return await self._board.resolve(name)
+        assert self._router is not None, "the server joins them before its first request"
+        return await self._router.resolve(name)
 
     # -- for the routes
 
-    def room(self, folder: Path) -> Room:
+    def admission(self, folder: Path) -> AdmissionControl:
         most = self._settings.max_batch + self._settings.max_waiting
-        return self._rooms.setdefault(folder, Room(most))
+        return self._admissions.setdefault(folder, AdmissionControl(most))
 
-    async def generate(self, route: Route, asked: GenerationRequest) -> AsyncGenerator[TextDelta | GenerationEnd, None]:
-        """One answer of a version, loaded where it is not; closing the iterator cancels it."""
-        seat = await self._seat(route)
-        seat.num_active += 1
+    async def generate(
+        self, route: Route, request: GenerationRequest
+    ) -> AsyncGenerator[TextDelta | GenerationEnd, None]:
+        """Generate one answer, loading the version if needed; closing the iterator cancels it."""
+        handle = await self._handle_for(route)
+        handle.num_active += 1
         try:
-            await self._prepare(seat, route)
-            async with aclosing(seat.pager.answer(asked, route.beside)) as parts:
+            await self._prepare(handle, route)
+            async with aclosing(handle.adapter_cache.answer(request, route.adapter)) as parts:
                 async for part in parts:
                     yield part
         finally:
-            seat.num_active -= 1
-            seat.used_at = time.monotonic()
+            handle.num_active -= 1
+            handle.used_at = time.monotonic()
 
     async def get_ready(self, new: Route, old: Route) -> None:
-        """Load what a name is about to mean, where an engine serves what it means; else the first request will."""
-        seats = [self._seats.get(route.folder) for route in (new, old)]
-        if new.place.is_embedded and any(seat is not None and seat.is_ready for seat in seats):
+        """Load the new version of an alias if an engine for it or the old one runs; else the first request does."""
+        handles = [self._handles.get(route.folder) for route in (new, old)]
+        if new.served.is_embedded and any(handle is not None and handle.is_ready for handle in handles):
             await self.load(new)
 
     async def load(self, route: Route) -> None:
-        """Have a version ready, starting its engine if need be."""
-        seat = await self._seat(route)
-        seat.num_active += 1
+        """Load a version, starting its engine if needed."""
+        handle = await self._handle_for(route)
+        handle.num_active += 1
         try:
-            await self._prepare(seat, route)
-            if route.beside is not None:
-                await seat.pager.load(route.beside)
+            await self._prepare(handle, route)
+            if route.adapter is not None:
+                await handle.adapter_cache.load(route.adapter)
         finally:
-            seat.num_active -= 1
+            handle.num_active -= 1
 
     async def read(
         self, route: Route, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
     ) -> list[ProbeResult]:
-        """What a version makes of prompts, for the parity probe."""
-        seat = await self._seat(route)
-        seat.num_active += 1
+        """The greedy answers of a version, for the parity probe."""
+        handle = await self._handle_for(route)
+        handle.num_active += 1
         try:
-            await self._prepare(seat, route)
-            async with seat.pager.using(route.beside) as name:
-                return await seat.engine.read(name, prompts, max_tokens)
+            await self._prepare(handle, route)
+            async with handle.adapter_cache.acquire(route.adapter) as name:
+                return await handle.engine.read(name, prompts, max_tokens)
         finally:
-            seat.num_active -= 1
+            handle.num_active -= 1
 
     async def unload(self, name: str) -> None:
-        for seat in list(self._seats.values()):
-            await seat.pager.unload(name)
+        for handle in list(self._handles.values()):
+            await handle.adapter_cache.unload(name)
 
-    # -- seats
+    # -- engine handles
 
-    async def _seat(self, route: Route) -> Seat:
+    async def _handle_for(self, route: Route) -> EngineHandle:
         folder = route.folder
-        if self._aside == "unload":
+        if self._released == "unload":
             raise EngineError(
-                "the device is lent to a training; ask again later", code="aside", http_status=503, retry_after_s=15.0
+                "a training run is using the device; retry later",
+                code="device_in_use",
+                http_status=503,
+                retry_after_s=15.0,
             )
-        if (found := self._seats.get(folder)) is not None:
+        if (found := self._handles.get(folder)) is not None:
             return found
         async with self._opening:
-            seat = self._seats.get(folder)
-            if seat is None:
-                await self._make_room()
-                device: Device = "cpu" if self._aside == "cpu" else self._settings.device
+            handle = self._handles.get(folder)
+            if handle is None:
+                await self._evict_idle_engine()
+                device: Device = "cpu" if self._released == "cpu" else self._settings.device
                 engine = self._make_engine(route, device)
-                pager = Pager(
+                adapter_cache = AdapterCache(
                     engine, max_adapters=self._settings.max_adapters, min_residency_s=self._settings.min_residency_s
                 )
-                seat = self._seats[folder] = Seat(route, engine, pager)
-            return seat
+                handle = self._handles[folder] = EngineHandle(route, engine, adapter_cache)
+            return handle
 
-    async def _prepare(self, seat: Seat, route: Route) -> None:
-        """The engine runs, holds the base that the version was made for, and knows what is to stay."""
-        seat.pager.pin(frozenset() if self._board is None else self._board.pinned())
-        await seat.start()
-        if not route.version.is_whole:  # there the engine itself compares, see server.py
-            await self._check_base(seat, route)
+    async def _prepare(self, handle: EngineHandle, route: Route) -> None:
+        """Start the engine, check that its base model is the one of the version, and update its pins."""
+        handle.adapter_cache.pin(frozenset() if self._router is None else self._router.pinned())
+        await handle.start()
+        if not route.version.is_whole:  # the engine itself verifies those, see server.py
+            await self._check_base(handle, route)
 
-    async def _make_room(self) -> None:
-        """End the engine that was idle the longest, if there are as many as allowed."""
-        while len(self._seats) >= self._settings.max_engines:
-            idle = [seat for seat in self._seats.values() if not seat.num_active]
+    async def _evict_idle_engine(self) -> None:
+        """Stop the longest idle engine if serve.max_engines are running."""
+        while len(self._handles) >= self._settings.max_engines:
+            idle = [handle for handle in self._handles.values() if not handle.num_active]
             if not idle:
                 raise EngineError(
-                    f"{len(self._seats)} base models are in use and serve.max_engines allows no more; ask again later",
+                    f"{len(self._handles)} base models are in use and serve.max_engines allows no more; retry later",
                     code="engines_in_use",
                     http_status=503,
                     retry_after_s=5.0,
                 )
-            await self._close(min(idle, key=lambda seat: seat.used_at))
+            await self._close(min(idle, key=lambda handle: handle.used_at))
 
-    async def _close(self, seat: Seat) -> None:
-        self._seats.pop(seat.folder, None)
-        log.info("engine_ends", base=seat.folder.name)
-        await seat.engine.stop(0.0)
+    async def _close(self, handle: EngineHandle) -> None:
+        self._handles.pop(handle.folder, None)
+        log.info("engine_ends", base=handle.folder.name)
+        await handle.engine.stop(0.0)
 
-    async def _check_base(self, seat: Seat, route: Route) -> None:
-        """An adapter of another base would answer nonsense, and a profile's bare base is the one it was locked with.
+    async def _check_base(self, handle: EngineHandle, route: Route) -> None:
+        """Refuse a version that was trained on another base model than the engine has loaded.
 
-        Files are hashed once for every process that reads them.
+        The files are hashed once per engine process.
         """
-        wanted, start = route.version.base_digest, seat.engine.num_starts
-        if seat.hashed_start != start:
-            seat.base_digest, seat.hashed_start = await _digest_of(seat.folder), start
-            seat.hashed_at = time.monotonic()
-        if wanted is None or wanted == seat.base_digest:
+        wanted, start = route.version.base_digest, handle.engine.num_starts
+        if handle.hashed_start != start:
+            handle.base_digest, handle.hashed_start = await _digest_of(handle.folder), start
+            handle.hashed_at = time.monotonic()
+        if wanted is None or wanted == handle.base_digest:
             return
-        if time.monotonic() - seat.hashed_at > _HASH_AGAIN_S:
-            seat.hashed_at = time.monotonic()
-            if await _digest_of(seat.folder) == wanted and not seat.num_active > 1:
-                await self._close(seat)  # it was put back: the next one to ask starts an engine that reads it
+        if time.monotonic() - handle.hashed_at > _REHASH_INTERVAL_S:
+            handle.hashed_at = time.monotonic()
+            if await _digest_of(handle.folder) == wanted and not handle.num_active > 1:
+                await self._close(handle)  # the files were restored: the next request starts an engine that loads them
         raise EngineError(
-            f"{route.version.name} belongs to another base than {seat.folder.name} holds now; put that one back, "
-            "and it answers again within a minute",
+            f"{route.version.name} was trained on a different base model than {handle.folder.name} now contains; "
+            "restore the original files (detected within a minute)",
             code="base_changed",
             http_status=503,
-            retry_after_s=_HASH_AGAIN_S,
+            retry_after_s=_REHASH_INTERVAL_S,
         )
 
-    # -- hooks.Engines
+    # -- interfaces.EngineControl
 
     @property
     def num_active(self) -> int:
-        return sum(seat.num_active for seat in self._seats.values())
+        return sum(handle.num_active for handle in self._handles.values())
 
-    async def step_aside(self, mode: Literal["unload", "cpu"], drain_s: float) -> None:
-        """Answers under way may end, then every engine does; see `hooks.Engines`."""
-        self._aside = mode
+    async def release_device(self, mode: Literal["unload", "cpu"], drain_s: float) -> None:
+        """Drain, then stop every engine; see `interfaces.EngineControl`."""
+        self._released = mode
         deadline = time.monotonic() + drain_s
         while self.num_active and time.monotonic() < deadline:
-            await asyncio.sleep(_STEP_S)
+            await asyncio.sleep(_POLL_INTERVAL_S)
         async with self._opening:
-            seats = list(self._seats.values())
-            self._seats.clear()
-        await asyncio.gather(*(seat.engine.stop(0.0) for seat in seats))
+            handles = list(self._handles.values())
+            self._handles.clear()
+        await asyncio.gather(*(handle.engine.stop(0.0) for handle in handles))
 
-    async def answer(self, name: str, asked: GenerationRequest) -> str:
-        """The whole answer of an exact version, for mirrored traffic; takes a place only where nobody waits."""
+    async def answer(self, name: str, request: GenerationRequest) -> str:
+        """The complete answer of an exact version, for mirrored traffic; refused while requests are queued."""
         route = await self._find_route(name)
-        if not route.place.is_embedded:
+        if not route.served.is_embedded:
             assert self.pass_on is not None, "the server joins them before its first request"
-            return await self.pass_on(route, asked)
-        room = self.room(route.folder)
-        if room.num_rows >= self._settings.max_batch:
-            raise EngineError("the engine is busy with people", code="busy", http_status=503, retry_after_s=5.0)
-        room.enter(1)
+            return await self.pass_on(route, request)
+        admission = self.admission(route.folder)
+        if admission.num_rows >= self._settings.max_batch:
+            raise EngineError("the engine is busy with live requests", code="busy", http_status=503, retry_after_s=5.0)
+        admission.acquire(1)
         texts: list[str] = []
         try:
-            row = replace(asked, adapter=route.beside.name if route.beside else None)
+            row = replace(request, adapter=route.adapter.name if route.adapter else None)
             async with aclosing(self.generate(route, row)) as parts:
                 async for part in parts:
                     texts.append(part.text if isinstance(part, TextDelta) else "")
         finally:
-            room.leave(1)
+            admission.release(1)
         return "".join(texts)
 
-    async def come_back(self) -> None:
-        if self._aside == "cpu":
-            for seat in self._seats.values():
-                task = asyncio.create_task(self._leave(seat))
+    async def reclaim_device(self) -> None:
+        if self._released == "cpu":
+            for handle in self._handles.values():
+                task = asyncio.create_task(self._leave(handle))
                 self._leaving.add(task)
                 task.add_done_callback(self._leaving.discard)
-            self._seats.clear()
-        self._aside = None
+            self._handles.clear()
+        self._released = None
 
-    async def _leave(self, seat: Seat) -> None:
+    async def _leave(self, handle: EngineHandle) -> None:
         try:
-            while seat.num_active:
-                await asyncio.sleep(_STEP_S)
+            while handle.num_active:
+                await asyncio.sleep(_POLL_INTERVAL_S)
         finally:
-            await seat.engine.stop(0.0)
+            await handle.engine.stop(0.0)
 
     async def close(self) -> None:
         for task in self._leaving:
             task.cancel()
-        seats = list(self._seats.values())
-        self._seats.clear()
+        handles = list(self._handles.values())
+        self._handles.clear()
         await asyncio.gather(*self._leaving, return_exceptions=True)
-        await asyncio.gather(*(seat.engine.stop(_STOP_GRACE_S) for seat in seats), return_exceptions=True)
+        await asyncio.gather(*(handle.engine.stop(_STOP_GRACE_S) for handle in handles), return_exceptions=True)
 
-    def held(self) -> list[str]:
-        """The names of all versions that some engine has in memory."""
-        wholes = [seat.whole for seat in self._seats.values() if seat.whole is not None and seat.is_ready]
-        return sorted([*wholes, *(one["name"] for seat in self._seats.values() for one in seat.pager.state())])
+    def loaded(self) -> list[str]:
+        """The names of all versions in the memory of an engine."""
+        full_models = [
+            handle.whole for handle in self._handles.values() if handle.whole is not None and handle.is_ready
+        ]
+        return sorted(
+            [*full_models, *(one["name"] for handle in self._handles.values() for one in handle.adapter_cache.state())]
+        )
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with an engine now."""
-        return [seat.engine.problem for seat in self._seats.values() if seat.engine.problem is not None]
+        """The present problems of the engines."""
+        return [handle.engine.problem for handle in self._handles.values() if handle.engine.problem is not None]
 
     def state(self) -> list[dict[str, object]]:
-        """Which engines there are, for /healthz."""
+        """The state of each engine, for /healthz."""
         return [
             {
-                "base": seat.folder.name,
-                "is_ready": seat.is_ready,
-                "num_active": seat.num_active,
-                "problem": seat.engine.problem,
-                "num_starts": seat.engine.num_starts,
-                "num_hung": seat.engine.num_hung,
-                "last_hang": seat.engine.last_hang,
-                "adapters": seat.pager.state(),
+                "base": handle.folder.name,
+                "is_ready": handle.is_ready,
+                "num_active": handle.num_active,
+                "problem": handle.engine.problem,
+                "num_starts": handle.engine.num_starts,
+                "num_hung": handle.engine.num_hung,
+                "last_hang": handle.engine.last_hang,
+                "adapters": handle.adapter_cache.state(),
             }
-            for seat in self._seats.values()
+            for handle in self._handles.values()
         ]

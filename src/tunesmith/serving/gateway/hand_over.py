@@ -1,7 +1,7 @@
-"""Hand-over, the server's side: give the device to who asked for it, and always take it back.
+"""Hand-over, the server's side: release the device to a training run, and always reclaim it.
 
-What to do is decided in `programs/device/rules.py`; here rows are read, processes looked at, engines told. The store is
-asked; where it does not answer, the trainer's process and the time decide.
+`programs/device/rules.py` decides; this module reads the rows, checks the processes and controls the engines. While the
+store does not answer, the trainer's process and the time decide.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tunesmith.programs.device.rules import (
 )
 from tunesmith.programs.process_identity import ProcessIdentity, is_alive, processes_of_attempt
 from tunesmith.serving.gateway.engine_contract import EngineError
-from tunesmith.serving.gateway.interfaces import Engines
+from tunesmith.serving.gateway.interfaces import EngineControl
 from tunesmith.store.database import Database, Tx
 
 _RETRY_AFTER_S = 15.0
@@ -41,24 +41,26 @@ log = logs.logger("hand_over")
 
 @dataclass(frozen=True)
 class Following:
-    """What a server tells about itself when it follows hand-overs."""
+    """The server's own identity, device and lease time."""
 
     server_id: str
     device: str
     reported_s: float
-    """For so long after its last word in the store a server counts as alive there."""
+    """A server counts as alive for this long after its last heartbeat in the store."""
 
 
 class DeviceHandOver:
-    """Implements `hooks.HandOver`: follows the rows of this machine, one step at a time."""
+    """Implements `interfaces.HandOver`: follows the rows of this machine, one step at a time."""
 
-    def __init__(self, database: Database, settings: ServeSettings, engines: Engines, following: Following) -> None:
+    def __init__(
+        self, database: Database, settings: ServeSettings, engines: EngineControl, following: Following
+    ) -> None:
         self.database = database
         self.settings = settings
         self.engines = engines
         self.following = following
         self.host = socket.gethostname()
-        # until the first look nothing is known: somebody may be training, and who asks waits that long
+        # nothing is known before the first tick: a training may run, so requests wait
         self._state = ServerState.RETURNING if self._shares else ServerState.SERVING
         self._is_ours = asyncio.Event()
         self._stepping: asyncio.Task[None] | None = None
@@ -80,17 +82,17 @@ class DeviceHandOver:
         return rule == "always" or (rule == "auto" and self.following.device == "cuda")
 
     async def admit(self) -> None:
-        """Return where an engine may be asked now; else wait, or raise EngineError with 503, by policy."""
+        """Return if the engines may run; else wait or raise EngineError (503), by policy."""
         if self._is_open:
             return
         policy = self.settings.hand_over
         if policy.when_released == "refuse" or self._num_waiting >= self.settings.max_waiting:
-            raise _aside()
+            raise _device_in_use()
         self._num_waiting += 1
         try:
             await asyncio.wait_for(self._is_ours.wait(), self.settings.timeout_s)
         except TimeoutError:
-            raise _aside() from None
+            raise _device_in_use() from None
         finally:
             self._num_waiting -= 1
 
@@ -100,21 +102,21 @@ class DeviceHandOver:
         return self._state is ServerState.SERVING or on_cpu
 
     async def run(self) -> None:
-        """Look, do one step, wait; until cancelled."""
+        """Poll the store and act, until cancelled."""
         if not self._shares:
             return
         try:
             await self._begin()
             while True:
-                await self._look_safely()
+                await self._tick_safely()
                 await asyncio.sleep(self.settings.follow_s)
         finally:
             if self._stepping is not None:
                 self._stepping.cancel()
 
-    async def _look_safely(self) -> None:
+    async def _tick_safely(self) -> None:
         try:
-            await self.look()
+            await self.tick()
         except Exception:
             # nothing that goes wrong here may end the loop: serving would never come back
             log.exception("hand_over_failed", server=self.following.server_id)
@@ -131,10 +133,10 @@ class DeviceHandOver:
             self._set(ServerState.SERVING, step.reason)
         else:
             self._set(ServerState.STEPPING_ASIDE, step.reason)
-            self._stepping = asyncio.create_task(self.engines.step_aside(self.settings.hand_over.mode, 0.0))
+            self._stepping = asyncio.create_task(self.engines.release_device(self.settings.hand_over.mode, 0.0))
 
-    async def look(self) -> None:
-        """One look at the store, and the one step that follows from it."""
+    async def tick(self) -> None:
+        """Read the store once and do the one step that follows."""
         if self._state is ServerState.RETURNING:  # the last attempt to do so failed half-way
             await self._return("tried again")
         try:
@@ -155,24 +157,24 @@ class DeviceHandOver:
             case Action.STEP_ASIDE:
                 self._set(ServerState.STEPPING_ASIDE, step.reason)
                 policy = self.settings.hand_over
-                self._stepping = asyncio.create_task(self.engines.step_aside(policy.mode, policy.drain_s))
+                self._stepping = asyncio.create_task(self.engines.release_device(policy.mode, policy.drain_s))
             case Action.GIVE:
                 self._set(ServerState.ASIDE, step.reason)
             case Action.RETURN:
                 await self._return(step.reason)
             case Action.KEEP:
-                await self._mind_the_step()
+                await self._recover_failed_release()
 
     async def _return(self, reason: str) -> None:
         self._set(ServerState.RETURNING, reason)
         self._stepping = None
-        await self.engines.come_back()
+        await self.engines.reclaim_device()
         self._set(ServerState.SERVING, reason)
         with contextlib.suppress(StoreError):  # the server's next word in the store says so too
             await asyncio.to_thread(self._tell, ServerState.SERVING, reason)
 
-    async def _mind_the_step(self) -> None:
-        """Engines that could not be ended did not free the device: serve on, and try again if it is still wanted."""
+    async def _recover_failed_release(self) -> None:
+        """If the engines could not be stopped, the device is not free: resume serving; the next tick tries again."""
         stepping = self._stepping
         has_failed = stepping is not None and stepping.done() and not _went_well(stepping)
         if self._state is ServerState.STEPPING_ASIDE and has_failed:
@@ -275,10 +277,10 @@ def _runs(program: ProcessIdentity) -> bool:
     return is_alive(program) or bool(processes_of_attempt(program))
 
 
-def _aside() -> EngineError:
+def _device_in_use() -> EngineError:
     return EngineError(
-        "a training computes on the device now; serving comes back by itself, ask again later",
-        code="aside",
+        "a training run is using the GPU; serving resumes automatically, retry later",
+        code="device_in_use",
         http_status=503,
         retry_after_s=_RETRY_AFTER_S,
     )

@@ -13,9 +13,9 @@ from typing import Any
 from tunesmith.serving.rules.engine_health import StageHealth, hang_of, worry_of
 
 _PING_S = 1.0
-_PINGS_OF_PATIENCE = 5
-"""At least so many pings go out before an engine counts as hung."""
-_MOST_S = 1.0
+_MIN_PINGS = 5
+"""Minimum pings before an engine counts as hung."""
+_MAX_INTERVAL_S = 1.0
 
 
 class Heartbeat:
@@ -34,21 +34,21 @@ class Heartbeat:
         self._is_ready = True
         self._silent_s = 0.0
 
-    def hear(self, alive: Mapping[str, Any]) -> None:
+    def on_report(self, alive: Mapping[str, Any]) -> None:
         """The engine's answer to a ping."""
         self._answered = alive["ping"]
         self._stages = {name: StageHealth(*seconds) for name, seconds in alive["stages"].items()}
 
-    def look(self) -> str | None:
-        """Note what has come, ping when it is time; why it counts as hung, or None."""
+    def check(self) -> str | None:
+        """Send a ping if one is due; returns why the engine counts as hung, or None."""
         now = time.monotonic()
-        passed_s, self._looked_s = min(now - self._looked_s, _MOST_S), now
+        passed_s, self._looked_s = min(now - self._looked_s, _MAX_INTERVAL_S), now
         work = _work_of(self._pid)
         has_worked = work != self._work if not self._is_ready else work[1:2] != self._work[1:2]
         has_answered = self._answered > self._seen
         self._silent_s = 0.0 if has_answered or has_worked else self._silent_s + passed_s
         self._seen, self._work = self._answered, work
-        if self._is_ready and now - self._pinged_s >= min(_PING_S, self._hang_s / _PINGS_OF_PATIENCE):
+        if self._is_ready and now - self._pinged_s >= min(_PING_S, self._hang_s / _MIN_PINGS):
             self._pinged_s = now
             self._num_pings += 1
             self._send_ping(self._num_pings)

@@ -1,4 +1,4 @@
-"""Who is connected: the idle in the order in which they became idle, so that the longest idle goes first, at once."""
+"""Open connections, with the idle ones in the order in which they became idle."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 _NETWORK = 64
-"""One customer has a whole IPv6 network of this size, so its addresses count as one."""
+"""One customer usually has a whole IPv6 /64, so its addresses count as one."""
 
 
-class Crowd(Generic[T]):
-    """Every step takes the same time, however many there are. The busy are never in the way of anybody."""
+class IdleConnections(Generic[T]):
+    """Every operation takes constant time. Busy connections are never closed."""
 
     def __init__(self, max_idle_of_one: int) -> None:
         self._max_idle_of_one = max_idle_of_one
@@ -27,13 +27,13 @@ class Crowd(Generic[T]):
     def num_idle(self) -> int:
         return len(self._idle)
 
-    def join(self, one: T, address: str) -> T | None:
-        """A new connection, on which nothing was asked yet. Returns who has to leave for it, if anybody."""
+    def add(self, one: T, address: str) -> T | None:
+        """Add a new, idle connection. Returns the connection to close for it, if any."""
         self._addresses[one] = address
-        return self.rest(one)
+        return self.mark_idle(one)
 
-    def rest(self, one: T) -> T | None:
-        """Nothing is asked on it any more; who is idle already keeps its place. Returns who has to leave."""
+    def mark_idle(self, one: T) -> T | None:
+        """Mark as idle; an idle one keeps its position. Returns the connection to close, if any."""
         if one in self._idle or one not in self._addresses:
             return None
         address = self._addresses[one]
@@ -41,8 +41,8 @@ class Crowd(Generic[T]):
         self._idle[one] = neighbours[one] = None
         return next(iter(neighbours)) if len(neighbours) > self._max_idle_of_one else None
 
-    def work(self, one: T) -> None:
-        """Something is asked on it."""
+    def mark_busy(self, one: T) -> None:
+        """Mark as busy."""
         if one in self._idle:
             del self._idle[one]
             neighbours = self._idle_of[self._addresses[one]]
@@ -50,17 +50,17 @@ class Crowd(Generic[T]):
             if not neighbours:
                 del self._idle_of[self._addresses[one]]
 
-    def leave(self, one: T) -> None:
-        self.work(one)
+    def remove(self, one: T) -> None:
+        self.mark_busy(one)
         self._addresses.pop(one, None)
 
     def longest_idle(self, address: str) -> T | None:
-        """Who makes room for somebody from this address: one from there, else from anywhere; None: all are busy."""
+        """The longest idle connection of this address, else of any; None if all are busy."""
         return next(iter(self._idle_of.get(address) or self._idle), None)
 
 
 def origin_of(peer: object) -> str:
-    """What counts as one address, from what a socket says of its other end."""
+    """The address that connections are counted by: an IPv4 address, or an IPv6 /64."""
     host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
     try:
         found = ipaddress.ip_address(host.partition("%")[0])

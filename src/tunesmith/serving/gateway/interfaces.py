@@ -1,6 +1,6 @@
-"""What else looks at requests: who may take the device away, who mirrors traffic, and servers that others run.
+"""Interfaces between the parts of the gateway: engine control, hand-over, shadow traffic and upstream servers.
 
-The gateway calls these and nothing more of them; each is made by `gateway/server.py` and runs beside the HTTP server.
+Each implementation is made by `gateway/server.py` and runs beside the HTTP server.
 """
 
 from __future__ import annotations
@@ -16,74 +16,74 @@ from tunesmith.serving.generation import GenerationRequest
 
 @dataclass(frozen=True)
 class Exchange:
-    """One finished request: what was asked of which version, and the answer that was shown."""
+    """One finished request: the version, the request and the answer that was sent."""
 
     response_id: str
-    """By which its experience is found."""
+    """The key of its experience."""
     profile: str
     version: str
     """Exact: support@v7, or support@base."""
     digest: str | None
     is_live: bool
-    """Whether the profile's own name was asked for, not an exact version."""
-    asked: GenerationRequest
-    """As the engine was told; `adapter` is what answered."""
+    """Whether the request named the profile, not an exact version."""
+    request: GenerationRequest
+    """As the engine got it; `adapter` is the version that answered."""
     messages: Sequence[Mapping[str, Any]]
     """The conversation, without the answer."""
     answer: str
     finish: str
-    """stop, length, cancelled; or whatever a server that others run has said."""
+    """stop, length, cancelled; or the finish reason of an upstream server."""
     seconds: float
 
 
-class Engines(Protocol):
-    """What a hand-over needs of the engines of this server; all of them together."""
+class EngineControl(Protocol):
+    """Control over all engines of this server, for hand-over and shadow traffic."""
 
     @property
     def num_active(self) -> int:
         """Answers under way."""
 
-    async def step_aside(self, mode: Literal["unload", "cpu"], drain_s: float) -> None:
-        """Let answers under way end (at most `drain_s`), then give the device back; returns when it is free.
+    async def release_device(self, mode: Literal["unload", "cpu"], drain_s: float) -> None:
+        """Drain (at most `drain_s`), then stop every engine; returns when the device is free.
 
-        `unload` stops every engine, and none starts before `come_back`; `cpu` lets them start again on the CPU.
+        `unload`: no engine starts before `reclaim_device`. `cpu`: engines may start again on the CPU.
         """
 
-    async def come_back(self) -> None:
-        """Engines may be started on their device again; those that serve on the CPU are stopped when they are idle."""
+    async def reclaim_device(self) -> None:
+        """Let engines start on their device again; those on the CPU are stopped once they are idle."""
 
-    async def answer(self, name: str, asked: GenerationRequest) -> str:
-        """The whole answer of one exact version (support@v8) of the embedded engine; raises EngineError.
+    async def answer(self, name: str, request: GenerationRequest) -> str:
+        """The complete answer of one exact version (support@v8); raises EngineError.
 
-        For mirrored traffic: takes a place only where nobody waits, else it raises at once.
+        For mirrored traffic: raises at once if live requests are queued.
         """
 
 
 class HandOver(Protocol):
-    """Who decides whether the device is ours now."""
+    """Decides whether this server may use the device now."""
 
     @property
     def state(self) -> ServerState: ...
 
     async def admit(self) -> None:
-        """Before an embedded engine is asked: return, wait until the device is back, or raise EngineError (503)."""
+        """Call before using an embedded engine: returns, waits for the device, or raises EngineError (503)."""
 
     async def run(self) -> None:
-        """Follow the store until cancelled."""
+        """Poll the store until cancelled."""
 
 
 class Shadow(Protocol):
-    """Mirrors live requests to candidates; nobody ever sees those answers."""
+    """Mirrors live requests to candidates; their answers are never sent to a client."""
 
     def answered(self, exchange: Exchange) -> None:
         """After the last byte of an answer was sent. Returns at once and never raises."""
 
     async def run(self) -> None:
-        """Ask the candidates until cancelled."""
+        """Run the mirrored requests until cancelled."""
 
 
 class Upstream(Protocol):
-    """A server that somebody else runs (vLLM, llama.cpp, Ollama), asked for one profile."""
+    """The upstream server of a profile (vLLM, llama.cpp, Ollama)."""
 
     def ask(self, path: str, body: Mapping[str, Any], adapter: ServedAdapter | None) -> AsyncIterator[dict[str, Any]]:
         """`body` sent to `path` (/v1/chat/completions or /v1/completions) with the name this server has for `adapter`.
@@ -94,4 +94,4 @@ class Upstream(Protocol):
         """
 
     async def close(self) -> None:
-        """Let its connections go."""
+        """Close its connections."""

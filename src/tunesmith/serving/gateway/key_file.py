@@ -1,7 +1,7 @@
-"""The key file as it is now: a key that is taken out of it stops working without a restart.
+"""The API keys of the key file, reloaded while the server runs: a removed key stops working without a restart.
 
-A file that cannot be used closes the server to every key. Whoever edits the file to take a key out gets that, whatever
-else is wrong with the file; the price is that a slip of the pen is an outage, which the log tells at once.
+While the file is invalid, every key is refused. So a key that was removed is refused even if the file has an error;
+the price is that a typing error is an outage, which is logged at once.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from tunesmith.serving.gateway.api_errors import ApiError
 from tunesmith.serving.gateway.scopes import Caller, Keys
 
 log = logger("gateway")
-_LOOK_S = 0.5
-_PATIENCE = 2
-"""Looks in a row that must fail before it counts: an editor may be in the middle of writing the file."""
-_AGAIN_S = 5.0
+_POLL_INTERVAL_S = 0.5
+_MAX_FAILURES = 2
+"""Consecutive failures before keys are refused: an editor may be in the middle of writing the file."""
+_RETRY_AFTER_S = 5.0
 
 
-class KeyRing:
-    """Raises ConfigError when it is made with a file that cannot be used."""
+class KeyFile:
+    """Its constructor raises ConfigError for an invalid file."""
 
     def __init__(self, token: str, key_file: Path | None) -> None:
         self._token, self._key_file = token, key_file
         self._keys = Keys.of(token, key_file)
         self._num_failed = 0
         self.problem: str | None = None
-        """Why no key opens anything now."""
+        """Why every key is refused now."""
 
     def caller_of(self, authorization: str | None) -> Caller:
         """Whose key the header of a request holds; raises 401, or 503 while the key file cannot be used."""
@@ -39,12 +39,12 @@ class KeyRing:
             return Keys(self._keys.control, ()).caller_of(authorization)  # the server's own token is in no file
         except ApiError:
             message = "no key can be checked, because the server's key file cannot be used; its log says why"
-            raise ApiError(503, message, code="keys_unusable", retry_after_s=_AGAIN_S) from None
+            raise ApiError(503, message, code="keys_unusable", retry_after_s=_RETRY_AFTER_S) from None
 
     async def follow(self) -> None:
-        """Look at the file twice a second until cancelled."""
+        """Reload the file twice a second until cancelled."""
         while self._key_file is not None:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_INTERVAL_S)
             try:
                 self._use(await asyncio.to_thread(Keys.of, self._token, self._key_file))
             except ConfigError as error:
@@ -61,6 +61,6 @@ class KeyRing:
 
     def _fail(self, problem: str) -> None:
         self._num_failed += 1
-        if self._num_failed >= _PATIENCE and self.problem != problem:
+        if self._num_failed >= _MAX_FAILURES and self.problem != problem:
             log.warning("keys_unusable", problem=problem, effect="every key is refused until the file is mended")
             self.problem = problem

@@ -5,34 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 from tunesmith.core.errors import did_you_mean, quoted
-from tunesmith.serving.gateway.api_errors import ApiError, wrong
+from tunesmith.serving.gateway.api_errors import ApiError, invalid_parameter
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations", "audio", "function_call"}
-_MOST_MESSAGES = 2048
-_MOST_CALLS = 128
+_MAX_MESSAGES = 2048
+_MAX_CALLS = 128
 _MAX_NAME = 512
 
 
 def check_messages(messages: Any) -> tuple[dict[str, Any], ...]:
     """Messages with plain texts as their content; raises with the place of what is wrong."""
     if not isinstance(messages, list) or not messages:
-        raise wrong("messages", 'must be a list with at least one {"role": "user", "content": "…"}')
-    if len(messages) > _MOST_MESSAGES:
-        raise wrong("messages", f"has {len(messages)} entries; {_MOST_MESSAGES} are the most")
+        raise invalid_parameter("messages", 'must be a list with at least one {"role": "user", "content": "…"}')
+    if len(messages) > _MAX_MESSAGES:
+        raise invalid_parameter("messages", f"has {len(messages)} entries; {_MAX_MESSAGES} are the most")
     return tuple(_message(message, f"messages[{number}]") for number, message in enumerate(messages))
 
 
 def _message(message: Any, place: str) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise wrong(place, 'is no object; write {"role": "user", "content": "…"}')
+        raise invalid_parameter(place, 'must be an object; write {"role": "user", "content": "…"}')
     said = {name: value for name, value in message.items() if value is not None}
     for name in said:
         if name not in _FIELDS:
-            raise wrong(f"{place}.{name[:60]}", f"is unknown{did_you_mean(name, _FIELDS)}", "unknown_parameter")
+            raise invalid_parameter(
+                f"{place}.{name[:60]}", f"is unknown{did_you_mean(name, _FIELDS)}", "unknown_parameter"
+            )
     role = said.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        raise wrong(f"{place}.role", f"is {quoted(str(role))}{did_you_mean(str(role), _ROLES)}")
+        raise invalid_parameter(f"{place}.role", f"is {quoted(str(role))}{did_you_mean(str(role), _ROLES)}")
     for name in ("audio", "function_call"):
         if name in said:
             raise ApiError(400, f"{place}.{name} is not supported", code="unsupported_parameter", param=place)
@@ -41,22 +43,22 @@ def _message(message: Any, place: str) -> dict[str, Any]:
     if calls := _calls(said.get("tool_calls", []), f"{place}.tool_calls"):
         checked["tool_calls"] = calls
     if "content" not in said and not (role == "assistant" and calls):
-        raise wrong(f"{place}.content", "is missing")
+        raise invalid_parameter(f"{place}.content", "is missing")
     text = _text(said["content"], f"{place}.content") if "content" in said else ""
     return {"role": _ROLES[role], "content": text, **checked}
 
 
 def _calls(calls: Any, place: str) -> list[dict[str, Any]]:
     """Calls of functions, as an answer tells them: their arguments are a text."""
-    if not isinstance(calls, list) or len(calls) > _MOST_CALLS:
-        raise wrong(place, f"is no list of at most {_MOST_CALLS} calls")
+    if not isinstance(calls, list) or len(calls) > _MAX_CALLS:
+        raise invalid_parameter(place, f"is no list of at most {_MAX_CALLS} calls")
     return [_call(call, f"{place}[{number}]") for number, call in enumerate(calls)]
 
 
 def _call(call: Any, place: str) -> dict[str, Any]:
     said = _only(call, place, {"id", "type", "function"})
     if said.get("type", "function") != "function":
-        raise wrong(f"{place}.type", "is not function; only functions are called here")
+        raise invalid_parameter(f"{place}.type", "is not function; only functions are called here")
     function = _only(said.get("function"), f"{place}.function", {"name", "arguments"})
     return {
         "id": _name(said.get("id"), f"{place}.id"),
@@ -70,16 +72,18 @@ def _call(call: Any, place: str) -> dict[str, Any]:
 
 def _only(value: Any, place: str, known: set[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise wrong(place, f"is no object with {', '.join(sorted(known))}")
+        raise invalid_parameter(place, f"is no object with {', '.join(sorted(known))}")
     for name in value:
         if name not in known:
-            raise wrong(f"{place}.{name[:60]}", f"is unknown{did_you_mean(name, known)}", "unknown_parameter")
+            raise invalid_parameter(
+                f"{place}.{name[:60]}", f"is unknown{did_you_mean(name, known)}", "unknown_parameter"
+            )
     return value
 
 
 def _name(value: Any, place: str) -> str:
     if not isinstance(value, str) or len(value) > _MAX_NAME:
-        raise wrong(place, f"is no text of at most {_MAX_NAME} characters")
+        raise invalid_parameter(place, f"is no text of at most {_MAX_NAME} characters")
     return _plain(value, place)
 
 
@@ -91,19 +95,19 @@ def _text(content: Any, place: str) -> str:
             kind = part.get("type") if isinstance(part, dict) else None
             if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
                 problem = f"is of type {quoted(str(kind))}; only text is read here"
-                raise wrong(f"{place}[{number}]", problem, "unsupported_content")
+                raise invalid_parameter(f"{place}[{number}]", problem, "unsupported_content")
             texts.append(part[kind])
         content = "".join(texts)
     if not isinstance(content, str):
-        raise wrong(place, "is no text, and no list of texts")
+        raise invalid_parameter(place, "is no text, and no list of texts")
     return _plain(content, place)
 
 
 def _plain(text: Any, place: str) -> str:
     if not isinstance(text, str):
-        raise wrong(place, "is no text")
+        raise invalid_parameter(place, "is no text")
     if "\0" in text or not _is_writable(text):
-        raise wrong(place, "holds a character that no text should (NUL, or half of a pair); remove it")
+        raise invalid_parameter(place, "holds a character that no text should (NUL, or half of a pair); remove it")
     return text
 
 

@@ -1,7 +1,7 @@
-"""Which version a model's name means: follows the store, moves a name only once the new version is ready.
+"""The model router: maps a model name to an exact version, and switches an alias once the new version is loaded.
 
-The store says what is live. When it cannot be read, every name keeps its meaning. A request is given an exact version
-once, when it comes in; so an answer is wholly from one version, however often the name moves meanwhile.
+The store says what is live. While it cannot be read, every alias keeps its version. A request is resolved once, on
+arrival, so an answer comes from one version even if the alias is switched meanwhile.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from tunesmith.profiles.base_model import base_problem, is_whole_model, version_
 from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.runs.session import Session
 from tunesmith.serving.gateway.api_errors import ApiError
-from tunesmith.serving.gateway.served_profiles import Place, Places
+from tunesmith.serving.gateway.served_profiles import ServedProfile, ServedProfiles
 from tunesmith.serving.names import BASE, ModelName, parse_model
 
 log = logger("gateway")
 _LISTED = "GET /v1/models lists them"
-_PATIENCE_S = 3.0
+_RETRY_AFTER_S = 3.0
 _SLOW_WRITE_S = 4.0
 
 
 @dataclass(frozen=True)
-class Version:
-    """One exact thing that can answer: an adapter version, or the bare base (`adapter` is None)."""
+class ModelVersion:
+    """An exact version: an adapter version, or the base model alone (`adapter` is None)."""
 
     name: str
     adapter: ServedAdapter | None = None
@@ -48,7 +48,7 @@ class Version:
     state: AdapterState | None = None
     created_at: datetime | None = None
     is_whole: bool = False
-    """A fully tuned model: it needs no base beside it."""
+    """A fully fine-tuned model: it is loaded instead of the base model."""
 
     @property
     def digest(self) -> str | None:
@@ -59,23 +59,23 @@ class Version:
 class Route:
     """Where one request goes."""
 
-    place: Place
-    version: Version
+    served: ServedProfile
+    version: ModelVersion
     is_live: bool
-    """The profile's own name was asked for."""
+    """The request named the profile, not an exact version."""
     profile: str | None
-    """Whose answer it is; None: `base`, which belongs to no profile."""
+    """The profile the answer belongs to; None for `base`, which belongs to no profile."""
 
     @property
     def folder(self) -> Path:
         """The model that the embedded engine loads."""
         if self.version.is_whole and self.version.adapter is not None:
             return self.version.adapter.path
-        return self.place.base
+        return self.served.base
 
     @property
-    def beside(self) -> ServedAdapter | None:
-        """What it loads beside that model."""
+    def adapter(self) -> ServedAdapter | None:
+        """The adapter that it loads into that model."""
         return None if self.version.is_whole else self.version.adapter
 
 
@@ -94,21 +94,21 @@ class _Wanted:
 GetReady = Callable[[Route, Route], Awaitable[None]]
 
 
-class Switchboard:
-    """`get_ready` loads what a name is about to mean, where what it meant so far is in memory; raises if it cannot."""
+class ModelRouter:
+    """`get_ready` loads the new version of an alias if the old one is in memory; it raises if it cannot."""
 
     def __init__(self, session: Session, get_ready: GetReady) -> None:
         self._session = session
         self._get_ready = get_ready
-        self._places = Places(session.workspace, session.environ)
-        self.places: dict[str, Place] = {}
-        self._meaning: dict[str, Version] = {}
+        self._served_profiles = ServedProfiles(session.workspace, session.environ)
+        self.served_profiles: dict[str, ServedProfile] = {}
+        self._live: dict[str, ModelVersion] = {}
         self._previous: dict[str, str] = {}
         self._bases: dict[str, str] = {}
         self._coming: set[str] = set()
-        """What names are about to mean: made room for like what is live."""
-        self._known: dict[str, Version] = {}
-        """Exact versions by name: all that were asked for or live, looked at again with every round."""
+        """Versions that are about to go live; pinned like live ones."""
+        self._known: dict[str, ModelVersion] = {}
+        """Exact versions by name: all that were requested or live; refreshed in every round."""
         self._in_use: Counter[str] = Counter()
         self._changed = asyncio.Condition()
         self._round = asyncio.Lock()
@@ -117,13 +117,13 @@ class Switchboard:
         self.write_problem: str | None = None
         self._writing_since: float | None = None
         self.troubles: dict[str, str] = {}
-        """Why a profile's name does not mean what is wanted."""
+        """By profile, why its alias is not at the live version of the store."""
         self._not_before: dict[str, tuple[str, float]] = {}
         """By profile, the version that could not be loaded, and when to try again."""
         self._missing: dict[str, str] = {}
-        """By profile, what its name needs on disk and is not there."""
+        """By profile, the files that its live version needs and that are missing."""
         self._failed: dict[str, str] = {}
-        """By exact version, why it could not answer when it was last asked."""
+        """By exact version, why its last request failed."""
 
     # -- following the store
 
@@ -136,55 +136,55 @@ class Switchboard:
                 log.exception("following_failed")
 
     async def refresh(self, *, at_once: bool = False) -> None:
-        """Look at store and profiles, and move the names that should move; `at_once`: also what failed a moment ago."""
+        """Read store and profiles and switch the aliases that changed; `at_once`: without the pause after a failure."""
         async with self._round:
             if at_once:
                 self._not_before.clear()
-            wanted = await self._look()
+            wanted = await self._read_safely()
             if wanted is None:
                 return
             self._known = {name: self._version(row) for name, row in wanted.known.items()}
             self._previous, self._bases = wanted.previous, wanted.bases
-            self.places = await asyncio.to_thread(self._places.look, wanted.overrides)
-            for name in set(self._meaning) - set(self.places):
-                del self._meaning[name]
-            moves = [self._move(place, wanted.live.get(name)) for name, place in self.places.items()]
+            self.served_profiles = await asyncio.to_thread(self._served_profiles.refresh, wanted.overrides)
+            for name in set(self._live) - set(self.served_profiles):
+                del self._live[name]
+            moves = [self._switch_alias(served, wanted.live.get(name)) for name, served in self.served_profiles.items()]
             await asyncio.gather(*moves)
-            missing = await asyncio.to_thread(self._glance)
+            missing = await asyncio.to_thread(self._check_files)
             for profile, problem in missing.items():
                 if self._missing.get(profile) != problem:
-                    log.warning("cannot_answer", profile=profile, problem=problem)
+                    log.warning("version_unavailable", profile=profile, problem=problem)
             self._missing = missing
 
-    def _glance(self) -> dict[str, str]:
-        """Whether the files that each name needs are there; their content is looked at when they are loaded."""
+    def _check_files(self) -> dict[str, str]:
+        """Check that the files of each live version exist; their content is verified when they are loaded."""
         found = {}
-        for profile, version in self.meaning().items():
-            place, adapter = self.places[profile], version.adapter
-            problem = base_problem(place.base) if place.is_embedded else None
-            if problem is None and adapter is not None and place.is_embedded:
+        for profile, version in self.live_versions().items():
+            served, adapter = self.served_profiles[profile], version.adapter
+            problem = base_problem(served.base) if served.is_embedded else None
+            if problem is None and adapter is not None and served.is_embedded:
                 problem = version_problem(version.name, adapter.path)
             if problem is not None:
                 found[profile] = problem
         return found
 
-    def note(self, name: str, problem: str | None) -> None:
-        """What came of asking an exact version: None, or why it could not answer; kept until it answers again."""
+    def record_result(self, name: str, problem: str | None) -> None:
+        """Record the result of a request to an exact version: None, or why it failed."""
         if problem is None:
             self._failed.pop(name, None)
         elif self._failed.get(name) != problem:
-            log.warning("cannot_answer", version=name, problem=problem)
+            log.warning("version_unavailable", version=name, problem=problem)
             self._failed[name] = problem
 
-    async def _look(self) -> _Wanted | None:
+    async def _read_safely(self) -> _Wanted | None:
         try:
             wanted = await asyncio.to_thread(self._read)
         except StoreError as error:
             if self.store_problem is None:
                 log.warning("store_lost", problem=error.message)
             self.store_problem = error.message
-            if not self.places:  # nothing is known yet: the files tell what can be told
-                self.places = await asyncio.to_thread(self._places.look, {})
+            if not self.served_profiles:  # nothing is known yet: the files tell what can be told
+                self.served_profiles = await asyncio.to_thread(self._served_profiles.refresh, {})
             return None
         if self.store_problem is not None:
             log.info("store_back")
@@ -203,43 +203,45 @@ class Switchboard:
         known = {row.name: row for row in (*rows, *live.values())}
         return _Wanted(live, previous, known, overrides, bases)
 
-    async def _move(self, place: Place, live: Adapter | None) -> None:
-        """Let a profile's name mean what is wanted, once that is ready."""
-        new = self._bare(place.profile) if live is None else self._known[live.name]
-        old = self._meaning.get(place.profile)
+    async def _switch_alias(self, served: ServedProfile, live: Adapter | None) -> None:
+        """Switch a profile's alias to the live version of the store, once that is loaded."""
+        new = self._bare(served.profile) if live is None else self._known[live.name]
+        old = self._live.get(served.profile)
         if old is not None and old.name == new.name:
-            self._meaning[place.profile] = new
-            self.troubles.pop(place.profile, None)
+            self._live[served.profile] = new
+            self.troubles.pop(served.profile, None)
             return
         is_revoked = old is not None and self._known.get(old.name, old).state is AdapterState.REVOKED
-        if old is not None and not is_revoked:  # what is revoked goes at once, whatever comes of the new one
-            failed, not_before = self._not_before.get(place.profile, ("", 0.0))
+        if (
+            old is not None and not is_revoked
+        ):  # a revoked version is replaced at once, even if the new one is not loaded
+            failed, not_before = self._not_before.get(served.profile, ("", 0.0))
             if failed == new.name and time.monotonic() < not_before:
                 return
             self._coming.add(new.name)
             try:
-                await self._get_ready(_live_route(place, new), _live_route(place, old))
+                await self._get_ready(_live_route(served, new), _live_route(served, old))
             except TunesmithError as error:
                 trouble = f"{new.name} could not be loaded: {error.message}"
-                if self.troubles.get(place.profile) != trouble:
-                    log.warning("flip_waits", profile=place.profile, wanted=new.name, problem=error.message)
-                self.troubles[place.profile] = trouble
-                self._not_before[place.profile] = (new.name, time.monotonic() + _PATIENCE_S)
+                if self.troubles.get(served.profile) != trouble:
+                    log.warning("flip_deferred", profile=served.profile, wanted=new.name, problem=error.message)
+                self.troubles[served.profile] = trouble
+                self._not_before[served.profile] = (new.name, time.monotonic() + _RETRY_AFTER_S)
                 return
             finally:
                 self._coming.discard(new.name)
-        self.troubles.pop(place.profile, None)
-        self._meaning[place.profile] = new
+        self.troubles.pop(served.profile, None)
+        self._live[served.profile] = new
         if old is not None:
-            log.info("flipped", profile=place.profile, old=old.name, new=new.name)
+            log.info("flipped", profile=served.profile, old=old.name, new=new.name)
 
-    def _bare(self, profile: str) -> Version:
-        return Version(f"{profile}@{BASE}", base_digest=self._bases.get(profile))
+    def _bare(self, profile: str) -> ModelVersion:
+        return ModelVersion(f"{profile}@{BASE}", base_digest=self._bases.get(profile))
 
-    def _version(self, row: Adapter) -> Version:
+    def _version(self, row: Adapter) -> ModelVersion:
         known = self._known.get(row.name)
         path = self._session.workspace.data_dir / row.path
-        return Version(
+        return ModelVersion(
             name=row.name,
             adapter=ServedAdapter(row.name, path, row.digest),
             adapter_id=row.id,
@@ -252,35 +254,35 @@ class Switchboard:
     # -- asking it
 
     async def resolve(self, model: str) -> Route:
-        """The exact version that a name means now; raises 404, also for one that was revoked."""
+        """The exact version of a model name; raises 404, also for a revoked version."""
         try:
             return await self._resolve(model)
         except NotFound as error:
             raise ApiError(404, error.message, code="model_not_found", param="model") from None
 
     async def _resolve(self, model: str) -> Route:
-        if model == BASE and BASE not in self.places:
+        if model == BASE and BASE not in self.served_profiles:
             return self._only_base()
         name = parse_model(model)
-        place = self.places.get(name.profile)
-        if place is None and name.profile in self._places.problems:
+        served = self.served_profiles.get(name.profile)
+        if served is None and name.profile in self._served_profiles.problems:
             check = f"run `tunesmith profile check {name.profile}` where it is served"
             raise NotFound(f"no model {quoted(model)}: its profile cannot be loaded; {check}")
-        if place is None:
-            raise NotFound.named("model", model, [*self.places], _LISTED)
+        if served is None:
+            raise NotFound.named("model", model, [*self.served_profiles], _LISTED)
         if name.is_base:
-            return Route(place, self._bare(name.profile), is_live=False, profile=name.profile)
+            return Route(served, self._bare(name.profile), is_live=False, profile=name.profile)
         if name.is_live:
-            return Route(place, self._meaning.get(name.profile) or self._bare(name.profile), True, name.profile)
-        return Route(place, await self._exact(name), is_live=False, profile=name.profile)
+            return Route(served, self._live.get(name.profile) or self._bare(name.profile), True, name.profile)
+        return Route(served, await self._exact(name), is_live=False, profile=name.profile)
 
     def _only_base(self) -> Route:
-        bases = {place.base: place for place in self.places.values() if place.is_embedded}
-        if len(bases) != 1 or len({place.base for place in self.places.values()}) != 1:
+        bases = {served.base: served for served in self.served_profiles.values() if served.is_embedded}
+        if len(bases) != 1 or len({served.base for served in self.served_profiles.values()}) != 1:
             raise NotFound(f"no model {BASE!r}: the profiles have several bases, or none; ask for PROFILE@{BASE}")
-        return Route(next(iter(bases.values())), Version(BASE), is_live=False, profile=None)
+        return Route(next(iter(bases.values())), ModelVersion(BASE), is_live=False, profile=None)
 
-    async def _exact(self, name: ModelName) -> Version:
+    async def _exact(self, name: ModelName) -> ModelVersion:
         text = f"{name.profile}@v{name.version}"
         version = self._known.get(text)
         if version is None:
@@ -292,7 +294,7 @@ class Switchboard:
                 raise NotFound.named("model", text, hint=_LISTED) from None
             version = self._known[text] = self._version(found)
         if version.state is AdapterState.REVOKED:
-            message = f"{text} was revoked and is served nowhere any more; ask for {name.profile}"
+            message = f"{text} was revoked and is no longer served; use {name.profile}"
             raise ApiError(404, message, code="model_revoked", param="model")
         return version
 
@@ -300,27 +302,27 @@ class Switchboard:
         with self._session.database.read() as tx:
             return adapters.find(tx, text)
 
-    def meaning(self) -> dict[str, Version]:
-        """By profile, what its name means now."""
-        return {name: self._meaning.get(name) or self._bare(name) for name in self.places}
+    def live_versions(self) -> dict[str, ModelVersion]:
+        """By profile, the version that its alias stands for now."""
+        return {name: self._live.get(name) or self._bare(name) for name in self.served_profiles}
 
     def pinned(self) -> frozenset[str]:
-        """Versions that are not let go: what is live, and the one before it."""
-        live = frozenset(version.name for version in self._meaning.values())
+        """Versions that are not evicted: live, previous, and about to be live."""
+        live = frozenset(version.name for version in self._live.values())
         return live | frozenset(self._previous.values()) | self._coming
 
     @property
     def file_problems(self) -> dict[str, str]:
         """By profile, what is wrong with its file."""
-        return self._places.problems
+        return self._served_profiles.problems
 
     @property
     def problems(self) -> dict[str, str]:
-        failed = {profile: self._failed.get(version.name) for profile, version in self.meaning().items()}
+        failed = {profile: self._failed.get(version.name) for profile, version in self.live_versions().items()}
         return {
             **{profile: problem for profile, problem in failed.items() if problem is not None},
             **self._missing,
-            **self._places.problems,
+            **self._served_profiles.problems,
             **self.troubles,
         }
 
@@ -329,12 +331,13 @@ class Switchboard:
         """Why the store cannot be read or written; None: it can."""
         since = self._writing_since
         if self.store_problem is None and since is not None and time.monotonic() - since > _SLOW_WRITE_S:
-            return f"the store takes no writes for {time.monotonic() - since:.0f} s now; does somebody hold its lock?"
+            seconds = time.monotonic() - since
+            return f"the store has accepted no writes for {seconds:.0f} s; another process may hold its lock"
         return self.store_problem or self.write_problem
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Around what is written now and then, so that a store that takes nothing is noticed."""
+        """Use around periodic writes, so that a store that accepts none is noticed."""
         self._writing_since = time.monotonic()
         try:
             yield
@@ -348,7 +351,7 @@ class Switchboard:
 
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
-        """Around an answer, so that a version can be drained."""
+        """Use around an answer, so that a version can be drained."""
         self._in_use[name] += 1
         try:
             yield
@@ -356,18 +359,18 @@ class Switchboard:
             self._in_use[name] -= 1
             if not self._in_use[name]:
                 del self._in_use[name]
-                self._tell()
+                self._notify()
 
-    def _tell(self) -> None:
-        async def tell() -> None:
+    def _notify(self) -> None:
+        async def notify() -> None:
             async with self._changed:
                 self._changed.notify_all()
 
-        task = asyncio.get_running_loop().create_task(tell())
-        self._telling = task  # a task that nobody holds may be collected
+        task = asyncio.get_running_loop().create_task(notify())
+        self._notifying = task  # a task that nobody holds may be collected
 
     async def drained(self, name: str, timeout_s: float) -> bool:
-        """Wait until nothing is answered by that version any more; False: the time is over."""
+        """Wait until no request uses the version; False after the timeout."""
         try:
             async with asyncio.timeout(timeout_s), self._changed:
                 await self._changed.wait_for(lambda: name not in self._in_use)
@@ -379,5 +382,5 @@ class Switchboard:
         return dict(self._in_use)
 
 
-def _live_route(place: Place, version: Version) -> Route:
-    return Route(place, version, is_live=True, profile=place.profile)
+def _live_route(served: ServedProfile, version: ModelVersion) -> Route:
+    return Route(served, version, is_live=True, profile=served.profile)

@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tunesmith.serving.gateway.access import caller_of
+from tunesmith.serving.gateway.answers import JsonAnswer
 from tunesmith.serving.gateway.api_errors import ApiError
 from tunesmith.serving.gateway.gateway import Gateway
-from tunesmith.serving.gateway.model_router import Version
-from tunesmith.serving.gateway.responses import JsonAnswer
+from tunesmith.serving.gateway.model_router import ModelVersion
 from tunesmith.serving.gateway.scopes import Scope
 from tunesmith.serving.names import BASE
 
@@ -23,10 +23,10 @@ async def list_models(request: Request) -> Response:
     gateway: Gateway = request.app.state.gateway
     refuse_query(request)
     found: dict[str, dict[str, Any]] = {}
-    for profile, version in gateway.switchboard.meaning().items():
+    for profile, version in gateway.router.live_versions().items():
         found[profile] = _model(profile, version)
         found[version.name] = _model(version.name, version)
-        found.setdefault(f"{profile}@{BASE}", _model(f"{profile}@{BASE}", Version(f"{profile}@{BASE}")))
+        found.setdefault(f"{profile}@{BASE}", _model(f"{profile}@{BASE}", ModelVersion(f"{profile}@{BASE}")))
     return JsonAnswer({"object": "list", "data": list(found.values())})
 
 
@@ -43,7 +43,7 @@ async def health(request: Request) -> Response:
     refuse_query(request)
     state = state_of(gateway)
     if not caller_of(request).may(Scope.CONTROL):  # what is wrong with a profile's file quotes the file
-        files = gateway.switchboard.file_problems
+        files = gateway.router.file_problems
         told = "its file cannot be used; run `tunesmith profile check` where it is served"
         state["problems"] = {name: told if name in files else why for name, why in state["problems"].items()}
         if state["capture"]["last_problem"] is not None:
@@ -53,18 +53,18 @@ async def health(request: Request) -> Response:
 
 def state_of(gateway: Gateway) -> dict[str, Any]:
     """Which version each profile's name means, and what is wrong."""
-    board = gateway.switchboard
-    lost = board.lost_store
-    is_degraded = bool(lost or board.problems or gateway.engines.problems)
+    router = gateway.router
+    lost = router.lost_store
+    is_degraded = bool(lost or router.problems or gateway.engines.problems)
     return {
         "status": "stopping" if gateway.is_ending else "degraded" if is_degraded else "ok",
         "server": gateway.server_id,
         "state": str(gateway.hand_over.state),
-        "serving": {profile: version.name for profile, version in board.meaning().items()},
+        "serving": {profile: version.name for profile, version in router.live_versions().items()},
         "engines": gateway.engines.state(),
-        "in_use": board.in_use(),
+        "in_use": router.in_use(),
         "store": lost or "ok",
-        "problems": board.problems,
+        "problems": router.problems,
         "counts": dict(gateway.counts),
         "capture": gateway.captures.counts(),
     }
@@ -77,6 +77,6 @@ def refuse_query(request: Request) -> None:
         raise ApiError(400, message, code="unknown_parameter", param=name[:100])
 
 
-def _model(name: str, version: Version) -> dict[str, Any]:
+def _model(name: str, version: ModelVersion) -> dict[str, Any]:
     created = 0 if version.created_at is None else int(version.created_at.timestamp())
     return {"id": name, "object": "model", "created": created, "owned_by": _OWNER, "root": version.name}

@@ -1,4 +1,4 @@
-"""Requests of a profile that another server answers (vLLM, llama.cpp, Ollama): passed on, streamed through, kept."""
+"""Requests of a proxied profile (vLLM, llama.cpp, Ollama): forwarded, streamed back, captured."""
 
 from __future__ import annotations
 
@@ -12,76 +12,94 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tunesmith.serving.gateway.answers import choice_key, fingerprint_of, new_response_id
+from tunesmith.serving.gateway.answers import (
+    JsonAnswer,
+    SseAnswer,
+    cancel_on_disconnect,
+    choice_key,
+    fingerprint_of,
+    new_response_id,
+)
 from tunesmith.serving.gateway.api_errors import ApiError
-from tunesmith.serving.gateway.captures import About
-from tunesmith.serving.gateway.choice_streams import limit_of, rows_of
+from tunesmith.serving.gateway.captures import CaptureOptions
+from tunesmith.serving.gateway.choice_streams import expand_choices, max_tokens_of
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.gateway import Gateway
 from tunesmith.serving.gateway.interfaces import Exchange
 from tunesmith.serving.gateway.model_router import Route
-from tunesmith.serving.gateway.parameters import Asked, Kind
-from tunesmith.serving.gateway.responses import JsonAnswer, SseAnswer, while_there
+from tunesmith.serving.gateway.parameters import CompletionRequest, Kind
 from tunesmith.serving.generation import GenerationRequest, was_cut
 
 _PATHS: dict[Kind, str] = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
 _OURS = ("metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key")
-"""About us and our caller; of no use to who answers."""
+"""Fields for the gateway only; not forwarded."""
 
 
 async def answer_from_upstream(
-    gateway: Gateway, request: Request, body: dict[str, Any], asked: Asked, about: About, route: Route
+    gateway: Gateway,
+    request: Request,
+    body: dict[str, Any],
+    completion: CompletionRequest,
+    options: CaptureOptions,
+    route: Route,
 ) -> Response:
-    passing = _Passing(gateway, asked, about, route, body)
+    proxied = _ProxiedRequest(gateway, completion, options, route, body)
     try:
-        return await passing.answer(request)
+        return await proxied.answer(request)
     except BaseException:
-        await passing.end()
+        await proxied.end()
         raise
 
 
-class _Passing:
-    """One request on its way through."""
+class _ProxiedRequest:
+    """One forwarded request, from admission to capture."""
 
-    def __init__(self, gateway: Gateway, asked: Asked, about: About, route: Route, body: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        completion: CompletionRequest,
+        options: CaptureOptions,
+        route: Route,
+        body: Mapping[str, Any],
+    ) -> None:
         self._gateway = gateway
-        self._asked = asked
-        self._about = about
+        self._completion = completion
+        self._options = options
         self._route = route
         self._begun = time.monotonic()
-        self._id = new_response_id(asked.kind)
+        self._id = new_response_id(completion.kind)
         self._texts: defaultdict[int, list[str]] = defaultdict(list)
         self._finish: dict[int, str] = {}
         self._cut: set[int] = set()
-        """Which answers a stop of the caller may have ended."""
+        """Choices that a stop sequence of the caller may have ended."""
         self._held = ExitStack()
-        room = gateway.engines.room(route.place.base)
-        room.enter(asked.num_rows)
-        self._held.callback(room.leave, asked.num_rows)
-        self._held.enter_context(gateway.switchboard.using(route.version.name))
+        admission = gateway.engines.admission(route.served.base)
+        admission.acquire(completion.num_rows)
+        self._held.callback(admission.release, completion.num_rows)
+        self._held.enter_context(gateway.router.using(route.version.name))
         sent = {name: value for name, value in body.items() if name not in _OURS and value is not None}
         limit = "max_completion_tokens" if "max_completion_tokens" in sent else "max_tokens"
-        self._max_tokens = limit_of(asked, route.place.max_tokens, gateway.settings.max_tokens)
+        self._max_tokens = max_tokens_of(completion, route.served.max_tokens, gateway.settings.max_tokens)
         sent[limit] = self._max_tokens
-        upstream = gateway.upstream_of(route.place)
-        self._chunks: AsyncIterator[dict[str, Any]] = upstream.ask(_PATHS[asked.kind], sent, route.version.adapter)
+        upstream = gateway.upstream_of(route.served)
+        self._chunks: AsyncIterator[dict[str, Any]] = upstream.ask(_PATHS[completion.kind], sent, route.version.adapter)
         self._deadline = self._begun + gateway.settings.timeout_s
 
     async def answer(self, request: Request) -> Response:
-        first = await while_there(request.receive, self._next())
+        first = await cancel_on_disconnect(request.receive, self._next())
         if first is None:
-            raise EngineError("the server behind gave no answer", code="upstream", http_status=502)
-        if self._asked.stream:
-            self._gateway.captures.begin(self._id, self._about)
+            raise EngineError("the upstream server gave no answer", code="upstream", http_status=502)
+        if self._completion.stream:
+            self._gateway.captures.begin(self._id, self._options)
             return SseAnswer(self._events(first), end=self.end, after=self._keep)
-        body = self._renamed(first)
-        self._note(body)
+        body = self._with_our_names(first)
+        self._collect(body)
         await self.end()
         return JsonAnswer(body, after=lambda: self._keep(True))
 
     async def _next(self) -> dict[str, Any] | None:
         try:
-            if (left_s := self._deadline - time.monotonic()) <= 0:  # a slow reader holds a place
+            if (left_s := self._deadline - time.monotonic()) <= 0:  # a slow reader holds capacity
                 raise TimeoutError
             async with asyncio.timeout(left_s):
                 return await anext(self._chunks, None)
@@ -92,18 +110,18 @@ class _Passing:
     async def _events(self, first: dict[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         chunk: dict[str, Any] | None = first
         while chunk is not None:
-            chunk = self._renamed(chunk)
-            self._note(chunk)
+            chunk = self._with_our_names(chunk)
+            self._collect(chunk)
             yield chunk
             chunk = await self._next()
 
-    def _renamed(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _with_our_names(self, body: dict[str, Any]) -> dict[str, Any]:
         version = self._route.version
         named = {"id": self._id, "model": version.name, "system_fingerprint": fingerprint_of(version.digest)}
         return {**body, **named}
 
-    def _note(self, body: Mapping[str, Any]) -> None:
-        """What was said, for whoever keeps it; a server may send anything, so nothing is taken for granted."""
+    def _collect(self, body: Mapping[str, Any]) -> None:
+        """Collect texts and finish reasons for capture; every field of the upstream server is checked."""
         choices = body.get("choices")
         for choice in choices if isinstance(choices, list) else []:
             if not isinstance(choice, dict) or not isinstance(index := choice.get("index", 0), int):
@@ -116,7 +134,7 @@ class _Passing:
                 self._finish[index] = "tool_calls"
             elif isinstance(choice.get("finish_reason"), str):
                 self._finish.setdefault(index, choice["finish_reason"])
-                if was_cut(choice, has_stops=bool(self._asked.stop)):
+                if was_cut(choice, has_stops=bool(self._completion.stop)):
                     self._cut.add(index)
 
     async def end(self) -> None:
@@ -127,30 +145,30 @@ class _Passing:
         self._held.close()
 
     def _keep(self, is_whole: bool) -> None:
-        """Answers with texts only: what a tool was called with is not kept yet."""
+        """Capture answers that are text; tool calls are not captured."""
         gateway, route = self._gateway, self._route
         gateway.counts["answers" if is_whole else "broken"] += 1
-        rows = rows_of(self._asked, self._id, None, self._max_tokens)
+        rows = expand_choices(self._completion, self._id, None, self._max_tokens)
         for index, texts in sorted(self._texts.items()):
             finish = self._finish.get(index, "")
             if not 0 <= index < len(rows):
                 continue
             key = choice_key(self._id, index)
             if finish == "tool_calls":
-                gateway.captures.leave_out(key, self._about, "answers that call tools are not kept")
+                gateway.captures.leave_out(key, self._options, "answers with tool calls are not captured")
                 continue
             row = rows[index]
             messages = [dict(m) for m in row.messages] if row.messages is not None else []
             if isinstance(row.prompt, str):
                 messages = [{"role": "user", "content": row.prompt}]
             if not messages:
-                gateway.captures.leave_out(key, self._about, "the prompt was given as tokens, whose text is unknown")
+                gateway.captures.leave_out(key, self._options, "the prompt was given as tokens, so its text is unknown")
                 continue
             gateway.captures.keep(
                 key,
                 route.profile,
-                route.place.capture,
-                self._about,
+                route.served.capture,
+                self._options,
                 messages=messages,
                 answer="".join(texts),
                 served_by=route.version.name,
@@ -163,7 +181,7 @@ class _Passing:
                     version=route.version.name,
                     digest=route.version.digest,
                     is_live=route.is_live,
-                    asked=row,
+                    request=row,
                     messages=messages,
                     answer="".join(texts),
                     finish=finish,
@@ -173,22 +191,22 @@ class _Passing:
         gateway.captures.end(self._id)
 
 
-async def whole_from_upstream(gateway: Gateway, route: Route, asked: GenerationRequest) -> str:
-    """The whole answer to a mirrored request; nobody sees it."""
+async def whole_from_upstream(gateway: Gateway, route: Route, request: GenerationRequest) -> str:
+    """The complete answer to a mirrored request; it is never sent to a client."""
     body: dict[str, Any] = {
-        "max_tokens": asked.max_tokens,
-        "temperature": asked.temperature,
-        "top_p": asked.top_p,
-        "presence_penalty": asked.presence_penalty,
-        "frequency_penalty": asked.frequency_penalty,
-        "stop": list(asked.stop) or None,
-        "seed": asked.seed,
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "stop": list(request.stop) or None,
+        "seed": request.seed,
     }
     sent = {name: value for name, value in body.items() if value is not None}
-    kind: Kind = "chat" if asked.messages is not None else "text"
-    sent |= {"messages": [dict(m) for m in asked.messages or ()]} if kind == "chat" else {"prompt": asked.prompt}
+    kind: Kind = "chat" if request.messages is not None else "text"
+    sent |= {"messages": [dict(m) for m in request.messages or ()]} if kind == "chat" else {"prompt": request.prompt}
     texts: list[str] = []
-    async for answer in gateway.upstream_of(route.place).ask(_PATHS[kind], sent, route.version.adapter):
+    async for answer in gateway.upstream_of(route.served).ask(_PATHS[kind], sent, route.version.adapter):
         choice = (answer.get("choices") or [{}])[0]
         said = choice.get("message") or {"content": choice.get("text")}
         texts.append(str(said.get("content") or ""))

@@ -1,4 +1,4 @@
-"""Who may do what: a scope for every route, and the label and scopes that a bearer token brings."""
+"""Scopes: what each route needs, and the label and scopes of a bearer token."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ GIVEN = frozenset(Scope) - {Scope.CONTROL}
 _NEEDS = {Scope.ANY_VERSION: Scope.CHAT, Scope.ANY_ANSWER: Scope.FEEDBACK}
 _BEARER = re.compile(r"Bearer ([\x21-\x7e]{1,512})\Z", re.IGNORECASE)
 _MAX_KEY_FILE = 1 << 20
-_SHORTEST_KEY = 16
+_MIN_KEY_LENGTH = 16
 _LABEL = "label="
 _DERIVED = "key-"
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sends a request: what answers and ratings are stored under, and what the key opens."""
+    """Who sends a request: the label that answers and ratings are stored under, and the scopes of the key."""
 
     label: str
     scopes: frozenset[Scope]
@@ -76,7 +76,7 @@ class Keys:
         if authorization is None:
             if self.others is None:
                 return LOCAL
-            raise _unauthorized("this server wants a key: Authorization: Bearer KEY")
+            raise _unauthorized("this server requires an API key: Authorization: Bearer KEY")
         match = _BEARER.match(authorization)
         if match is None:
             raise _unauthorized("the Authorization header is not `Bearer KEY` with a key of 1 to 512 characters")
@@ -87,7 +87,7 @@ class Keys:
         if hmac.compare_digest(self.control, given):
             found = SERVER
         if found is None:
-            raise _unauthorized("that key opens nothing here")
+            raise _unauthorized("unknown API key; use a key from serve.key_file")
         return found
 
 
@@ -116,8 +116,8 @@ def read_key_file(path: Path) -> tuple[tuple[bytes, Caller], ...]:
         if not words or words[0].startswith("#"):
             continue
         key = words.pop(0)
-        if len(key) < _SHORTEST_KEY or not _BEARER.match(f"Bearer {key}"):
-            raise _wrong(number, f"does not begin with a key of {_SHORTEST_KEY} to 512 visible ASCII characters")
+        if len(key) < _MIN_KEY_LENGTH or not _BEARER.match(f"Bearer {key}"):
+            raise _wrong(number, f"does not begin with a key of {_MIN_KEY_LENGTH} to 512 visible ASCII characters")
         label = _label(words.pop(), number) if words and words[-1].startswith(_LABEL) else derived_label(key)
         scopes = _scopes(words.pop(), number) if words else OPEN
         if words:

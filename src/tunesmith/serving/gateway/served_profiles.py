@@ -1,4 +1,4 @@
-"""What the files of the workspace say about each profile that matters for serving; read again when they change."""
+"""The served profiles: the settings of each profile file that serving needs; reloaded when the files change."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ ASKED_KINDS = (EMBEDDED, "vllm", "llamacpp", "ollama")
 
 
 @dataclass(frozen=True)
-class Place:
-    """One profile: its base, where its requests go, what is kept of them."""
+class ServedProfile:
+    """One profile: its base model, the target of its requests, and its capture policy."""
 
     profile: str
     base: Path
     target: TargetSettings
     capture: CapturePolicy
     max_tokens: int
-    """Of an answer to a request that names no limit."""
+    """Default of a request without a limit."""
 
     @property
     def is_embedded(self) -> bool:
         return self.target.kind == EMBEDDED
 
 
-class Places:
-    """The profiles of a workspace. A file that became unreadable keeps what it said last, with its problem."""
+class ServedProfiles:
+    """The profiles of a workspace. A file that became invalid keeps its last valid settings, with its problem."""
 
     def __init__(self, workspace: Workspace, environ: Mapping[str, str] | None) -> None:
         self._workspace = workspace
         self._environ = environ
-        self._read: dict[str, tuple[Any, Place | None]] = {}
+        self._read: dict[str, tuple[Any, ServedProfile | None]] = {}
         self.problems: dict[str, str] = {}
 
     def names(self) -> list[str]:
@@ -53,42 +53,42 @@ class Places:
         except OSError:
             return sorted(self._read)
 
-    def look(self, overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, Place]:
+    def refresh(self, overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, ServedProfile]:
         """Every profile that can be served; `overrides` are those of active campaigns."""
         found = {}
         names = self.names()
         for name in names:
-            place = self._one(name, overrides.get(name, {}))
-            if place is not None:
-                found[name] = place
+            served = self._one(name, overrides.get(name, {}))
+            if served is not None:
+                found[name] = served
         for name in set(self._read) - set(names):
             del self._read[name]
             self.problems.pop(name, None)
         return found
 
-    def _one(self, name: str, overrides: Mapping[str, Any]) -> Place | None:
+    def _one(self, name: str, overrides: Mapping[str, Any]) -> ServedProfile | None:
         files = (self._workspace.profiles_dir / f"{name}.yaml", self._workspace.project_file)
         stamp = (*map(_stamp, files), canonical_json(dict(overrides)))
         known = self._read.get(name)
         if known is not None and known[0] == stamp:
             return known[1]
-        place: Place | None
+        served: ServedProfile | None
         try:
-            place = self._resolve(name, overrides)
+            served = self._resolve(name, overrides)
             self.problems.pop(name, None)
         except TunesmithError as error:
             self.problems[name] = error.message
-            place = None if known is None else known[1]
-        self._read[name] = (stamp, place)
-        return place
+            served = None if known is None else known[1]
+        self._read[name] = (stamp, served)
+        return served
 
-    def _resolve(self, name: str, overrides: Mapping[str, Any]) -> Place:
+    def _resolve(self, name: str, overrides: Mapping[str, Any]) -> ServedProfile:
         resolved = resolve(name, workspace=self._workspace, campaign_overrides=overrides, environ=self._environ)
         profile = resolved.profile
         asked = [target for target in profile.targets if target.kind in ASKED_KINDS]
         target = asked[0] if asked else TargetSettings(name=EMBEDDED, kind=EMBEDDED)
         base, capture = self._workspace.locate(profile.base.path), profile.experience.capture
-        return Place(name, base, target, capture, profile.answers.max_tokens)
+        return ServedProfile(name, base, target, capture, profile.answers.max_tokens)
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""`tunesmith serve`: everything of the gateway put together, its life from the lock to the last byte."""
+"""`tunesmith serve`: assembles the gateway and runs it from the server lock to its shutdown."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from tunesmith.serving.gateway.gateway import Gateway
 from tunesmith.serving.gateway.hand_over import DeviceHandOver, Following
 from tunesmith.serving.gateway.http_server import HttpServer
 from tunesmith.serving.gateway.interfaces import Upstream
-from tunesmith.serving.gateway.key_file import KeyRing
-from tunesmith.serving.gateway.model_router import Route, Switchboard
+from tunesmith.serving.gateway.key_file import KeyFile
+from tunesmith.serving.gateway.model_router import ModelRouter, Route
 from tunesmith.serving.gateway.proxy import whole_from_upstream
-from tunesmith.serving.gateway.served_profiles import Place
-from tunesmith.serving.gateway.server_lock import Presence
-from tunesmith.serving.gateway.shadow import Mirror
+from tunesmith.serving.gateway.served_profiles import ServedProfile
+from tunesmith.serving.gateway.server_lock import ServerLock
+from tunesmith.serving.gateway.shadow import ShadowMirror
 from tunesmith.serving.gateway.upstream import upstream_of
 
 log = logger("gateway")
@@ -49,25 +49,25 @@ ALIVE_S = 10.0
 _FLUSH_S = 5.0
 _NUM_THREADS = 32
 _SWITCH_S = 0.0005
-"""How long a thread that keeps answers may hold up those that are being written; Python's own is ten times that."""
+"""Thread switch interval. Python's default of 5 ms would let capture threads delay streaming."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """What somebody who starts a server wants to know."""
+    """The address and state of a server that has started."""
 
     server_id: str
     url: str
     serving: dict[str, str]
     needs_key: bool
     problems: dict[str, str]
-    """By profile, why it is not served, or cannot answer."""
+    """By profile, why it is not served or cannot answer."""
     num_hosts: int | None = None
-    """Where others may ask: how many names serve.allowed_hosts has."""
+    """If it listens beyond loopback: the number of names in serve.allowed_hosts."""
 
 
 class Server:
-    """One gateway process. `run` returns when it was told to stop and has stopped."""
+    """One gateway process. `run` returns after a signal, when it has stopped."""
 
     def __init__(self, session: Session, settings: ServeSettings, on_ready: Callable[[Ready], None]) -> None:
         self._session = session
@@ -76,33 +76,33 @@ class Server:
         self._key_file = None if settings.key_file is None else session.workspace.locate(settings.key_file)
         if not is_loopback(settings.host) and self._key_file is None:
             raise ConfigError(
-                f"serve.host is {settings.host!r}, so others could ask: set serve.key_file to a file with API keys, "
-                "or serve on 127.0.0.1"
+                f"serve.host is {settings.host!r}, so other machines can connect: set serve.key_file to a file with "
+                "API keys, or serve on 127.0.0.1"
             )
         self._num_signals = 0
 
     def run(self) -> None:
         self._session.database  # noqa: B018 - without the store nobody knows what is live
-        presence = Presence(self._session.workspace)
+        lock = ServerLock(self._session.workspace)
         sys.setswitchinterval(_SWITCH_S)
         try:
             with private_files():
-                asyncio.run(self._serve(presence))
+                asyncio.run(self._serve(lock))
         finally:
-            presence.leave()
+            lock.release()
 
-    async def _serve(self, presence: Presence) -> None:
-        # a store that hangs holds threads; there must be others for whoever follows, beats and reads long bodies
+    async def _serve(self, lock: ServerLock) -> None:
+        # a store that hangs blocks threads; polling, heartbeats and long bodies need others
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_THREADS, "tunesmith-serve"))
         listening = _listen(self._settings.host, self._settings.port)
         url = _url(self._settings.host, listening.getsockname()[1])
         server_id, token = new_id("srv"), new_token()
-        keys = KeyRing(token, self._key_file)
+        keys = KeyFile(token, self._key_file)
         gateway = self._gateway(server_id)
         http = HttpServer(make_app(gateway, keys), self._settings.grace_s)
-        self._on_signals(gateway, http, presence)
-        await gateway.switchboard.refresh()
-        process = presence.announce(server_id, url, token)
+        self._on_signals(gateway, http, lock)
+        await gateway.router.refresh()
+        process = lock.publish(server_id, url, token)
         row = servers.Server(
             id=server_id,
             host=socket.gethostname(),
@@ -118,7 +118,7 @@ class Server:
             asyncio.create_task(work)
             for work in (
                 keys.follow(),
-                gateway.switchboard.follow(self._settings.follow_s),
+                gateway.router.follow(self._settings.follow_s),
                 self._beat(gateway, row),
                 gateway.hand_over.run(),
                 gateway.shadow.run(),
@@ -126,7 +126,7 @@ class Server:
         ]
         needs_key, is_open = self._key_file is not None, not is_loopback(self._settings.host)
         num_hosts = len(self._settings.allowed_hosts) if is_open else None
-        self._on_ready(Ready(server_id, url, _serving(gateway), needs_key, gateway.switchboard.problems, num_hosts))
+        self._on_ready(Ready(server_id, url, _serving(gateway), needs_key, gateway.router.problems, num_hosts))
         try:
             await http.serve(sockets=[listening])
         finally:
@@ -135,8 +135,8 @@ class Server:
     def _gateway(self, server_id: str) -> Gateway:
         session, settings = self._session, self._settings
         engines = EnginePool(settings, self._make_engine)
-        board = Switchboard(session, engines.get_ready)
-        engines.follow(board)
+        router = ModelRouter(session, engines.get_ready)
+        engines.follow(router)
         following = Following(server_id, device_of(settings), ALIVE_S)
         hand_over = DeviceHandOver(session.database, settings, engines, following)
         counts: Counter[str] = Counter()
@@ -144,11 +144,11 @@ class Server:
             server_id=server_id,
             session=session,
             settings=settings,
-            switchboard=board,
+            router=router,
             engines=engines,
             captures=Captures(session),
             hand_over=hand_over,
-            shadow=Mirror(session, settings, engines, hand_over, counts),
+            shadow=ShadowMirror(session, settings, engines, hand_over, counts),
             make_upstream=self._make_upstream,
             counts=counts,
         )
@@ -159,7 +159,7 @@ class Server:
         version = route.version
         is_whole = version.is_whole and version.adapter is not None
         spec = EngineSpec(
-            base=str(route.place.base),
+            base=str(route.served.base),
             digest=version.base_digest if is_whole else None,
             weights=str(route.folder) if is_whole else None,
             weights_digest=version.digest if is_whole else None,
@@ -174,14 +174,14 @@ class Server:
             pass_environment=self._session.settings.worker.pass_environment,
         )
 
-    def _make_upstream(self, place: Place) -> Upstream:
-        return upstream_of(place, self._session.workspace.root, self._settings.timeout_s)
+    def _make_upstream(self, served: ServedProfile) -> Upstream:
+        return upstream_of(served, self._session.workspace.root, self._settings.timeout_s)
 
-    def _on_signals(self, gateway: Gateway, http: HttpServer, presence: Presence) -> None:
+    def _on_signals(self, gateway: Gateway, http: HttpServer, lock: ServerLock) -> None:
         def stop() -> None:
             self._num_signals += 1
             if self._num_signals > 1:  # now: engines end when our side of their socket closes
-                presence.leave()
+                lock.release()
                 os._exit(1)
             log.info("stopping", answers=gateway.engines.num_active)
             gateway.is_ending = True
@@ -204,19 +204,19 @@ class Server:
         log.info("stopped", **gateway.counts)
 
     async def _beat(self, gateway: Gateway, row: servers.Server) -> None:
-        """Say in the store that we live and what we serve; a store that is away changes nothing here."""
+        """Write heartbeats and the served versions to the store; an unavailable store does not affect serving."""
         while True:
-            with gateway.switchboard.writing():
+            with gateway.router.writing():
                 await asyncio.to_thread(self._beat_once, gateway, row)
             await asyncio.sleep(BEAT_S)
 
     def _beat_once(self, gateway: Gateway, row: servers.Server) -> None:
         serving: dict[str, str | None] = {}
-        for profile, version in gateway.switchboard.meaning().items():
+        for profile, version in gateway.router.live_versions().items():
             serving[profile] = None if version.adapter is None else version.name
         captured = gateway.captures.counts()
         counts = {**gateway.counts, **{name: captured[name] for name in ("num_stored", "num_dropped", "num_refused")}}
-        counts["num_problems"] = len(gateway.switchboard.problems) + len(gateway.engines.problems)
+        counts["num_problems"] = len(gateway.router.problems) + len(gateway.engines.problems)
         state = gateway.hand_over.state
         with self._session.database.write(durable=False) as tx:
             if not servers.heartbeat(tx, row.id, ALIVE_S, state=state, serving=serving, counts=counts):
@@ -239,7 +239,7 @@ def is_loopback(host: str) -> bool:
 
 
 def device_of(settings: ServeSettings) -> str:
-    """cpu or cuda, told without loading torch."""
+    """cpu or cuda, decided without loading torch."""
     if settings.device != "auto":
         return settings.device
     has_gpu = Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1")
@@ -247,7 +247,7 @@ def device_of(settings: ServeSettings) -> str:
 
 
 def _serving(gateway: Gateway) -> dict[str, str]:
-    return {profile: version.name for profile, version in gateway.switchboard.meaning().items()}
+    return {profile: version.name for profile, version in gateway.router.live_versions().items()}
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -266,7 +266,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _url(host: str, port: int) -> str:
-    """How this machine reaches us."""
+    """The URL of this server on this machine."""
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared, not bound
     name = everywhere.get(host, host)
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"

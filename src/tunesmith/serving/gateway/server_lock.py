@@ -1,4 +1,4 @@
-"""One server per workspace: the lock it holds while it lives, and the file by which others find and control it."""
+"""One server per workspace: its file lock, and the file by which other processes find and control it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OWN_FOLDER, _OWN_FILE = 0o700, 0o600
 
 @dataclass(frozen=True)
 class ServerFile:
-    """What `.tunesmith/serve/SERVER_ID.json` says; only its owner may read it."""
+    """The content of `.tunesmith/serve/SERVER_ID.json`; readable by its owner only."""
 
     id: str
     url: str
@@ -29,8 +29,8 @@ class ServerFile:
     """The server's process identity, as JSON."""
 
 
-class Presence:
-    """Held by the kernel for us, so it ends with the process, however that ends; a dead server's lock is free."""
+class ServerLock:
+    """A file lock on the workspace; the kernel frees it when the process ends, however it ends."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._root = workspace.root
@@ -41,15 +41,15 @@ class Presence:
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            said = os.pread(self._handle, 4096, 0).decode(errors="replace").strip()
+            url = os.pread(self._handle, 4096, 0).decode(errors="replace").strip()
             os.close(self._handle)
-            where = f" at {said}" if said else ""
-            raise Refused(f"this workspace is served already{where}; stop that server first, or ask it") from None
+            where = f" at {url}" if url else ""
+            raise Refused(f"this workspace is served already{where}; stop that server first, or use it") from None
         for left_over in self.folder.glob("*.json"):  # of servers that were killed
             left_over.unlink(missing_ok=True)
 
-    def announce(self, server_id: str, url: str, token: str) -> str:
-        """Say where we are; returns our process identity."""
+    def publish(self, server_id: str, url: str, token: str) -> str:
+        """Publish the address and token of this server; returns its process identity."""
         process = identify(os.getpid(), place=self._root).to_json()
         os.ftruncate(self._handle, 0)
         os.pwrite(self._handle, f"{url}\n".encode(), 0)
@@ -62,8 +62,8 @@ class Presence:
         self._file = path
         return process
 
-    def leave(self) -> None:
-        """Take back what was announced, and let the next one in."""
+    def release(self) -> None:
+        """Remove the published file and free the lock."""
         if self._file is not None:
             self._file.unlink(missing_ok=True)
             self._file = None

@@ -1,7 +1,7 @@
-"""Shadow traffic: live requests are asked of candidates too, after their answer was sent and while nobody waits.
+"""Shadow traffic: live requests are mirrored to candidates after their answer was sent, while the engines are idle.
 
-Those answers are never shown. What becomes of them is stored in batches; what cannot be mirrored or stored is counted,
-and never stands in anybody's way.
+The mirrored answers are never sent to a client. Results are stored in batches; requests that cannot be mirrored or
+stored are counted, and never delay live traffic.
 """
 
 from __future__ import annotations
@@ -24,29 +24,38 @@ from tunesmith.profiles.settings import ServeSettings
 from tunesmith.programs.device.rules import ServerState
 from tunesmith.runs.session import Session
 from tunesmith.serving.gateway.engine_contract import EngineError
-from tunesmith.serving.gateway.interfaces import Engines, Exchange, HandOver
+from tunesmith.serving.gateway.interfaces import EngineControl, Exchange, HandOver
 from tunesmith.serving.generation import GenerationRequest
 from tunesmith.verifiers.verifiers import Interaction, verify
 
 _MAX_WAITING = 64
 _MAX_UNSTORED = 512
 _MAX_EARLY_S = 30.0
-"""For so long an answer waits for the experience of the live one; without it nothing is stored."""
+"""Maximum wait for the experience of the live answer; without it nothing is stored."""
 _BATCH_S = 0.5
-_LOOK_S = 0.02
-_QUIET_S = 0.2
-"""For so long nobody must have been answered before a candidate is asked: the next request may be on its way."""
+_POLL_INTERVAL_S = 0.02
+_IDLE_S = 0.2
+"""Idle time before a candidate is used: the next live request may be about to arrive."""
 _MAX_TRIES = 3
 _MAX_ERROR = 300
 _NOT_ITS_FAULT = frozenset(
-    {"aside", "busy", "overloaded", "engines_in_use", "engine_start", "engine_stopped", "engine_memory", "stopping"}
+    {
+        "device_in_use",
+        "busy",
+        "overloaded",
+        "engines_in_use",
+        "engine_start",
+        "engine_stopped",
+        "engine_memory",
+        "stopping",
+    }
 )
-"""Refusals of the engine that say nothing about the candidate."""
+"""Error codes of the engine that are not the fault of the candidate."""
 log = logs.logger("shadow")
 
 
-class _GaveWay(Exception):
-    """A live request came while a mirrored one was being answered, or a training asked for the device."""
+class _Preempted(Exception):
+    """A live request arrived during a mirrored one, or a training run requested the device."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +71,16 @@ class _Waiting:
     num_tries: int = 0
 
 
-class Mirror:
-    """Implements `hooks.Shadow`. One mirrored request at a time, in the pauses between live ones; it gives way."""
+class ShadowMirror:
+    """Implements `interfaces.Shadow`. One mirrored request at a time, between live ones, which preempt it."""
 
     def __init__(
-        self, session: Session, settings: ServeSettings, engines: Engines, hand_over: HandOver, counts: Counter[str]
+        self,
+        session: Session,
+        settings: ServeSettings,
+        engines: EngineControl,
+        hand_over: HandOver,
+        counts: Counter[str],
     ) -> None:
         self._session = session
         self._settings = settings
@@ -81,7 +95,7 @@ class Mirror:
         """With the time of each."""
 
     def answered(self, exchange: Exchange) -> None:
-        """Remember a live answer for the candidates of its profile; the oldest that waits gives way to a new one."""
+        """Queue a live request for mirroring; when the queue is full, drop the oldest."""
         self._busy_at = time.monotonic()
         if not exchange.is_live:
             return
@@ -95,7 +109,7 @@ class Mirror:
             self._some.set()
 
     async def run(self) -> None:
-        """Follow which candidates there are, ask them, store what came of it; until cancelled."""
+        """Poll for candidates, mirror requests to them and store the results, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow())
             group.create_task(self._ask())
@@ -107,13 +121,13 @@ class Mirror:
         while True:
             try:
                 self._wanted = await asyncio.to_thread(self._look)
-                self._forget_ended()
+                self._drop_ended()
             except Exception as error:  # those that were known go on
                 log.warning("shadow_not_followed", reason=f"{type(error).__name__}: {error}")
             await asyncio.sleep(max(1.0, self._settings.follow_s))
 
-    def _forget_ended(self) -> None:
-        """Nothing is asked for a candidate that shadows no more."""
+    def _drop_ended(self) -> None:
+        """Drop the queued requests of candidates that are no longer shadowed."""
         going_on = {wanted.candidate.run_id for each in self._wanted.values() for wanted in each}
         left = [waiting for waiting in self._waiting if waiting.wanted.candidate.run_id in going_on]
         self._counts["shadow_dropped"] += len(self._waiting) - len(left)
@@ -143,7 +157,7 @@ class Mirror:
             while not self._waiting:
                 self._some.clear()
                 await self._some.wait()
-            await self._quiet(self._waiting[0].wanted.candidate.policy.beside_live)
+            await self._wait_until_idle(self._waiting[0].wanted.candidate.policy.beside_live)
             if self._waiting:
                 await self._try(self._waiting.popleft())
 
@@ -151,7 +165,7 @@ class Mirror:
         seen: ShadowAnswer | None = None
         try:
             seen = await self._mirror(waiting.wanted, waiting.exchange)
-        except _GaveWay:
+        except _Preempted:
             if waiting.num_tries + 1 < _MAX_TRIES:
                 self._waiting.appendleft(replace(waiting, num_tries=waiting.num_tries + 1))
                 return
@@ -161,39 +175,39 @@ class Mirror:
         if seen is not None:
             self._keep(seen)
 
-    async def _quiet(self, beside_live: bool) -> None:
-        """Until the engines compute on their own device and, unless that does not matter, had a pause."""
+    async def _wait_until_idle(self, beside_live: bool) -> None:
+        """Wait until the engines have their device and, unless `beside_live`, were idle for a moment."""
         while True:
-            now, is_ours = time.monotonic(), self._hand_over.state is ServerState.SERVING
-            if not is_ours or self._engines.num_active:
+            now, has_device = time.monotonic(), self._hand_over.state is ServerState.SERVING
+            if not has_device or self._engines.num_active:
                 self._busy_at = now
-            if is_ours and (beside_live or now - self._busy_at >= _QUIET_S):
+            if has_device and (beside_live or now - self._busy_at >= _IDLE_S):
                 return
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_INTERVAL_S)
 
-    async def _answer(self, asked: GenerationRequest, candidate: ShadowedVersion) -> str:
-        """The candidate's answer; cancelled as soon as a live request is beside it, or the device is asked for."""
-        asking = asyncio.create_task(self._engines.answer(candidate.name, asked))
+    async def _answer(self, request: GenerationRequest, candidate: ShadowedVersion) -> str:
+        """The candidate's answer; preempted by a live request or by a device request."""
+        asking = asyncio.create_task(self._engines.answer(candidate.name, request))
         try:
             while not asking.done():
-                await asyncio.wait({asking}, timeout=_LOOK_S)
+                await asyncio.wait({asking}, timeout=_POLL_INTERVAL_S)
                 is_alone = candidate.policy.beside_live or self._engines.num_active <= 1  # it counts as one itself
                 if not asking.done() and not (is_alone and self._hand_over.state is ServerState.SERVING):
-                    raise _GaveWay
+                    raise _Preempted
             return asking.result()
         finally:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
 
     async def _mirror(self, wanted: _Wanted, exchange: Exchange) -> ShadowAnswer | None:
-        """The same prompt and sampling, asked of the candidate; None where that was not possible now."""
+        """Run the same request on the candidate; None if that was not possible now."""
         candidate, begun = wanted.candidate, time.monotonic()
-        asked = replace(exchange.asked, id=f"{exchange.asked.id}.shadow", adapter=candidate.name)
+        request = replace(exchange.request, id=f"{exchange.request.id}.shadow", adapter=candidate.name)
         answer: str | None = None
         error: str | None = None
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                answer = await self._answer(asked, candidate)
+                answer = await self._answer(request, candidate)
             outcome = ShadowOutcome.ANSWERED
         except TimeoutError:
             outcome, error = ShadowOutcome.TIMED_OUT, f"no answer within {self._settings.timeout_s:g} s"
@@ -239,7 +253,7 @@ class Mirror:
             self._settle(batch, added)
 
     def _settle(self, batch: Sequence[tuple[float, ShadowAnswer]], added: shadows.Added) -> None:
-        """What came too early is tried again for a while; the rest is done with, and what came meanwhile stays."""
+        """Keep the results whose experience is not stored yet, for a while; drop the rest of the batch."""
         early = {id(seen) for seen in added.too_early}
         late = time.monotonic() - _MAX_EARLY_S
         done = {id(seen) for at, seen in batch if id(seen) not in early or at < late}

@@ -1,8 +1,8 @@
-"""Which adapters stay in an engine's memory: a budget, pins, and who was asked least recently goes first.
+"""Eviction of adapters: a budget, pins, least recently used first.
 
-What is in use is never let go, nor what was asked for a moment ago: two versions that are asked in turn must not push
-each other out each time. A pinned version (live, the one before, or about to be live) makes room only for another
-pinned one, and does not wait until the others were left alone for a while.
+An adapter in use is never evicted, nor one used within `min_residency_s`: two versions that are used in turn must not
+evict each other each time. A pinned version (live, previous, or about to be live) is evicted only for another pinned
+one, and may itself evict unpinned ones at once.
 """
 
 from __future__ import annotations
@@ -11,80 +11,87 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _BUSY_S = 1.0
-"""When to ask again if everything is in use: answers end all the time."""
+"""Retry-After if everything is in use: answers end all the time."""
 
 
 @dataclass(frozen=True)
-class Held:
+class CachedAdapter:
     """An adapter in memory."""
 
     name: str
     num_bytes: int
     num_users: int
-    asked_s: float
-    """When it was last asked for."""
+    last_used_s: float
+    """When it was last used."""
     is_pinned: bool = False
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be in memory at once."""
+    """Limits of the adapters in memory."""
 
     max_count: int
     max_bytes: int | None = None
     min_residency_s: float = 60.0
-    """What was asked for within this time stays."""
+    """An adapter used within this time is not evicted."""
 
 
 @dataclass(frozen=True)
-class Room:
-    """Let these go, in this order, and there is room."""
+class Eviction:
+    """The adapters to evict, in this order, so that the wanted one fits."""
 
-    let_go: tuple[str, ...] = ()
+    evicted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class NoRoom:
-    """Nothing may be let go now."""
+class CannotEvict:
+    """The wanted adapter does not fit, and nothing may be evicted now."""
 
     reason: str
     retry_after_s: float
 
 
-def make_room(held: Iterable[Held], wanted: Held, budget: Budget, now_s: float) -> Room | NoRoom:
-    """What to let go so that the wanted one fits; `wanted.num_bytes` may be an estimate."""
-    others = [one for one in held if one.name != wanted.name]
+def plan_eviction(
+    cached: Iterable[CachedAdapter], wanted: CachedAdapter, budget: Budget, now_s: float
+) -> Eviction | CannotEvict:
+    """Decide what to evict so that the wanted adapter fits; `wanted.num_bytes` may be an estimate."""
+    others = [one for one in cached if one.name != wanted.name]
     if budget.max_bytes is not None and wanted.num_bytes > budget.max_bytes:
-        return NoRoom(f"{wanted.name} alone is larger than all that adapters may take", budget.min_residency_s)
+        return CannotEvict(
+            f"{wanted.name} alone is larger than the memory limit of all adapters", budget.min_residency_s
+        )
     count, size = len(others) + 1, sum(one.num_bytes for one in others) + wanted.num_bytes
-    let_go: list[str] = []
-    for one in sorted(others, key=lambda one: (one.is_pinned, one.asked_s, one.name)):
+    evicted: list[str] = []
+    for one in sorted(others, key=lambda one: (one.is_pinned, one.last_used_s, one.name)):
         if _fits(count, size, budget):
             break
-        if _may_go(one, wanted, budget, now_s):
-            let_go.append(one.name)
+        if _is_evictable(one, wanted, budget, now_s):
+            evicted.append(one.name)
             count, size = count - 1, size - one.num_bytes
     if _fits(count, size, budget):
-        return Room(tuple(let_go))
-    return _no_room(others, wanted, budget, now_s)
+        return Eviction(tuple(evicted))
+    return _cannot_evict(others, wanted, budget, now_s)
 
 
 def _fits(count: int, size: int, budget: Budget) -> bool:
     return count <= budget.max_count and (budget.max_bytes is None or size <= budget.max_bytes)
 
 
-def _may_go(one: Held, wanted: Held, budget: Budget, now_s: float) -> bool:
+def _is_evictable(one: CachedAdapter, wanted: CachedAdapter, budget: Budget, now_s: float) -> bool:
     if one.num_users or (one.is_pinned and not wanted.is_pinned):
         return False
-    is_owed = wanted.is_pinned and not one.is_pinned  # what is to be live waits for nobody who merely asked
-    return is_owed or now_s - one.asked_s >= budget.min_residency_s
+    has_priority = (
+        wanted.is_pinned and not one.is_pinned
+    )  # a version that goes live does not wait for the residency of others
+    return has_priority or now_s - one.last_used_s >= budget.min_residency_s
 
 
-def _no_room(others: list[Held], wanted: Held, budget: Budget, now_s: float) -> NoRoom:
+def _cannot_evict(others: list[CachedAdapter], wanted: CachedAdapter, budget: Budget, now_s: float) -> CannotEvict:
     free = [one for one in others if wanted.is_pinned or not one.is_pinned]
     if not free:
-        reason = f"all {len(others)} adapters in memory are live or the version before; raise serve.max_adapters"
-        return NoRoom(reason, max(_BUSY_S, budget.min_residency_s))
-    waits = [max(_BUSY_S, one.asked_s + budget.min_residency_s - now_s) for one in free]
-    reason = f"the {len(others)} adapters in memory are in use or were asked for a moment ago (serve.max_adapters)"
-    return NoRoom(reason, min(waits))
+        reason = f"all {len(others)} adapters in memory are live or previous versions; raise serve.max_adapters"
+        return CannotEvict(reason, max(_BUSY_S, budget.min_residency_s))
+    waits = [max(_BUSY_S, one.last_used_s + budget.min_residency_s - now_s) for one in free]
+    limits = "serve.max_adapters, serve.min_residency_s"
+    reason = f"the {len(others)} adapters in memory are in use or were used recently ({limits})"
+    return CannotEvict(reason, min(waits))

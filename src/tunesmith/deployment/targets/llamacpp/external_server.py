@@ -10,7 +10,7 @@ from typing import Any
 from tunesmith.core.errors import DataError
 from tunesmith.core.files import sha256_file
 from tunesmith.deployment.targets.alias import Alias, verified
-from tunesmith.deployment.targets.base import Door, ServedAdapter, TargetError
+from tunesmith.deployment.targets.base import Endpoint, ServedAdapter, TargetError
 from tunesmith.deployment.targets.flip_order import Order
 from tunesmith.deployment.targets.llamacpp.files import PLAIN, Converted, LlamacppOptions
 from tunesmith.deployment.targets.llamacpp.readings import read_llama
@@ -20,7 +20,7 @@ from tunesmith.programs.readings import ProbeResult
 _POLL_S = 0.1
 
 
-class LlamacppServerOfOthers:
+class ExternalLlamaServer:
     """A llama-server that somebody else started with --lora; the alias lives in our gateway."""
 
     def __init__(self, options: LlamacppOptions, root: Path, profile: str) -> None:
@@ -89,14 +89,14 @@ class LlamacppServerOfOthers:
             raise TargetError(f"{theirs} is not the GGUF of {live.name}; start {self._http.url} with {ours.gguf}")
         return verified(live)
 
-    def doors(self, adapter: ServedAdapter | None) -> list[Door]:
+    def endpoints(self, adapter: ServedAdapter | None) -> list[Endpoint]:
         if adapter is None:
             lora = [{"id": at, "scale": 0.0} for at in range(len(self._adapters()))]
         else:
             lora = [{"id": self._needed(adapter.name), "scale": 1.0}]
         # how it caches prompts is not ours to say, and its cache does not tell adapters apart
         extra = {"lora": lora, "cache_prompt": False}
-        return [Door(self._http.url, self._made.model.name, extra, self._http.headers, PLAIN, is_named=False)]
+        return [Endpoint(self._http.url, self._made.model.name, extra, self._http.headers, PLAIN, is_named=False)]
 
     def _adapters(self) -> list[dict[str, Any]]:
         told = self._http.get("/lora-adapters")

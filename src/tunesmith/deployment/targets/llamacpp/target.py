@@ -16,10 +16,10 @@ from typing import Any
 from tunesmith.core.errors import DataError
 from tunesmith.core.files import sha256_file
 from tunesmith.deployment.targets.alias import adapter_of, adapter_to_json
-from tunesmith.deployment.targets.base import Door, ServedAdapter, Target, TargetError
+from tunesmith.deployment.targets.base import Endpoint, ServedAdapter, Target, TargetError
 from tunesmith.deployment.targets.flip_order import Order
 from tunesmith.deployment.targets.llamacpp import processes
-from tunesmith.deployment.targets.llamacpp.external_server import LlamacppServerOfOthers
+from tunesmith.deployment.targets.llamacpp.external_server import ExternalLlamaServer
 from tunesmith.deployment.targets.llamacpp.files import PLAIN, Converted, LlamacppOptions
 from tunesmith.deployment.targets.llamacpp.processes import HeldAdapter, LlamaProcess
 from tunesmith.deployment.targets.llamacpp.readings import read_llama
@@ -33,7 +33,7 @@ _POLL_S = 0.1
 def llamacpp_target(options: dict[str, Any], *, root: Path, profile: str) -> Target:
     """Whichever of the two ways the options choose."""
     chosen = read_options(LlamacppOptions, "llamacpp", options)
-    return (LlamacppServerOfOthers if chosen.url else LlamacppTarget)(chosen, root, profile)
+    return (ExternalLlamaServer if chosen.url else LlamacppTarget)(chosen, root, profile)
 
 
 class LlamacppTarget:
@@ -126,7 +126,7 @@ class LlamacppTarget:
             raise TargetError(f"the GGUF of {name} is not the one that was converted; it must be loaded again")
         return live.digest
 
-    def doors(self, adapter: ServedAdapter | None) -> list[Door]:
+    def endpoints(self, adapter: ServedAdapter | None) -> list[Endpoint]:
         if adapter is None:
             process = self._any_process()
             lora = [{"id": place, "scale": 0.0} for place in range(len(process.adapters))]
@@ -134,7 +134,7 @@ class LlamacppTarget:
             process, place = self._holder(adapter.name)
             lora = [{"id": place, "scale": 1.0}]
         asked = process.http(self._options.timeout_s)
-        return [Door(asked.url, self._made.model.name, {"lora": lora}, asked.headers, PLAIN, is_named=False)]
+        return [Endpoint(asked.url, self._made.model.name, {"lora": lora}, asked.headers, PLAIN, is_named=False)]
 
     def _ensure(self, adapter: ServedAdapter) -> None:
         """A living process whose default it is. Call it with the lock held."""

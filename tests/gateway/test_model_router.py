@@ -201,7 +201,7 @@ def test_what_cannot_be_served_is_told_before_and_after_it_is_asked_for(base: Pa
             with pytest.raises(openai.APIStatusError):
                 ask(server)
         assert (server.health()["status"], list(server.health()["problems"])) == ("degraded", [PROFILE])
-        assert server.log.read_text().count('cannot_answer version="support@v1"') == 1
+        assert server.log.read_text().count('version_unavailable version="support@v1"') == 1
         weights.write_bytes(whole)
         wait_for(lambda: in_background(ask, server)[0].join(120) or server.health()["status"] == "ok")
     client.close()

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from support.gateway import PROFILE, ServerProcess, a_served_workspace, a_server, memory_of
 from tunesmith.core.errors import ConfigError, TunesmithError
 from tunesmith.profiles.settings import ServeSettings
-from tunesmith.serving.gateway.app import ENDPOINTS, guarded, names_of
+from tunesmith.serving.gateway.app import ROUTES, allowed_host_names, with_access_control
 from tunesmith.serving.gateway.messages import check_messages
 from tunesmith.serving.gateway.scopes import Keys, Scope
 
@@ -51,12 +51,12 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: f"{endpoint.method} {endpoint.path}")
-def test_every_route_and_method_opens_only_to_its_scope(keyed: ServerProcess, endpoint: Any) -> None:
-    path = endpoint.path.replace("{model}", PROFILE)
+@pytest.mark.parametrize("endpoint", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+def test_every_route_and_method_opens_only_to_its_scope(keyed: ServerProcess, route: Any) -> None:
+    path = route.path.replace("{model}", PROFILE)
     with keyed.http() as http:
         for method in METHODS:
-            is_ours = method == endpoint.method or (method, endpoint.method) == ("HEAD", "GET")
+            is_internal = method == route.method or (method, route.method) == ("HEAD", "GET")
             statuses = {}
             for name in ("", "sk-nobody-0123456789abcdef", FULL, READER, RATER, keyed.token):
                 headers = {"Content-Type": "application/json", **(bearer(name) if name else {})}
@@ -65,9 +65,9 @@ def test_every_route_and_method_opens_only_to_its_scope(keyed: ServerProcess, en
             assert statuses.pop("sk-nobody-0123456789abcdef") == 401
             for name, status in statuses.items():
                 scopes = HAS.get(name, set(Scope))
-                if endpoint.scope not in scopes:
+                if route.scope not in scopes:
                     assert status == 403, (method, name)
-                elif is_ours:
+                elif is_internal:
                     assert status in (200, 400), (method, name)  # 400: the body says nothing
                 else:
                     assert status == 405, (method, name)
@@ -204,7 +204,7 @@ def test_a_route_without_a_scope_keeps_the_server_from_starting() -> None:
     app = FastAPI(openapi_url=None)
     app.add_api_route("/v1/secret", open_door, response_model=None)
     with pytest.raises(TunesmithError, match="/v1/secret' declares no scope"):
-        guarded(app, Keys.of("token", None))
+        with_access_control(app, Keys.of("token", None))
 
 
 @pytest.mark.parametrize(
@@ -436,7 +436,7 @@ def test_a_version_has_one_name(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize(("host", "is_name"), [("127.0.0.2", True), ("box.test", True), ("0.0.0.0", False)])
 def test_a_server_may_be_asked_as_what_it_listens_on(host: str, is_name: bool) -> None:
-    assert (host in names_of(ServeSettings(host=host))) is is_name
+    assert (host in allowed_host_names(ServeSettings(host=host))) is is_name
 
 
 def test_what_is_no_http_is_answered_with_one_line(server: ServerProcess) -> None:
@@ -460,10 +460,10 @@ def test_errors_tell_nothing_about_the_machine(server: ServerProcess) -> None:
 
 
 def test_no_key_is_in_the_log_or_in_sight_of_other_users(keyed: ServerProcess) -> None:
-    places = [keyed.log.read_text()]
-    places += [Path(f"/proc/{keyed.process.pid}/{name}").read_text() for name in ("environ", "cmdline")]
+    served_profiles = [keyed.log.read_text()]
+    served_profiles += [Path(f"/proc/{keyed.process.pid}/{name}").read_text() for name in ("environ", "cmdline")]
     for secret in (FULL, READER, RATER, keyed.token):
-        assert not [place for place in places if secret in place]
+        assert not [served for served in served_profiles if secret in served]
     (about,) = (keyed.root / ".tunesmith" / "serve").glob("*.json")
     assert about.stat().st_mode & 0o077 == 0
 

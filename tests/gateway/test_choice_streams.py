@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from tunesmith.serving.gateway.admission import Room
+from tunesmith.serving.gateway.admission import AdmissionControl
 from tunesmith.serving.gateway.api_errors import ApiError, headers_of, status_of
-from tunesmith.serving.gateway.choice_streams import Writing, limit_of, rows_of
+from tunesmith.serving.gateway.choice_streams import ChoiceStreams, expand_choices, max_tokens_of
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.parameters import read_chat, read_completion
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
@@ -35,10 +35,10 @@ def writes(*pieces: str, then_hangs: bool = False, left: list[str] | None = None
 
 
 def rows(num: int = 1) -> list[GenerationRequest]:
-    return rows_of(read_chat({**CHAT, "n": num}), "chatcmpl-1", "support@v1", 64)
+    return expand_choices(read_chat({**CHAT, "n": num}), "chatcmpl-1", "support@v1", 64)
 
 
-async def all_of(writing: Writing) -> list[str]:
+async def all_of(writing: ChoiceStreams) -> list[str]:
     texts = []
     try:
         while (item := await writing.next()) is not None:
@@ -52,7 +52,7 @@ def test_an_answer_that_is_not_begun_in_time_may_be_asked_again() -> None:
     left: list[str] = []
 
     async def ask() -> None:
-        await all_of(Writing(writes(then_hangs=True, left=left), rows(2), 0.05))
+        await all_of(ChoiceStreams(writes(then_hangs=True, left=left), rows(2), 0.05))
 
     with pytest.raises(ApiError) as caught:
         asyncio.run(ask())
@@ -63,7 +63,7 @@ def test_an_answer_that_is_not_begun_in_time_may_be_asked_again() -> None:
 
 def test_an_answer_that_is_not_complete_in_time_is_given_up() -> None:
     async def ask() -> None:
-        await all_of(Writing(writes("some", then_hangs=True), rows(), 0.05))
+        await all_of(ChoiceStreams(writes("some", then_hangs=True), rows(), 0.05))
 
     with pytest.raises(ApiError) as caught:
         asyncio.run(ask())
@@ -82,7 +82,7 @@ def test_one_row_that_fails_fails_all_of_them() -> None:
             yield part
 
     async def ask() -> None:
-        await all_of(Writing(generate, rows(2), 5.0))
+        await all_of(ChoiceStreams(generate, rows(2), 5.0))
 
     with pytest.raises(ApiError, match="broken"):
         asyncio.run(ask())
@@ -91,26 +91,26 @@ def test_one_row_that_fails_fails_all_of_them() -> None:
 
 def test_rows_have_seeds_of_their_own_and_the_limit_of_the_server() -> None:
     asked = read_chat({**CHAT, "n": 2, "seed": 7, "max_tokens": 1e9})
-    made = rows_of(asked, "chatcmpl-1", None, limit_of(asked, 256, 64))
+    made = expand_choices(asked, "chatcmpl-1", None, max_tokens_of(asked, 256, 64))
     assert [row.seed for row in made] == [7, 8]
     assert {row.max_tokens for row in made} == {64}
     completion = read_completion({"model": "support", "prompt": ["a", "b"], "n": 2})
-    texts = rows_of(completion, "cmpl-1", None, limit_of(completion, 256, 64))
+    texts = expand_choices(completion, "cmpl-1", None, max_tokens_of(completion, 256, 64))
     assert [row.prompt for row in texts] == ["a", "a", "b", "b"]
     assert {row.max_tokens for row in texts} == {16}
 
 
 def test_a_full_room_tells_how_long_to_wait_and_is_free_again() -> None:
-    room = Room(2)
-    room.enter(2)
+    admission = AdmissionControl(2)
+    admission.acquire(2)
     with pytest.raises(ApiError) as caught:
-        room.enter(1)
+        admission.acquire(1)
     assert status_of(caught.value) == 429
     assert caught.value.retry_after_s is not None
     assert caught.value.retry_after_s >= 1.0
-    room.leave(2)
-    room.enter(1)
-    assert room.num_rows == 1
+    admission.release(2)
+    admission.acquire(1)
+    assert admission.num_rows == 1
 
 
 def dies_after(*pieces: str, times: int):  # type: ignore[no-untyped-def]
@@ -130,18 +130,18 @@ def dies_after(*pieces: str, times: int):  # type: ignore[no-untyped-def]
 
 
 def test_an_answer_of_which_nothing_was_sent_is_asked_again_when_the_engine_is_lost() -> None:
-    async def ask(times: int, *, is_whole: bool) -> list[str]:
-        return await all_of(Writing(dies_after("a", "b", times=times), rows(), 5.0, is_whole=is_whole))
+    async def ask(times: int, *, is_buffered: bool) -> list[str]:
+        return await all_of(ChoiceStreams(dies_after("a", "b", times=times), rows(), 5.0, is_buffered=is_buffered))
 
-    assert asyncio.run(ask(1, is_whole=True)) == ["a", "b", ""]
+    assert asyncio.run(ask(1, is_buffered=True)) == ["a", "b", ""]
     for times, is_whole in ((2, True), (1, False)):
         with pytest.raises(EngineError, match="lost"):
-            asyncio.run(ask(times, is_whole=is_whole))
+            asyncio.run(ask(times, is_buffered=is_buffered))
 
 
 def test_a_whole_answer_that_is_late_says_whether_it_was_begun() -> None:
     async def ask() -> None:
-        await all_of(Writing(writes("a", then_hangs=True), rows(), 0.05, is_whole=True))
+        await all_of(ChoiceStreams(writes("a", then_hangs=True), rows(), 0.05, is_buffered=True))
 
     with pytest.raises(ApiError) as caught:
         asyncio.run(ask())
@@ -152,14 +152,14 @@ def test_a_whole_answer_that_is_late_says_whether_it_was_begun() -> None:
     ("asked", "most", "expected"), [(None, 1024, 256), (None, 64, 64), (900, 1024, 900), (9, 64, 9)]
 )
 def test_a_request_without_a_limit_gets_that_of_the_profile(asked: int | None, most: int, expected: int) -> None:
-    assert limit_of(read_chat({**CHAT, "max_tokens": asked}), 256, most) == expected
+    assert max_tokens_of(read_chat({**CHAT, "max_tokens": asked}), 256, most) == expected
 
 
 def test_whoever_reads_too_slowly_does_not_hold_a_place_beyond_the_deadline() -> None:
     texts: list[str] = []
 
     async def ask() -> None:
-        writing = Writing(writes(*"abcdef"), rows(), 0.2)
+        writing = ChoiceStreams(writes(*"abcdef"), rows(), 0.2)
         try:
             while (item := await writing.next()) is not None:
                 texts.append(item[1].text if isinstance(item[1], TextDelta) else "")
