@@ -51,7 +51,7 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-@pytest.mark.parametrize("endpoint", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
 def test_every_route_and_method_opens_only_to_its_scope(keyed: ServerProcess, route: Any) -> None:
     path = route.path.replace("{model}", PROFILE)
     with keyed.http() as http:

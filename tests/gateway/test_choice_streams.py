@@ -134,7 +134,7 @@ def test_an_answer_of_which_nothing_was_sent_is_asked_again_when_the_engine_is_l
         return await all_of(ChoiceStreams(dies_after("a", "b", times=times), rows(), 5.0, is_buffered=is_buffered))
 
     assert asyncio.run(ask(1, is_buffered=True)) == ["a", "b", ""]
-    for times, is_whole in ((2, True), (1, False)):
+    for times, is_buffered in ((2, True), (1, False)):
         with pytest.raises(EngineError, match="lost"):
             asyncio.run(ask(times, is_buffered=is_buffered))
 
