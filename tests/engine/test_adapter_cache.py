@@ -118,7 +118,7 @@ def test_what_is_in_use_or_pinned_stays() -> None:
         await use(adapter_cache, "live@v1")
         async with adapter_cache.acquire(an_adapter("busy@v1")):
             clock.now_s += 1000
-            with pytest.raises(EngineError, match="no room"):
+            with pytest.raises(EngineError, match="cannot be loaded"):
                 await use(adapter_cache, "c@v1")
             with pytest.raises(EngineError, match="answering"):
                 await adapter_cache.unload("busy@v1")
