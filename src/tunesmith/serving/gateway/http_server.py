@@ -198,7 +198,7 @@ class HttpServer(uvicorn.Server):
         self._idle_connections: IdleConnections[Protocol] = IdleConnections(self._limits.most // _MAX_ADDRESS_SHARE)
         config = uvicorn.Config(
             app,
-            http=type("Protocol", (Protocol,), {"crowd": self._idle_connections}),
+            http=type("Protocol", (Protocol,), {"idle_connections": self._idle_connections}),
             backlog=self._limits.at_once,
             ws="none",
             lifespan="off",
