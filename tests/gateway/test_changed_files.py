@@ -49,10 +49,10 @@ def test_base_changed_under_an_engine_that_restarts_is_never_asked(doomed: tuple
     template.write_text(template.read_text() + " EVIL")
     assert ask(server, model="support@v1").model == "support@v1", "what is in memory is what it was"
     end_engine(server)
-    with pytest.raises(openai.InternalServerError, match="another base") as told:
+    with pytest.raises(openai.InternalServerError, match="different base model") as told:
         ask(server, model="support@v1")
     assert told.value.code == "base_changed"
-    with pytest.raises(openai.InternalServerError, match="another base"):
+    with pytest.raises(openai.InternalServerError, match="different base model"):
         ask(server, model="support@base")
     [finding] = [check for check in client.system.doctor() if check.name == "base of support"]
     assert finding.state == "broken"
