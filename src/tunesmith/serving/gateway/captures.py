@@ -217,7 +217,7 @@ def _reason_not_to(policy: CapturePolicy, options: CaptureOptions, profile: str 
     if not policy.enabled:
         return "capture is disabled for the profile (experience.capture.enabled)"
     if options.consent == "no":
-        return "the caller opted out of capture"
+        return "it was not captured: the caller opted out of capture"
     if policy.consent == "required" and options.consent != "yes":
         return "the profile captures only answers to requests with X-Tunesmith-Consent: yes"
     return None
