@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -213,19 +214,64 @@ def test_new_split_holds_for_experiences_too(tmp_path: Path, store_url: str, dat
         assert len(after[Split.HELDOUT]) > len(before[Split.HELDOUT])
 
 
+def _advised(told: str | None) -> float:
+    assert told is not None
+    found = re.search(r"[Ss]et data\.heldout_share: ([0-9.]+) \(now", told)
+    assert found is not None, told
+    return float(found[1])
+
+
+def _warnings(client: Client) -> list[str | None]:
+    return [
+        client.profiles.heldout_warning(PROFILE),
+        client.datasets.preview_assembly(PROFILE).warning,
+        next((told for told in client.profiles.dry_run(PROFILE).warnings if "gate.min_cases" in told), None),
+    ]
+
+
 @pytest.mark.slow
-def test_too_few_cases_are_told_before_anything_is_made_with_the_share_that_would_do(
-    tmp_path: Path, store_url: str
-) -> None:
-    profile = {**_with(0.1), "gate": {"min_cases": 50}}
+def test_share_that_is_advised_suffices_and_is_the_same_wherever_it_is_told(tmp_path: Path, store_url: str) -> None:
+    """Counts only what can be in: answers that are cut and not corrected hold nothing out."""
+    profile = {**_with(0.1), "gate": {"min_cases": 40}}
     with a_workspace(tmp_path, profile=profile, settings={"store": {"url": store_url}}) as client:
         assert client.profiles.heldout_warning(PROFILE) is None  # nothing is known yet
-        _capture(client, 200)
-        for told in (client.profiles.heldout_warning(PROFILE), client.datasets.preview_assembly(PROFILE).warning):
-            assert told is not None
-            assert "the gate wants 50 (gate.min_cases)" in told
-            assert "data.heldout_share: 0.25 (now 0.1; the first run decides it for good)" in told
-        a_profile(client.workspace.root, **{**profile, "data": {"heldout_share": 0.35}})
-        assert client.profiles.heldout_warning(PROFILE) is None
-        assert client.datasets.preview_assembly(PROFILE).warning is None
-        assert client.runs.submit(PROFILE).warning is None
+        _capture(client, 150)
+        for n in range(40):
+            asked = [{"role": "user", "content": f"Where is parcel {n}?"}, {"role": "assistant", "content": f"It {n}"}]
+            client.experiences.add(PROFILE, asked, is_cut=True)
+        told = _warnings(client)
+        run = client.runs.submit(PROFILE)
+        assert run.warning is not None
+        assert f"`tunesmith run cancel {run.id}`" in run.warning, "the remedy that works: the run is queued by now"
+        advised = {_advised(each) for each in (*told, run.warning)}
+        assert len(advised) == 1, advised
+        assert all("of 150 prompts" in str(each) and "PROFILE" not in str(each) for each in (*told, run.warning))
+        client.runs.cancel(run.id)
+        a_profile(client.workspace.root, **{**profile, "data": {"heldout_share": advised.pop()}})
+        assert _warnings(client) == [None, None, None]
+        again = client.runs.submit(PROFILE)
+        assert again.warning is None
+        assert client.datasets.show(again.dataset_id)[0].counts["heldout"] >= 40
+
+
+@pytest.mark.slow
+def test_share_that_is_advised_for_a_file_suffices(tmp_path: Path, store_url: str) -> None:
+    profile = {**_with(0.1), "gate": {"min_cases": 40}}
+    with a_workspace(tmp_path, profile=profile, settings={"store": {"url": store_url}}) as client:
+        file = _rows(client, "all.jsonl", range(200))
+        (dry, *_) = client.profiles.dry_run(PROFILE, [file]).warnings
+        run = client.runs.submit(PROFILE, [file])
+        assert _advised(dry) == _advised(run.warning)
+        client.runs.cancel(run.id)
+        a_profile(client.workspace.root, **{**profile, "data": {"heldout_share": _advised(dry)}})
+        assert client.runs.submit(PROFILE, [file]).warning is None
+
+
+def test_where_the_split_is_decided_new_prompts_are_wanted_and_no_share(tmp_path: Path, store_url: str) -> None:
+    profile = {**_with(0.1), "gate": {"min_cases": 40}}
+    with a_workspace(tmp_path, profile=profile, settings={"store": {"url": store_url}}) as client:
+        client.runs.submit(PROFILE, [_rows(client, "all.jsonl", range(200))])
+        told = client.runs.submit(PROFILE, [_rows(client, "more.jsonl", range(210))]).warning
+        assert told is not None
+        assert "data.heldout_share" not in told
+        assert "new prompts (10% of them are held out)" in told

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tunesmith.core.errors import UsageError
 from tunesmith.datasets.prepare import Progress
-from tunesmith.experience.held_out import expected
+from tunesmith.experience.assemble import preview
 from tunesmith.orchestration.check import check
 from tunesmith.orchestration.plan import RunPlan, plan_run
 from tunesmith.profiles import queries as campaigns
@@ -124,4 +124,4 @@ class Profiles:
 
     def heldout_warning(self, name: str, overrides: Sequence[str] | Mapping[str, Any] = ()) -> str | None:
         """Why a run on the profile's experiences would be held for too few cases, and what to set; None: enough."""
-        return expected(self._session.database, self.check(name, overrides))
+        return preview(self._session.database, self._session.workspace, self.check(name, overrides)).warning

@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,12 +24,13 @@ from tunesmith.datasets.prepare import heldout_cases, judging_cases, options_of,
 from tunesmith.datasets.queries import Dataset
 from tunesmith.datasets.report import DatasetReport, MemberRole, MixKind, MixReport, PreparedDataset, PrepareOptions
 from tunesmith.experience.assembly_lines import Splitter, line_of, provenance, told_of
-from tunesmith.experience.held_out import too_few_cases
+from tunesmith.experience.held_out import shortage_of_experiences
 from tunesmith.experience.queries import candidates, members
 from tunesmith.experience.queries.candidates import StoredCandidate
 from tunesmith.experience.queries.experiences import NotReservable
 from tunesmith.experience.queries.members import Member
 from tunesmith.experience.rules.experience import ExperienceState
+from tunesmith.experience.rules.held_out import Shortage
 from tunesmith.experience.rules.mix import LEARNT, WAITS, MixCandidate, Pick, Selection, select
 from tunesmith.profiles.checks import CheckedProfile
 from tunesmith.profiles.profile import Method, Profile
@@ -53,6 +54,8 @@ _ROUNDS = 3  # preparing may refuse what was chosen, and others take its place
 class Assembled:
     dataset: Dataset
     report: DatasetReport
+    shortage: Shortage | None
+    """Held-out cases that a run on it would lack."""
 
 
 def kind_of(wanted: WantedKind, method: Method) -> MixKind:
@@ -79,14 +82,14 @@ def assemble(
 @contextmanager
 def rehearsed(
     database: Database, workspace: Workspace, checked: CheckedProfile, *, kind: WantedKind = "auto"
-) -> Iterator[tuple[Path, DatasetReport]]:
+) -> Iterator[tuple[Path, DatasetReport, Shortage | None]]:
     """What `assemble` would publish, in a folder that is gone afterwards; records and reserves nothing."""
     from tunesmith.core.staging import staging_for
 
     assembly = _Assembly(database, workspace, checked, kind, "")
     with staging_for(workspace.datasets_dir / assembly.dataset_id) as staged:
         prepared, report, _, _ = assembly.chosen(staged)
-        yield prepared.path, report
+        yield prepared.path, report, assembly.shortage
 
 
 def preview(
@@ -104,7 +107,8 @@ def preview(
     report = _report(policy, mixed, selection, {pick.id: pick for pick in selection.picks}, left_out)
     num_held_out = _num_held_out(selection.picks)
     problem = _refusal(profile.name, policy, report.num_new, num_held_out, report.left_out)
-    warning = too_few_cases(database, checked, _num_new_held_out(selection.picks), len(found))
+    short = shortage_of_experiences(database, checked, found, selection, mixed, is_first_round=is_first_round)
+    warning = None if short is None else short.told(is_decided=checked.lock.is_split_decided)
     return report.model_copy(update={"refusal": problem, "warning": warning})
 
 
@@ -132,6 +136,7 @@ class _Assembly:
         self.options = _options(checked)
         self.dataset_id = new_id("ds")
         self.kept: Mapping[str, Split] = {}
+        self.shortage: Shortage | None = None
         self.refused: dict[str, str] = {}
         """What preparing left out, and why."""
 
@@ -146,7 +151,7 @@ class _Assembly:
             with unrecorded(self.database, final):
                 publish_folder(prepared.path, final, whole.model_dump(mode="json"))
                 dataset = self._record(final, whole, made, stored)
-        return Assembled(dataset, whole)
+        return Assembled(dataset, whole, self.shortage)
 
     def chosen(self, staged: Path) -> tuple[PreparedDataset, DatasetReport, list[Member], dict[str, StoredCandidate]]:
         """Choose and prepare in a folder; what the dataset would be, its members and what they are made of."""
@@ -161,6 +166,14 @@ class _Assembly:
         problem = _refusal(self.profile, self.policy, report.num_new, num_held_out, report.left_out)
         if problem is not None:
             raise Refused(problem)
+        self.shortage = shortage_of_experiences(
+            self.database,
+            self.checked,
+            [each for each in found if each.id not in self.refused],
+            replace(selection, picks=tuple(pick for pick, _ in kept.values())),
+            self.kind,
+            is_first_round=_is_first_round(self.database, self.profile),
+        )
         made = [self._member(stored[i], pick, example) for i, (pick, example) in kept.items()]
         return prepared, prepared.report.model_copy(update={"mix": report}), made, stored
 
@@ -257,10 +270,6 @@ class _Assembly:
         return dataset
 
 
-def _num_new_held_out(picks: Iterable[Pick]) -> int:
-    return sum(pick.split is Split.HELDOUT and pick.role is not MemberRole.REPLAY for pick in picks)
-
-
 def _num_held_out(picks: Iterable[Pick]) -> int:
     return sum(pick.split is Split.HELDOUT for pick in picks)
 
@@ -336,9 +345,9 @@ def _read_candidates(
             return found, left_out
         last = some[-1].seq
         for each in some:
-            split = splitter.split_of(each)
-            if not isinstance(split, Split):
-                left_out[split] += 1
+            place = splitter.place_of(each)
+            if isinstance(place, str):
+                left_out[place] += 1
                 continue
             found.append(
                 MixCandidate(
@@ -347,7 +356,9 @@ def _read_candidates(
                     class_name=each.class_name,
                     has_correction=each.correction is not None,
                     is_consumed=each.state is ExperienceState.CONSUMED,
-                    split=split,
+                    split=place.split,
+                    group=place.group,
+                    held_out_from=place.held_out_from,
                     template=each.template,
                     source=each.source,
                     task_type=each.task_type,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -12,6 +13,7 @@ from tunesmith.datasets.example import TOOLS, Split, num_prompt_of
 from tunesmith.datasets.report import MixKind, PrepareOptions
 from tunesmith.experience.queries.candidates import StoredCandidate
 from tunesmith.experience.rules.experience import ExperienceClass
+from tunesmith.experience.rules.held_out import held_out_from
 
 Fields = dict[str, Any]
 IN_TWO_SPLITS = "of a conversation that began in another split"
@@ -43,6 +45,15 @@ def told_of(candidate: StoredCandidate) -> str:
     return f"{candidate.class_name}, corrected by {candidate.corrected_by}"
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    split: Split
+    group: str
+    """Of its prompt."""
+    held_out_from: float
+    """Held out by every share above this."""
+
+
 class Splitter:
     """Says for each experience in which split it falls, exactly as preparing will."""
 
@@ -61,7 +72,7 @@ class Splitter:
         self._ever_held_out = ever_held_out
         self._kept = kept
 
-    def split_of(self, candidate: StoredCandidate) -> Split | str:
+    def place_of(self, candidate: StoredCandidate) -> Placed | str:
         """Its split, or why it cannot be in any.
 
         Turns of one conversation belong into one split: what is trained on holds the answers of the others. Preparing
@@ -76,7 +87,8 @@ class Splitter:
             return UNREADABLE
         num_prompt = num_prompt_of(shape)
         begin = next((place for place, code in enumerate(shape) if code in "cC"), num_prompt)
-        groups = {group_of(shape[:end], contents) for end in {num_group or num_prompt, begin}}
+        own = group_of(shape[: num_group or num_prompt], contents)
+        groups = {own, group_of(shape[:begin], contents)}
         shares = (self._options.heldout_share, self._options.validation_share)
         splits = {self._kept.get(group) or split_of(group, *shares) for group in groups}
         if len(splits) > 1:
@@ -84,7 +96,7 @@ class Splitter:
         (split,) = splits
         if split is not Split.HELDOUT and not groups.isdisjoint(self._ever_held_out):
             return "of a prompt that was held out before"
-        return split
+        return Placed(split, own, held_out_from(groups))
 
 
 def provenance(candidate: StoredCandidate, told: Mapping[str, Any]) -> bytes:

@@ -1,30 +1,84 @@
-"""What is held out of a profile: which prompts keep an earlier split, and whether there are enough cases to judge."""
+"""Whether enough prompts of a profile are held out to judge a run, counted with what can be in a dataset."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
 from tunesmith.datasets import queries as datasets
-from tunesmith.experience.queries import candidates
-from tunesmith.experience.rules.held_out import few_cases
+from tunesmith.datasets.example import Split
+from tunesmith.datasets.report import MemberRole, MixKind
+from tunesmith.experience.rules.held_out import Shortage, enough_share, held_out_from
+from tunesmith.experience.rules.mix import MixCandidate, Selection, role_of, select
 from tunesmith.profiles.checks import CheckedProfile
 from tunesmith.store.database import Database
 
 
-def too_few_cases(database: Database, checked: CheckedProfile, num_new: int, num_prompts: int) -> str | None:
-    """What to say where the gate would want more held-out cases than the pool and `num_new` more make."""
+def shortage_of_experiences(
+    database: Database,
+    checked: CheckedProfile,
+    found: Sequence[MixCandidate],
+    selection: Selection,
+    kind: MixKind,
+    *,
+    is_first_round: bool,
+) -> Shortage | None:
+    """What the chosen ones lack to be judged; counts only what can be in. None: enough, or nothing can be in."""
+    profile = checked.profile
+    policy, wanted = profile.experience.mix, profile.gate.min_cases
+    pool = _pool(database, checked, "")
+    able = [each for each in found if isinstance(role_of(each, policy, kind), MemberRole)]
+    group_of = {each.id: each.group for each in able}
+
+    def num_cases(chosen: Selection) -> int:
+        new = {group_of[p.id] for p in chosen.picks if p.split is Split.HELDOUT and p.role is not MemberRole.REPLAY}
+        return min(len(pool | new), profile.evaluation.max_cases)
+
+    def count(share: float) -> int:
+        """As if that share were held out; none where too few would be left to train on."""
+        moved = [replace(each, split=Split.HELDOUT) if each.held_out_from < share else each for each in able]
+        chosen = select(moved, policy, kind, profile.data.heldout_cap, is_first_round=is_first_round)
+        return num_cases(chosen) if chosen.num_new >= policy.min_new else 0
+
+    num = num_cases(selection)
+    if num >= wanted or not able:
+        return None
+    share = profile.data.heldout_share
+    enough = None if checked.lock.is_split_decided else enough_share(share, wanted, count)
+    return Shortage(num, wanted, len(set(group_of.values())), share, enough)
+
+
+def shortage_of_dataset(database: Database, checked: CheckedProfile, dataset_id: str, folder: Path) -> Shortage | None:
+    """The same of a dataset that is there, recorded or not, by its own prompts."""
+    from tunesmith.datasets.reading import iter_examples
+
+    profile = checked.profile
+    max_cases, wanted = profile.evaluation.max_cases, profile.gate.min_cases
+    pool = _pool(database, checked, dataset_id)
+    held_out: set[str] = set()
+    for example in iter_examples(folder, Split.HELDOUT):
+        if min(len(pool | held_out), max_cases) >= wanted:
+            return None
+        if example.is_desirable:
+            held_out.add(example.group)
+    known = min(len(pool | held_out), max_cases)
+    if known >= wanted:
+        return None
+    prompts = set(held_out)
+    for split in (Split.TRAIN, Split.VALIDATION):
+        prompts.update(example.group for example in iter_examples(folder, split) if example.is_desirable)
+
+    def count(share: float) -> int:
+        moved = {group for group in prompts if held_out_from([group]) < share}
+        return min(len(pool | moved), max_cases, len(pool) + profile.data.heldout_cap)
+
+    share = profile.data.heldout_share
+    enough = None if checked.lock.is_split_decided else enough_share(share, wanted, count)
+    return Shortage(known, wanted, len(prompts), share, enough)
+
+
+def _pool(database: Database, checked: CheckedProfile, dataset_id: str) -> set[str]:
     profile = checked.profile
     with database.read() as tx:
-        num_pool = len(datasets.pool(tx, profile.name, "", profile.evaluation.max_cases))
-    return few_cases(
-        num_pool + num_new,
-        profile.gate.min_cases,
-        num_prompts=num_prompts,
-        share=profile.data.heldout_share,
-        is_decided=checked.lock.is_split_decided,
-    )
-
-
-def expected(database: Database, checked: CheckedProfile) -> str | None:
-    """The same before anything is assembled, by the number of experiences alone; None where there are none."""
-    with database.read() as tx:
-        num = candidates.num_usable(tx, checked.profile.name)
-    return too_few_cases(database, checked, round(num * checked.profile.data.heldout_share), num) if num else None
+        return {case.id for case in datasets.pool(tx, profile.name, dataset_id, profile.evaluation.max_cases)}

@@ -22,9 +22,10 @@ from tunesmith.core.ids import new_id
 from tunesmith.datasets.earlier_splits import kept_splits
 from tunesmith.datasets.prepare import Progress, judging_cases, options_of
 from tunesmith.datasets.queries import Dataset
-from tunesmith.datasets.report import DatasetReport, Split
+from tunesmith.datasets.report import DatasetReport
 from tunesmith.experience.assemble import rehearsed
-from tunesmith.experience.held_out import too_few_cases
+from tunesmith.experience.held_out import shortage_of_dataset
+from tunesmith.experience.rules.held_out import Shortage
 from tunesmith.orchestration.check import check
 from tunesmith.orchestration.submit import Submission, existing_dataset, queue_once, report_of, spec_of
 from tunesmith.profiles.checks import CheckedProfile
@@ -68,7 +69,7 @@ def dry_run(
     checked, trainer, _ = check(
         database, workspace, submission.profile, overrides=submission.overrides, environ=environ
     )
-    with _data(database, workspace, checked, submission, on_progress) as (dataset, report):
+    with _data(database, workspace, checked, submission, on_progress) as (dataset, report, short):
         spec = spec_of(database, workspace, submission, checked, trainer, dataset, base_of(checked))
         memory = memory_of_spec(database, spec, report) if trainer.name == PLANNED else None
         if memory is not None and memory.plan.refusal is not None:
@@ -77,8 +78,7 @@ def dry_run(
         if is_known:
             _rehearse(database, spec, submission, report, actor)
         warnings = _looked_at(spec)
-    num = report.counts[Split.HELDOUT]
-    few = too_few_cases(database, checked, num, sum(report.counts.values()))
+    few = None if short is None else short.told(is_decided=checked.lock.is_split_decided)
     return DryRun(
         profile=submission.profile,
         trainer=trainer.name,
@@ -98,18 +98,21 @@ def _data(
     checked: CheckedProfile,
     submission: Submission,
     on_progress: Progress | None,
-) -> Iterator[tuple[Dataset, DatasetReport]]:
-    """The dataset that the run would train on; one that does not exist yet is gone afterwards."""
+) -> Iterator[tuple[Dataset, DatasetReport, Shortage | None]]:
+    """The dataset that the run would train on, and what it lacks to be judged; one that is made is gone afterwards."""
     from tunesmith.core.staging import staging_for
     from tunesmith.datasets.preparation import prepare
     from tunesmith.datasets.sources import expanded
 
+    def short_of(dataset: Dataset) -> Shortage | None:
+        return shortage_of_dataset(database, checked, dataset.id, workspace.data_dir / dataset.path)
+
     if isinstance(submission.data, str):
         dataset = existing_dataset(database, workspace, checked.profile.name, submission.data)
-        yield dataset, report_of(workspace, dataset)
+        yield dataset, report_of(workspace, dataset), short_of(dataset)
     elif submission.data is None:
-        with rehearsed(database, workspace, checked) as (folder, report):
-            yield _unrecorded(workspace, checked, folder, report), report
+        with rehearsed(database, workspace, checked) as (folder, report, short):
+            yield _unrecorded(workspace, checked, folder, report), report, short
     else:
         cases, kept = judging_cases(database, checked), kept_splits(database, workspace, checked)
         with staging_for(workspace.datasets_dir / new_id("ds")) as staged:
@@ -121,7 +124,8 @@ def _data(
                 kept=kept,
                 on_progress=on_progress,
             )
-            yield _unrecorded(workspace, checked, made.path, made.report), made.report
+            unrecorded = _unrecorded(workspace, checked, made.path, made.report)
+            yield unrecorded, made.report, short_of(unrecorded)
 
 
 def _unrecorded(workspace: Workspace, checked: CheckedProfile, folder: Path, report: DatasetReport) -> Dataset:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, assert_never
@@ -15,8 +15,9 @@ from tunesmith.datasets.prepare import Progress, prepare_dataset
 from tunesmith.datasets.queries import Dataset
 from tunesmith.datasets.report import DatasetReport, Kind, PrepareOptions
 from tunesmith.experience.forgetting.queries import erasures
+from tunesmith.experience.held_out import shortage_of_dataset
 from tunesmith.experience.queries import members
-from tunesmith.experience.rules.held_out import few_cases
+from tunesmith.experience.rules.held_out import Shortage
 from tunesmith.orchestration.check import check
 from tunesmith.orchestration.retry import start_of
 from tunesmith.profiles.base_model import is_whole_model
@@ -103,7 +104,11 @@ def submit(
     if submission.data is None:
         return _submit_assembled(database, workspace, submission, (checked, trainer, campaign_id), actor)
     dataset = _dataset(database, workspace, checked, submission.data, actor, on_progress)
-    return _submit_on(database, workspace, submission, (checked, trainer, campaign_id), dataset, actor)
+
+    def shortage() -> Shortage | None:
+        return shortage_of_dataset(database, checked, dataset.id, workspace.data_dir / dataset.path)
+
+    return _submit_on(database, workspace, submission, (checked, trainer, campaign_id), dataset, actor, shortage)
 
 
 Wanted = tuple[CheckedProfile, TrainerInfo, str | None]
@@ -124,9 +129,10 @@ def _submit_assembled(
         if known is not None:
             guess = estimate(database, workspace, known.spec)
             return Submitted(known.id, known.dataset_id, guess, False, None, None)
-    dataset = assemble(database, workspace, checked, actor=actor).dataset
+    made = assemble(database, workspace, checked, actor=actor)
+    dataset = made.dataset
     try:
-        return _submit_on(database, workspace, submission, wanted, dataset, actor)
+        return _submit_on(database, workspace, submission, wanted, dataset, actor, lambda: made.shortage)
     except BaseException:  # nobody knows of the dataset: let its experiences be chosen again at once
         with database.write() as tx:
             members.release_reservation(tx, dataset.id, actor=actor, reason="no run could be submitted on its dataset")
@@ -134,7 +140,13 @@ def _submit_assembled(
 
 
 def _submit_on(
-    database: Database, workspace: Workspace, submission: Submission, wanted: Wanted, dataset: Dataset, actor: str
+    database: Database,
+    workspace: Workspace,
+    submission: Submission,
+    wanted: Wanted,
+    dataset: Dataset,
+    actor: str,
+    shortage: Callable[[], Shortage | None],
 ) -> Submitted:
     checked, trainer, campaign_id = wanted
     spec = spec_of(database, workspace, submission, checked, trainer, dataset, base_of(checked))
@@ -144,21 +156,10 @@ def _submit_on(
     run_id, is_new = _queue(database, stored(workspace, spec), submission, report.options, actor)
     guess = Estimate(0.0, "a dry run trains nothing") if spec.dry_run else estimate(database, workspace, spec)
     said = None if memory is None else memory.in_one_line()
-    return Submitted(run_id, dataset.id, guess, is_new, _few_cases(database, spec, checked), said)
-
-
-def _few_cases(database: Database, spec: RunSpec, checked: CheckedProfile) -> str | None:
-    """A gate that wants more held-out cases than there are will hold the run, however well it trains."""
-    with database.read() as tx:
-        num = len(datasets.pool(tx, spec.profile, spec.dataset.id, spec.evaluation.max_cases))
-        counts = datasets.get(tx, spec.dataset.id).counts
-    return few_cases(
-        num,
-        spec.gate.min_cases,
-        num_prompts=sum(counts.values()),
-        share=checked.profile.data.heldout_share,
-        is_decided=True,  # by this run
-    )
+    short = shortage()  # a gate that wants more held-out cases will hold the run, however well it trains
+    is_decided = checked.lock.is_split_decided  # before this run
+    warning = None if short is None else short.told(is_decided=is_decided, run_id=run_id)
+    return Submitted(run_id, dataset.id, guess, is_new, warning, said)
 
 
 def _dataset(

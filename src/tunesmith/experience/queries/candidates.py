@@ -102,20 +102,6 @@ def has_learnt(tx: Tx, profile: str) -> bool:
     return tx.first(sa.select(experiences.c.id).where(*consumed).limit(1)) is not None
 
 
-def num_usable(tx: Tx, profile: str) -> int:
-    """How many experiences a dataset could be made of, now or once they are free again."""
-    query = (
-        sa.select(sa.func.count())
-        .select_from(experiences.join(assessments, assessments.c.experience_id == experiences.c.id))
-        .where(
-            experiences.c.profile == profile,
-            experiences.c.state != ExperienceState.FORGOTTEN,
-            assessments.c.class_name != ExperienceClass.QUARANTINED,
-        )
-    )
-    return int(tx.conn.execute(query).scalar_one())
-
-
 def held_out_groups(tx: Tx, profile: str) -> set[str]:
     """Every group of prompts that a dataset of the profile has ever held out, if a run has trained on it, or may."""
     is_used = heldout_cases.c.dataset_id.in_(profiles.trained_datasets(profile))

@@ -1,27 +1,67 @@
-"""Whether enough cases are held out to judge a run, and what to set where they are not."""
+"""Whether enough cases are held out to judge a run, and what helps where they are not."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
-_MOST = 0.5
-"""A share that leaves less than half to train on is not proposed."""
+_MOST = 50
+"""Percent: a share that leaves less than half to train on is not proposed."""
+_RANGE = 2.0**64
 
 
-def few_cases(num: int, wanted: int, *, num_prompts: int, share: float, is_decided: bool) -> str | None:
-    """What to say where the gate wants more held-out cases than there are; None: there are enough.
+@dataclass(frozen=True)
+class Shortage:
+    """Too few held-out cases, and what is known of the prompts they come from."""
 
-    `num_prompts`: prompts, held out or not, that `num` came from; 0 where that is not known.
+    num: int
+    wanted: int
+    num_prompts: int
+    """Prompts that can be in a dataset, held out or not."""
+    share: float
+    """The share that is held out now."""
+    enough: float | None
+    """The share that would do, while no run has decided one; None: none would, or it is decided."""
+
+    def told(self, *, is_decided: bool, run_id: str | None = None) -> str:
+        """With the remedies that work. `run_id`: the run that is queued by now and decides the split if it trains."""
+        ways = []
+        if self.enough is not None and not is_decided:
+            setting = f"set data.heldout_share: {self.enough:g} (now {self.share:g}"
+            if run_id is None:
+                ways.append(f"{setting}; the first run that trains decides it for good)")
+            else:
+                cancel = f"`tunesmith run cancel {run_id}`"
+                ways.append(f"cancel it before it trains ({cancel}), {setting}) and submit again")
+        more = self._new_prompts()
+        ways.append(f"collect answers to about {more} new prompts ({self.share:.0%} of them are held out)")
+        ways.append(f"set gate.min_cases to at most {self.num}" if self.num > 1 else "lower gate.min_cases")
+        advice = "; or ".join(ways)
+        prompts = f" of {self.num_prompts} prompt{'s' if self.num_prompts != 1 else ''}" if self.num_prompts else ""
+        return (
+            f"only {self.num} held-out case{'s' if self.num != 1 else ''}{prompts}, but the gate wants {self.wanted} "
+            f"(gate.min_cases): the run will be held. {advice[0].upper()}{advice[1:]}"
+        )
+
+    def _new_prompts(self) -> int:
+        """So many that, by chance, five times of six enough of them are held out."""
+        missing = self.wanted - self.num
+        return math.ceil((missing + math.sqrt(missing)) / self.share)
+
+
+def held_out_from(groups: Collection[str]) -> float:
+    """The share above which prompts of these groups, all together, are held out (datasets/splits.py)."""
+    return max(int(group[:16], 16) for group in groups) / _RANGE
+
+
+def enough_share(share: float, wanted: int, count: Callable[[float], int]) -> float | None:
+    """The smallest whole percent above `share` for which `count` gives enough cases and a few more; None: none does.
+
+    A few more, because preparing may still refuse some: one in twenty.
     """
-    if num >= wanted:
-        return None
-    told = f"only {num} held-out cases{f' of about {num_prompts} prompts' if num_prompts else ''}, but the gate wants "
-    told += f"{wanted} (gate.min_cases): the run will be held. "
-    needed = math.ceil(100 * wanted / num_prompts) / 100 if num_prompts else 1.0
-    ways = []
-    if share < needed <= _MOST:
-        how = "then `tunesmith profile lock PROFILE --new-split`" if is_decided else "the first run decides it for good"
-        ways.append(f"set data.heldout_share: {needed:g} (now {share:g}; {how})")
-    ways += ["collect more", "lower gate.min_cases"]
-    advice = ", or ".join(ways)
-    return f"{told}{advice[0].upper()}{advice[1:]}"
+    aim = wanted + math.ceil(wanted / 20)
+    for percent in range(math.floor(share * 100 + 1e-9) + 1, _MOST + 1):
+        if count(percent / 100) >= aim:
+            return percent / 100
+    return None

@@ -70,6 +70,10 @@ class MixCandidate:
     task_type: str | None = None
     exclusion: str | None = None
     """Why it is not gold although nobody complained (see `ServingHistory`)."""
+    group: str = ""
+    """Of its prompt."""
+    held_out_from: float = 1.0
+    """Held out by every share above this."""
 
 
 @dataclass(frozen=True, slots=True)
