@@ -6,7 +6,10 @@ import os
 import sys
 import time
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # it is started as a script
 
 from support.json_server import Answered, JsonServer
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # it starts itself as a script
+
 from support.workspaces import wait_for
 
 _SEIZE, _INTERRUPT = 0x4206, 0x4207
