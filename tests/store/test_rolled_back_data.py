@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from support import tables
+from support.learning_checks import consumed_by_a_success_only, history_ends_where_it_is
 from support.learning_world import World
 from support.rows import a_run
 from support.workspaces import PROFILE
@@ -79,6 +80,63 @@ def test_completed_run_on_its_dataset_has_learnt_it_too(world: World) -> None:
     assert set(_states(world)) == {("consumed", dataset_id)}
     assert {row["run_id"] for row in world.seen().experiences.values()} == {completed}
     assert {row["adapter_id"] for row in world.seen().experiences.values()} == {world.adapter_of(completed).id}
+
+
+def _again(world: World, run_id: str) -> str:
+    """The version that a run made goes live again, past the gate; the run that brought it."""
+    again = world.client.adapters.deploy(world.adapter_of(run_id).id, force=True, reason="it was not the model").id
+    assert world.finish(again, RunState.DEPLOYED) is RunState.DEPLOYED, world.run(again).reason
+    return again
+
+
+def test_version_that_goes_live_again_has_learnt_its_data_again_until_it_is_rolled_back_again(world: World) -> None:
+    dataset_id = _dataset(world)
+    first = _ended(world, dataset_id, RunState.DEPLOYED)
+    adapter_id = world.adapter_of(first).id
+    world.client.adapters.rollback(PROFILE)
+    assert set(_states(world)) == {("collected", None)}
+    again = _again(world, first)
+    assert set(_states(world)) == {("consumed", dataset_id)}
+    rows = world.seen().experiences.values()
+    assert {(row["run_id"], row["adapter_id"]) for row in rows} == {(again, adapter_id)}
+    assert [told.states for told in world.client.experiences.stats(PROFILE)] == [{"consumed": len(rows)}]
+    with pytest.raises(Refused, match="only 0 new experiences .* learnt already"):
+        world.client.datasets.assemble(PROFILE)
+    world.client.adapters.rollback(PROFILE)
+    assert set(_states(world)) == {("collected", None)}
+    consumed_by_a_success_only(world.seen())
+    history_ends_where_it_is(world.seen())
+
+
+def test_what_others_have_taken_meanwhile_stays_theirs_when_a_version_goes_live_again(world: World) -> None:
+    dataset_id = _dataset(world)
+    first = _ended(world, dataset_id, RunState.DEPLOYED)
+    world.client.adapters.rollback(PROFILE)
+    other = world.client.datasets.assemble(PROFILE, max_examples=6, seed=3)[0].id
+    taken = {row["experience_id"] for row in world.seen().new_of(other)}
+    free = {row["experience_id"] for row in world.seen().new_of(dataset_id)} - taken
+    assert taken and free
+    world.client.experiences.review(sorted(free)[:1], "reject", reason="a real name")
+    _again(world, first)
+    rows = world.seen().experiences
+    assert {rows[each]["state"] for each in taken} == {"reserved"}
+    assert {rows[each]["dataset_id"] for each in taken} == {other}
+    assert {rows[each]["state"] for each in free} == {"consumed"}, "it has learnt what was rejected since, too"
+    assert {rows[each]["dataset_id"] for each in free} == {dataset_id}
+
+
+def test_version_that_went_live_again_and_was_superseded_keeps_what_the_next_one_gives_back(world: World) -> None:
+    dataset_id = _dataset(world)
+    first = _ended(world, dataset_id, RunState.DEPLOYED)
+    world.client.adapters.rollback(PROFILE)
+    second = _ended(world, dataset_id, RunState.DEPLOYED)
+    again = _again(world, first)
+    assert {row["run_id"] for row in world.seen().experiences.values()} == {second}, "learnt by the other one already"
+    _again(world, second)
+    world.client.adapters.rollback(PROFILE)
+    assert set(_states(world)) == {("consumed", dataset_id)}
+    rows = world.seen().experiences.values()
+    assert {(row["run_id"], row["adapter_id"]) for row in rows} == {(again, world.adapter_of(first).id)}
 
 
 @pytest.mark.slow

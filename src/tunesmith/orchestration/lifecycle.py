@@ -259,7 +259,7 @@ def finish(tx: Tx, run: Run, state: RunState, *, actor: str, reason: str) -> Non
     """A run has ended: its data and its campaign's counters follow `effect_of_end`, its version what became of it."""
     runs.move(tx, run.id, state, actor=actor, reason=reason)
     requests.acknowledge_all(tx, run.id, actor=actor, answer=f"the run is {state}")
-    effect = effect_of_end(state) if run.spec.deploys is None else NO_EFFECT  # that run has learnt nothing
+    effect = effect_of_end(state) if run.spec.deploys is None else NO_EFFECT  # that run has trained nothing
     adapter = adapters.of_run(tx, run.id)
     if state is RunState.REJECTED and adapter is not None and adapter.state is AdapterState.CANDIDATE:
         adapters.move(tx, adapter.id, AdapterState.REJECTED, actor=actor, reason=reason)
@@ -274,6 +274,9 @@ def finish(tx: Tx, run: Run, state: RunState, *, actor: str, reason: str) -> Non
             adapter_id=None if adapter is None else adapter.id,
             last=runs.unfinished_on_dataset(tx, run.dataset_id) == 0,
         )
+    if state is RunState.DEPLOYED and run.spec.deploys is not None:
+        again = run.spec.deploys.id
+        members.learn_again(tx, run.dataset_id, actor=actor, run_id=run.id, adapter_id=again)
     if run.campaign_id is not None:
         campaigns.count_end(tx, run.campaign_id, effect.counters)
 

@@ -244,11 +244,18 @@ def unconsume(tx: Tx, adapter_id: str, *, actor: str, reason: str, kept: Collect
     mine = {dataset_id: _ids(tx, sa.and_(learnt, experiences.c.dataset_id == dataset_id)) for dataset_id in kept}
     _move_all(tx, learnt, (ExperienceState.CONSUMED, ExperienceState.COLLECTED), actor=actor, reason=reason)
     for dataset_id, ids in mine.items():
-        for some in _parts(ids):
-            _move_all(
-                tx, experiences.c.id.in_(some), (ExperienceState.COLLECTED, ExperienceState.RESERVED), actor=actor,
-                reason=f"dataset {dataset_id}, which other runs have learnt from, or do now", dataset_id=dataset_id,
-            )  # fmt: skip
+        reserve_free(tx, ids, dataset_id, actor=actor, why="which other runs have learnt from, or do now")
+
+
+def reserve_free(tx: Tx, ids: Sequence[str], dataset_id: str, *, actor: str, why: str) -> None:
+    """Those of them that are free, also suspects: a version has learnt them already. The others stay where they are."""
+    for some in _parts(ids):
+        chosen = experiences.c.id.in_(some)
+        _lock_all(tx, chosen)
+        _move_all(
+            tx, chosen, (ExperienceState.COLLECTED, ExperienceState.RESERVED), actor=actor,
+            reason=f"dataset {dataset_id}, {why}", dataset_id=dataset_id,
+        )  # fmt: skip
 
 
 def _ids(tx: Tx, chosen: Any) -> list[str]:

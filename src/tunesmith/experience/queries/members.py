@@ -162,12 +162,27 @@ def unconsume(tx: Tx, adapter_id: str, *, actor: str, reason: str) -> None:
             )
 
 
+def learn_again(tx: Tx, dataset_id: str, *, actor: str, run_id: str, adapter_id: str) -> None:
+    """A version went live again: what it had learnt is consumed again, except what others have by now.
+
+    The caller has locked the dataset. What is held out was not trained, and belongs to the dataset all the same.
+    """
+    mine = [member.experience_id for member in of_dataset(tx, dataset_id) if member.is_new]
+    experiences.reserve_free(tx, mine, dataset_id, actor=actor, why="whose version is live again")
+    experiences.settle(
+        tx, dataset_id, DataEffect.CONSUME, actor=actor, run_id=run_id, adapter_id=adapter_id, last=False
+    )
+
+
 def _heir(tx: Tx, dataset_id: str, but: str) -> tuple[str, str] | None:
-    """The first other run that has learnt from the dataset, and its adapter, which is in service or may come to be."""
+    """The first other run that has learnt from the dataset, and its adapter, which is in service or may come to be.
+
+    Also a run that has brought an adapter of the dataset live again: it has learnt nothing, but its adapter had.
+    """
     made, able = adapters_table, (AdapterState.CANDIDATE, AdapterState.LIVE, AdapterState.SUPERSEDED)
     query = (
-        sa.select(runs_table.c.id, made.c.id)
-        .join(made, made.c.run_id == runs_table.c.id)
+        sa.select(runs_table.c.id, runs_table.c.spec, made.c.id, made.c.run_id)
+        .join(made, made.c.run_id.in_([runs_table.c.id, runs_table.c.parent_id]))
         .where(
             runs_table.c.dataset_id == dataset_id,
             runs_table.c.state.in_([RunState.DEPLOYED, RunState.COMPLETED]),
@@ -175,7 +190,8 @@ def _heir(tx: Tx, dataset_id: str, but: str) -> tuple[str, str] | None:
             made.c.id != but,
         )
         .order_by(runs_table.c.seq)
-        .limit(1)
     )
-    row = tx.conn.execute(query).first()
-    return None if row is None else (str(row[0]), str(row[1]))
+    for run_id, spec, adapter_id, made_by in tx.conn.execute(query):
+        if made_by == run_id or (spec.get("deploys") or {}).get("id") == adapter_id:
+            return str(run_id), str(adapter_id)
+    return None
