@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from support import tables
 from support.databases import Postgres
 from support.workspaces import PROFILE, a_workspace
 from tunesmith.client import Client
-from tunesmith.core.errors import UsageError
+from tunesmith.core.errors import NotFound, UsageError
 from tunesmith.experience.capture_queue import CaptureQueue
 from tunesmith.experience.queries import candidates
 from tunesmith.store.database import Database
@@ -247,3 +248,51 @@ def test_an_answer_that_is_no_example_is_kept_and_its_correction_is_learnt(
         with database.read() as tx:
             (candidate,) = candidates.page(tx, PROFILE, 0, 10)
         assert (candidate.class_name, candidate.correction) == ("ambiguous", "Order 17 is in Rome.")
+
+
+def test_feedback_right_after_a_capture_waits_until_it_is_stored(tmp_path: Path, store_url: str) -> None:
+    with _client(tmp_path, store_url) as client:
+        for number in range(3):
+            client.capture(PROFILE, _talk(number), key=f"request-{number}")
+            rated = client.feedback.add(f"{PROFILE}:request-{number}", "helpful", rater="ann")
+            assert (rated.is_new, rated.feedback.mean) == (True, 1.0)
+
+
+def test_readmes_lines_about_capture_run_as_they_stand(
+    tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readme = Path(__file__).parents[2] / "README.md"
+    blocks = re.findall(r"```python\n(.*?)```", readme.read_text(encoding="utf-8"), flags=re.DOTALL)
+    [lines] = [block for block in blocks if "client.capture(" in block]
+    _client(tmp_path, store_url).close()
+    (tmp_path / "ws").rename(tmp_path / "my-models")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(lines, names)
+    client: Client = names["client"]
+    [stored] = client.experiences.list()
+    client.close()
+    assert stored.feedback.num == 1
+
+
+def test_feedback_waits_for_an_answer_that_another_process_is_just_storing(tmp_path: Path, store_url: str) -> None:
+    with _client(tmp_path, store_url) as client, Client(tmp_path / "ws") as server:
+        client.experiences.add(PROFILE, _talk(0))  # the store is there
+        timer = threading.Timer(0.5, lambda: server.experiences.add(PROFILE, _talk(1), key="chatcmpl-1"))
+        timer.start()
+        rated = client.feedback.add(f"{PROFILE}:chatcmpl-1", correction="It left on Monday.")
+        timer.join()
+        assert rated.feedback.num_corrections == 1
+
+
+def test_feedback_about_an_answer_that_never_comes_is_refused_after_a_while(tmp_path: Path, store_url: str) -> None:
+    with _client(tmp_path, store_url) as client:
+        started = time.monotonic()
+        with pytest.raises(NotFound, match=r"stored a moment later.*client\.capture\.flush.*`tunesmith serve`"):
+            client.feedback.add(f"{PROFILE}:nobody", "helpful")
+        assert time.monotonic() - started >= 3
+        started = time.monotonic()
+        for name in ("xp-nobody", "no-profile:nobody"):
+            with pytest.raises(NotFound):
+                client.feedback.add(name, "helpful")
+        assert time.monotonic() - started < 3, "these can never come"

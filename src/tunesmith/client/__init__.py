@@ -105,7 +105,7 @@ class Client:
     def feedback(self) -> FeedbackApi:
         from tunesmith.client.experiences import FeedbackApi
 
-        return FeedbackApi(self._session)
+        return FeedbackApi(self._session, self._flush_captures)
 
     @cached_property
     def capture(self) -> CaptureQueue:
@@ -113,6 +113,10 @@ class Client:
         from tunesmith.experience.capture_queue import CaptureQueue
 
         return CaptureQueue(self._session)
+
+    def _flush_captures(self, timeout_s: float) -> None:
+        if "capture" in self.__dict__:  # only where it was ever used
+            self.capture.flush(timeout_s)
 
     @cached_property
     def serving(self) -> Serving:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,9 @@ from tunesmith.store.database import Tx
 _MAX_LISTED = 10_000
 ON_REQUEST = "forgotten on request"
 _COLUMNS = {"session": "session", "source": "source", "key": "natural_key"}
+_FRESH_S = 3.0
+"""How long an answer that was just given may be on its way into the store."""
+_LOOK_S = 0.05
 
 
 class Filters(TypedDict, total=False):
@@ -274,17 +278,44 @@ class Experiences:
 
 
 class FeedbackApi:
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, flush: Callable[[float], object]) -> None:
         self._session = session
+        self._flush = flush
+        """Waits for what this client has captured itself."""
 
     def add(self, experience_id: str, value: str | float | None = None, **said: Unpack[Said]) -> RatedView:
         """Say what an answer was worth; when this returns, it is durable and the class has been decided again.
 
         `value`: helpful, partial, irrelevant, up, down, or 0 to 1. The last word of each rater counts; the rater is
         whoever uses the client, unless told. `key_label`: the API key it came with, for `tunesmith serve`; all raters
-        below one key are one voice.
+        below one key are one voice. An answer that was given a moment ago, named by PROFILE:KEY, may still be on its
+        way into the store: it is waited for, at most three seconds.
         """
+        try:
+            return add_feedback(self._session, experience_id, value, **said)
+        except NotFound:
+            if not self._comes(experience_id):
+                raise
         return add_feedback(self._session, experience_id, value, **said)
+
+    def _comes(self, name: str) -> bool:
+        """Whether an answer comes into the store within three seconds, from this client's queue or another process."""
+        profile, colon, _ = name.partition(":")
+        if not colon:
+            return False  # only what is stored has an id
+        try:
+            self._session.known_profile(profile)
+        except NotFound:
+            return False
+        deadline = time.monotonic() + _FRESH_S
+        self._flush(_FRESH_S)
+        while True:
+            with suppress(NotFound), self._session.database.read() as tx:
+                experiences.find(tx, name)
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_S)
 
 
 def _known(kind: str, name: str | None, names: Sequence[str]) -> None:

@@ -341,8 +341,9 @@ def find(tx: Tx, text: str) -> Experience:
         return get(tx, forgotten)
     if row is None:
         raise NotFound(
-            f"profile {quoted(profile)} has no experience with the key {quoted(key)}; what was just captured is there "
-            "after `client.capture.flush()`, and `tunesmith experience list` shows what is"
+            f"profile {quoted(profile)} has no experience with the key {quoted(key)}; an answer just given is stored "
+            "a moment later, by whoever gave it: the queue of an application (`client.capture.flush()` there waits for "
+            "it) or `tunesmith serve`. `tunesmith experience list` shows what is there"
         )
     return _experience(row)
 
