@@ -119,7 +119,7 @@ def test_rater_names_of_one_key_are_one_voice(keyed: Keyed) -> None:
 def test_a_key_with_any_answer_rates_for_others_under_its_own_label(keyed: Keyed) -> None:
     answer = keyed.ask(DESK)
     rated = keyed.api(BACKEND).feedback(answer, correction=RIGHT, rater="ann")
-    assert rated["is_new"]
+    assert (rated["is_new"], rated["correction"]) == (True, True)
     assert keyed.correction_of(answer.id) == (RIGHT, "backend/ann")
 
 
@@ -127,7 +127,9 @@ def test_keys_with_one_label_are_one_caller_and_a_key_without_one_has_its_own(ke
     answer = keyed.ask(SHOP)
     keyed.api(SHOP).feedback(answer, "up")
     again = keyed.api(NEW_SHOP).feedback(answer, "up")
-    assert again["is_new"] is False
+    assert (again["is_new"], again["correction"]) == (False, False)
+    history = keyed.client.experiences.show(f"{PROFILE}:{answer.id}").events
+    assert {event.actor for event in history if event.action == "rated"} == {"key:shop"}
     nameless = keyed.ask(NAMELESS)
     keyed.api(NAMELESS).feedback(nameless, "up")
     label = keyed.client.experiences.show(f"{PROFILE}:{nameless.id}").experience.key_label

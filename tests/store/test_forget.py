@@ -610,4 +610,5 @@ def test_forgotten_one_has_no_class_and_no_rating_in_any_listing(
         assert client.experiences.list(profile=PROFILE, class_name="quarantined") == []
         (stats,) = client.experiences.stats(PROFILE)
         assert (stats.num, stats.classes, stats.states, stats.num_rated) == (0, {}, {"forgotten": 1}, 0)
+        assert stats.num_corrected == 0
         assert client.experiences.show(known).experience.class_name == "forgotten"

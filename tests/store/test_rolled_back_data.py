@@ -100,7 +100,7 @@ def test_version_that_goes_live_again_has_learnt_its_data_again_until_it_is_roll
     rows = world.seen().experiences.values()
     assert {(row["run_id"], row["adapter_id"]) for row in rows} == {(again, adapter_id)}
     assert [told.states for told in world.client.experiences.stats(PROFILE)] == [{"consumed": len(rows)}]
-    with pytest.raises(Refused, match="only 0 new experiences .* learnt already"):
+    with pytest.raises(Refused, match=r"only 0 new experiences .* learnt already"):
         world.client.datasets.assemble(PROFILE)
     world.client.adapters.rollback(PROFILE)
     assert set(_states(world)) == {("collected", None)}
@@ -115,7 +115,8 @@ def test_what_others_have_taken_meanwhile_stays_theirs_when_a_version_goes_live_
     other = world.client.datasets.assemble(PROFILE, max_examples=6, seed=3)[0].id
     taken = {row["experience_id"] for row in world.seen().new_of(other)}
     free = {row["experience_id"] for row in world.seen().new_of(dataset_id)} - taken
-    assert taken and free
+    assert taken
+    assert free
     world.client.experiences.review(sorted(free)[:1], "reject", reason="a real name")
     _again(world, first)
     rows = world.seen().experiences

@@ -94,6 +94,7 @@ def test_deployed_run_consumes_and_the_next_round_replays(client: Client) -> Non
     one = client.experiences.show(client.experiences.list(profile=PROFILE)[0].id)
     assert (one.dataset_id, one.run_id, one.adapter_id) == (run.dataset_id, run.id, adapter.id)
     assert _states(client) == {"consumed": NUM}
+    _says_who_learnt_it(client, adapter.id)
     _fill(client, 1000)
     second = client.runs.submit(PROFILE, overrides=["trainer.options.quality=0.9"])
     report = client.datasets.show(second.dataset_id)[1]
@@ -102,6 +103,22 @@ def test_deployed_run_consumes_and_the_next_round_replays(client: Client) -> Non
     work_here(client)
     assert client.runs.get(second.id).state == "deployed"
     assert _states(client) == {"consumed": 2 * NUM}
+
+
+def _says_who_learnt_it(client: Client, adapter_id: str) -> None:
+    """Only what was trained on was learnt; what is held out judged the version."""
+    expected = {
+        "train": f"learnt by {adapter_id}",
+        "validation": f"validation it measured the training of {adapter_id}, and was not learnt",
+        "heldout": f"held out it judged {adapter_id}, and is never learnt",
+    }
+    listed = client.experiences.list(profile=PROFILE, limit=100)
+    by_split = {client.experiences.show(each.id).datasets[0].split: each.id for each in listed}
+    assert by_split.keys() == expected.keys()
+    for split, told in expected.items():
+        page = " ".join(cli("experience", "show", by_split[split], cwd=client.workspace.root).out.split())
+        assert told in page
+        assert split == "train" or "learnt by" not in page
 
 
 def test_rejected_run_gives_back_and_counts_and_the_second_rejection_asks_a_person(client: Client) -> None:

@@ -56,6 +56,33 @@ def test_one_experience_from_capture_to_a_new_class(root: Path) -> None:
     assert (stats[0]["num"], stats[0]["classes"], stats[0]["num_rated"]) == (1, {"ambiguous": 1}, 1)
 
 
+def test_corrections_are_seen_in_the_list_and_counted(root: Path) -> None:
+    for number in range(3):
+        words = ("--prompt", f"Send order {number} to Rome", "--answer", "Why?", "--key", f"k{number}")
+        assert cli("experience", "add", PROFILE, *words, cwd=root).code == 0
+    for rater in ("ann", "bob"):
+        words = (f"{PROFILE}:k1", "--correction", f"It goes to Rome, says {rater}.", "--rater", rater)
+        assert cli("feedback", "add", *words, cwd=root).code == 0
+    listed = cli("experience", "list", cwd=root).out.splitlines()
+    assert "FIXED" in listed[0]
+    [row] = [line for line in listed if "order 1" in line]
+    assert row[: listed[0].index("FIXED") + len("FIXED")].endswith(" 2")
+    assert listed[0].index("QUESTION") <= 66, "on 80 columns the question still shows"
+    told = cli("experience", "stats", cwd=root).out.splitlines()
+    place = told[0].index("FIXED") + len("FIXED")
+    assert told[1][:place].endswith(" 1"), "one experience, however many have corrected it"
+    assert all(len(line) <= 80 for line in told), told
+
+
+def test_filter_that_nothing_matches_is_named(root: Path) -> None:
+    empty = cli("experience", "list", cwd=root).out
+    assert "No experience here yet" in empty
+    assert cli("experience", "add", PROFILE, "--prompt", "Order 17?", "--answer", "Rome.", cwd=root).code == 0
+    words = ("--profile", PROFILE, "--class", "quarantined", "--where", "state=consumed")
+    told = cli("experience", "list", *words, cwd=root).out
+    assert f"No experience matches state=consumed, --profile={PROFILE}, --class=quarantined" in " ".join(told.split())
+
+
 def test_import_reads_every_form_once_and_hears_complaints(root: Path) -> None:
     file = _lines(
         root / "data.jsonl",

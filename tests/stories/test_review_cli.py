@@ -50,6 +50,22 @@ def _is_safe(text: str) -> bool:
     return all(char.isprintable() or char == "\n" for char in text) and KEY[:10] not in text and "ann.lee" not in text
 
 
+def test_reviewer_sees_the_correction_that_would_be_learnt(root: Path, tell: Tell) -> None:
+    """The last one that stands."""
+    suspect, other = _add(tell, f"key {KEY}"), _add(tell, f"another {KEY}")
+    with Client(root) as client:
+        client.feedback.add(suspect, correction="Earlier words.", rater="ann")
+        client.feedback.add(suspect, correction="It is thus.", rater="ann")
+    for words in (("experience", "review", PROFILE), ("experience", "review", suspect)):
+        shown = tell(*words).out
+        assert "correction" in shown
+        assert "thus." in shown
+        assert "Earlier words" not in shown
+        assert _is_safe(shown)
+    told = {each["id"]: each["correction"] for each in tell("experience", "review", "--json").json}
+    assert (told[other], "thus." in told[suspect]) == (None, True)
+
+
 def test_suspects_are_reviewed_from_the_inbox_to_a_class(root: Path, tell: Tell) -> None:
     assert tell("inbox").out == "Nothing waits for you.\n"
     assert tell("experience", "review").out == "Nothing waits for a review.\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -114,7 +115,7 @@ def list_experiences(
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="At most so many.")] = 50,
     json: Json = False,
 ) -> None:
-    """The newest first."""
+    """The newest first; FIXED counts the corrections."""
     filters: Any = {**_pairs("--where", where), "profile": profile, "class_name": class_name}
     with open_client(ctx) as client:
         found = client.experiences.list(limit=limit, **filters)
@@ -122,12 +123,13 @@ def list_experiences(
         print_json(found)
         return
     rows = [
-        (e.id, coloured(e.class_name), _rating(e), age(e.captured_at), first_line(e.question))
+        (e.id, coloured(e.class_name), _rating(e), e.feedback.num_corrections or "", age(e.captured_at),
+         first_line(e.question))
         for e in found
     ]  # fmt: skip
-    columns = [Column("ID"), Column("CLASS"), Column("RATED", align="right"), Column("AGE"),
-               Column("QUESTION", "cut")]  # fmt: skip
-    show_table(columns, rows, empty="No experience here yet: tunesmith experience add PROFILE --prompt … --answer …")
+    columns = [Column("ID"), Column("CLASS"), Column("RATED", align="right"), Column("FIXED", align="right"),
+               Column("AGE"), Column("QUESTION", "cut")]  # fmt: skip
+    show_table(columns, rows, empty=_nothing(filters))
 
 
 @commands.command()
@@ -143,7 +145,7 @@ def show(ctx: typer.Context, experience_id: Id, json: Json = False) -> None:
 
 @commands.command()
 def stats(ctx: typer.Context, profile: OfProfile = None, json: Json = False) -> None:
-    """How many there are, by profile and class."""
+    """How many there are, by profile and class; FIXED are those with a correction."""
     with open_client(ctx) as client:
         found = client.experiences.stats(profile)
     if json:
@@ -157,11 +159,12 @@ def stats(ctx: typer.Context, profile: OfProfile = None, json: Json = False) -> 
             *(s.classes.get(name, 0) for name in names),
             s.states.get("collected", 0),
             s.num_rated,
+            s.num_corrected,
             s.states.get("forgotten", 0),
         )
         for s in found
     ]
-    heads = ("ALL", "GOLD", "POOR", "AMBIGUOUS", "QUARANTINED", "UNUSED", "RATED", "FORGOTTEN")
+    heads = ("ALL", "GOLD", "POOR", "AMBIGUOUS", "SUSPECT", "UNUSED", "RATED", "FIXED", "FORGOTTEN")
     columns = [Column("PROFILE", "fold"), *(Column(name, align="right") for name in heads)]
     show_table(columns, rows, empty="No experience yet: tunesmith experience add PROFILE --prompt … --answer …")
 
@@ -205,11 +208,30 @@ def _pairs(flag: str, texts: list[str] | None) -> dict[str, str]:
     return {key.strip(): value for key, _, value in pairs}
 
 
+def _nothing(filters: Mapping[str, str | None]) -> str:
+    """What is said where nothing is listed: nothing is there, or nothing is like this."""
+    names = {"profile": "--profile", "class_name": "--class"}
+    asked = [f"{names.get(name, name)}={value}" for name, value in filters.items() if value is not None]
+    if asked:
+        return f"No experience matches {', '.join(asked)}; without a filter, `tunesmith experience list` shows all."
+    return "No experience here yet: tunesmith experience add PROFILE --prompt … --answer …"
+
+
 def _rating(experience: ExperienceView) -> str:
     feedback = experience.feedback
     if feedback.mean is not None:
         return f"{feedback.mean:.2f} ({feedback.num})"
     return "complaint?" if feedback.num_complaints else ""
+
+
+def _use(detail: ExperienceDetail) -> tuple[str, str | None]:
+    """What the version that has it did with it: only what is in the train split was learnt."""
+    split = next((each.split for each in detail.datasets if each.dataset_id == detail.dataset_id), None)
+    if detail.adapter_id is None or split not in ("heldout", "validation"):
+        return "learnt by", detail.adapter_id
+    if split == "heldout":
+        return "held out", f"it judged {detail.adapter_id}, and is never learnt"
+    return "validation", f"it measured the training of {detail.adapter_id}, and was not learnt"
 
 
 def _describe(detail: ExperienceDetail) -> None:
@@ -223,7 +245,7 @@ def _describe(detail: ExperienceDetail) -> None:
             ("state", experience.state + (", waits for a review" if detail.in_review else "")),
             ("dataset", detail.dataset_id),
             ("run", detail.run_id),
-            ("learnt by", detail.adapter_id),
+            _use(detail),
             ("rated", _rating(experience)),
             ("source", experience.source),
             ("session", experience.session),

@@ -97,6 +97,7 @@ def _show(waiting: list[Suspect], limit: int, as_json: bool) -> None:
                 ("source", suspect.source),
                 ("question", suspect.question),
                 ("answer", suspect.answer),
+                ("correction", suspect.correction),
             ]
         )
     if len(waiting) == limit:

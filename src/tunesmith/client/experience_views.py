@@ -72,6 +72,8 @@ class StatsView:
     states: dict[str, int]
     num_rated: int
     mean_feedback: float | None
+    num_corrected: int
+    """How many have a correction that a person gave and nobody has withdrawn."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from tunesmith.experience.forgetting.queries import erasures
 from tunesmith.experience.forgetting.queries.erasure_impact import AffectedDataset, HoldingAdapter
 from tunesmith.experience.import_files import ImportOptions, Progress, import_files
 from tunesmith.experience.policy import rules_of, thresholds_of
-from tunesmith.experience.queries import assessments, experiences, feedback, members
+from tunesmith.experience.queries import assessments, candidates, experiences, feedback, members
 from tunesmith.experience.review import Decided, Suspect, check_reason
 from tunesmith.experience.rules.experience import ExperienceClass, ExperienceState, ReviewDecision
 from tunesmith.runs.rules.request import RequestKind
@@ -114,6 +114,7 @@ class Experiences:
         with self._session.database.read() as tx:
             counted = experiences.tally(tx, profile)
             rated = feedback.tally(tx, profile)
+            corrected = assessments.num_corrected(tx, profile)
         found = []
         for name in sorted({row[0] for row in counted}):
             classes, states = Counter[str](), Counter[str]()
@@ -121,7 +122,8 @@ class Experiences:
                 states[state] += num
                 classes[class_name] += num if state != ExperienceState.FORGOTTEN else 0
             num_rated, mean = rated.get(name, (0, None))
-            found.append(StatsView(name, classes.total(), dict(+classes), dict(states), num_rated, mean))
+            figures = (num_rated, mean, corrected.get(name, 0))
+            found.append(StatsView(name, classes.total(), dict(+classes), dict(states), *figures))
         return found
 
     def in_review(self, profile: str | None = None, *, limit: int = 20) -> list[Suspect]:
@@ -134,7 +136,8 @@ class Experiences:
         """One experience as a reviewer may see it, by its id or the beginning of it."""
         with self._session.database.read() as tx:
             found = experiences.find(tx, experience_id)
-            return review.suspect_of(found, assessments.get(tx, found.id))
+            better = candidates.corrections_of(tx, [found.id]).get(found.id)
+            return review.suspect_of(found, assessments.get(tx, found.id), better)
 
     def review(self, experience_ids: Sequence[str], decision: str, *, reason: str) -> list[Decided]:
         """Accept: what is suspected is overruled. Reject: it stays out for good. The last word counts."""

@@ -63,8 +63,10 @@ def add_feedback(
     if correction is not None:
         rate.refuse_suspect(_suspicions_in(session, correction, found))
     limits = thresholds_of(database, session.workspace, found.profile, session.environ)
+    label = said.get("key_label")
+    actor = session.actor if label is None else f"key:{label}"  # the server only passes on what its caller says
     with database.write() as tx:
-        feedback_id, is_new = rate.judge(tx, found.id, judgement, limits, actor=session.actor)
+        feedback_id, is_new = rate.judge(tx, found.id, judgement, limits, actor=actor)
         now = assessments.get(tx, found.id)
     return RatedView(feedback_id, found.id, is_new, now.class_name, now.reasons, now.feedback)
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from tunesmith.core.errors import Refused, UsageError, did_you_mean, quoted
 from tunesmith.core.visible_text import says_nothing
 from tunesmith.datasets.screens.excerpts import _EXCERPT, escaped, safe_text
-from tunesmith.experience.queries import assessments, experiences, reviews
+from tunesmith.experience.queries import assessments, candidates, experiences, reviews
 from tunesmith.experience.queries.experiences import Experience
 from tunesmith.experience.rate import check_storable
 from tunesmith.experience.rules.classes import Assessment, screens_of
@@ -36,6 +36,8 @@ class Suspect:
     why: tuple[str, ...]
     question: str
     answer: str
+    correction: str | None
+    """What is learnt in the answer's place, where somebody has corrected it."""
     review: str | None
     num_rejections: int
     in_review: bool
@@ -55,7 +57,7 @@ class Decided:
     reasons: tuple[str, ...]
 
 
-def suspect_of(experience: Experience, assessment: Assessment) -> Suspect:
+def suspect_of(experience: Experience, assessment: Assessment, correction: str | None) -> Suspect:
     """An experience as a reviewer may see it."""
     why = [safe_text(reason, 2 * _EXCERPT) for reason in assessment.suspicions]
     if experience.in_review:
@@ -69,6 +71,7 @@ def suspect_of(experience: Experience, assessment: Assessment) -> Suspect:
         why=tuple(why),
         question="" if talk is None else safe_text(talk.question),
         answer="" if talk is None else safe_text(talk.answer),
+        correction=None if correction is None else safe_text(correction),
         review=None if assessment.review is None else assessment.review.value,
         num_rejections=experience.num_rejections,
         in_review=experience.in_review,
@@ -81,9 +84,10 @@ def listing(database: Database, profile: str | None, limit: int) -> list[Suspect
     """What waits, the newest first."""
     with database.read() as tx:
         names = reviews.profiles_known(tx) if profile is None else [profile]
-        found = [pair for name in names for pair in reviews.waiting(tx, name, limit)]
-    found.sort(key=lambda pair: -pair[0].seq)
-    return [suspect_of(*pair) for pair in found[:limit]]
+        waiting = [pair for name in names for pair in reviews.waiting(tx, name, limit)]
+        found = sorted(waiting, key=lambda pair: -pair[0].seq)[:limit]
+        better = candidates.corrections_of(tx, [experience.id for experience, _ in found])
+    return [suspect_of(*pair, better.get(pair[0].id)) for pair in found]
 
 
 def check_reason(reason: str) -> str:

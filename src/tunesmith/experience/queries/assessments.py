@@ -63,6 +63,16 @@ def get(tx: Tx, experience_id: str) -> Assessment:
     return from_row(row)
 
 
+def num_corrected(tx: Tx, profile: str | None) -> dict[str, int]:
+    """By profile: how many experiences have a correction of a person that stands."""
+    query = sa.select(assessments.c.profile, sa.func.count()).where(
+        assessments.c.feedback["num_corrections"].as_integer() > 0
+    )
+    if profile is not None:
+        query = query.where(assessments.c.profile == profile)
+    return {row[0]: int(row[1]) for row in tx.conn.execute(query.group_by(assessments.c.profile))}
+
+
 def from_row(row: Mapping[Any, Any]) -> Assessment:
     return Assessment(
         findings={name: Finding(**said) for name, said in row["findings"].items()},

@@ -132,6 +132,15 @@ _STATES = {state.value: state for state in ExperienceState}
 _CLASSES = {name.value: name for name in ExperienceClass}
 
 
+def corrections_of(tx: Tx, ids: Sequence[str]) -> dict[str, str]:
+    """Of some experiences, the corrections that an assembly would take."""
+    found: dict[str, str] = {}
+    for first in range(0, len(ids), _MOST_AT_ONCE):
+        some = experiences.c.id.in_(ids[first : first + _MOST_AT_ONCE])
+        found |= {each: correction for each, (correction, _) in _corrections(tx, some).items()}
+    return found
+
+
 def _corrections(tx: Tx, *here: Any) -> dict[str, tuple[str, str]]:
     """The correction of each experience that has one, and who made it. A person's counts before a teacher's."""
     taught = (

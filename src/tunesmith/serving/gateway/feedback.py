@@ -56,6 +56,7 @@ async def _stored(gateway: Gateway, body: dict[str, Any], caller: Caller) -> Res
             "response_id": said["response_id"],
             "experience_id": rated.experience_id,
             "is_new": rated.is_new,
+            "correction": "correction" in said,
             "class": str(rated.class_name),
         }
     )
