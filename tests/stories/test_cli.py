@@ -229,7 +229,10 @@ def test_held_adapter_waits_in_the_inbox_for_a_person(client: Client, tell: Tell
     work_here(client)
     item = tell("inbox", "--json").json[0]
     assert (item["id"], item["kind"]) == (held, "held run")
-    assert "adapter approve support@v1" in tell("inbox").out
+    next_step = "`tunesmith adapter approve support@v1`, or `evaluate` or `reject` it"
+    for words in (("inbox",), ("run", "show", held), ("run", "watch", held)):
+        assert next_step in " ".join(tell(*words).out.split()), words
+    assert tell("run", "show", held, "--json").json["what_to_do"] == next_step
     assert tell("adapter", "evaluate", "support@v1").last_line == held
     work_here(client)
     assert tell("adapter", "approve", "support@v1").last_line == held
@@ -392,7 +395,8 @@ def test_interrupt_ends_a_watch_with_130_and_no_traceback(client: Client) -> Non
     assert process.stderr.readline().startswith("queued")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
-    assert (process.returncode, out, err) == (130, "", "")
+    told = f"the run goes on; watch again with: tunesmith run watch {run_id}\n"
+    assert (process.returncode, out, err) == (130, "", told)
 
 
 def test_worker_ends_in_order_on_ctrl_c(client: Client) -> None:

@@ -102,6 +102,8 @@ def test_held_version_without_numbers_is_not_approved_but_may_be_forced(make_fle
         fleet.client.adapters.deploy(V1)
     [item] = fleet.client.system.inbox()
     assert f"adapter deploy {V1} --force" in item.what_to_do
+    watched = " ".join(cli("run", "watch", run_id, cwd=fleet.root).out.split())
+    assert f"next: without evidence it cannot be approved: `tunesmith adapter evaluate {V1}`" in watched
     assert fleet.client.adapters.deploy(V1, force=True, reason="I read fifty answers").id == run_id
     fleet.work()
     assert (fleet.state(run_id), live(fleet)) == ("deployed", V1)

@@ -100,6 +100,10 @@ FACTS = QueueFacts(
         ({"num_before": 1}, "1 task before it"),
         ({"num_before": 7}, "7 tasks before it"),
         ({"backoff_s": 3.6, "num_before": 7}, "tried again in 4 s: because"),
+        (
+            {"state": RunState.WATCHING, "backoff_s": 5.0, "reason": "healthy"},
+            "the next check of the watch is in 5 s; the last one: healthy",
+        ),
         ({"num_workers": 0, "backoff_s": 3.0}, "no worker is running; start one with `tunesmith worker`"),
         ({"is_stopped_by_estop": True, "num_workers": 0}, "`tunesmith estop off`"),
         ({"state": RunState.HELD}, "because"),

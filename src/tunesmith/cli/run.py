@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -293,8 +294,14 @@ def _submitted(client: Client, made: SubmittedView, *, follow: bool) -> int:
 
 
 def _watched(client: Client, run_id: str) -> int:
-    end = watch(client, run_id)
+    try:
+        end = watch(client, run_id)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"the run goes on; watch again with: tunesmith run watch {run_id}\n")
+        raise
     say(f"{end.state}: {first_line(end.reason)}")
+    if end.what_to_do is not None:
+        say(f"next: {end.what_to_do}")
     print_id(run_id)
     return 0 if end.state in _GOOD_ENDS else 1
 

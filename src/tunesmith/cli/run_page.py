@@ -39,7 +39,14 @@ def show_run(detail: RunDetail) -> None:
     title = coloured(run.state)
     title.stylize("bold")
     say(Text.assemble(f"{run.id}  ", title, f"  {run.adapter or ''}".rstrip()))
-    show_fields([("why", run.waits_for or first_line(run.reason)), ("now", _now(detail)), *_essentials(detail)])
+    show_fields(
+        [
+            ("why", run.waits_for or first_line(run.reason)),
+            ("do", detail.what_to_do),
+            ("now", _now(detail)),
+            *_essentials(detail),
+        ]
+    )
     if detail.attempts:
         heading("Attempts")
         _attempts(detail.attempts)

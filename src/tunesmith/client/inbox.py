@@ -8,22 +8,17 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from tunesmith.client.held_runs import next_step
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.quarantine import review as quarantine_review
 from tunesmith.deployment import queries as deployments
-from tunesmith.evaluation import queries as evaluations
-from tunesmith.evaluation.rules.gate import missing_evidence
 from tunesmith.experience.forgetting import forget
 from tunesmith.experience.forgetting.queries import erasures
 from tunesmith.experience.queries import experiences, reviews
 from tunesmith.experience.review import REJECTED_RUNS
 from tunesmith.experience.rules.classes import screens_of
-from tunesmith.models import queries as adapters
-from tunesmith.models.queries import Adapter
-from tunesmith.models.rules import AdapterState
 from tunesmith.orchestration.lifecycle import PAUSED_ON_REQUEST
 from tunesmith.runs.queries import queue, runs
-from tunesmith.runs.queries.runs import Run
 from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.rules.task import TaskState
 from tunesmith.runs.session import Session
@@ -95,7 +90,7 @@ def _quarantined(tx: Tx, data_dir: Path) -> Iterator[InboxItem]:
 
 def _held(tx: Tx) -> Iterator[InboxItem]:
     for run in runs.listing(tx, states=frozenset({RunState.HELD}), limit=_RUNS):
-        what_to_do = _what_to_do(tx, run, adapters.of_run(tx, run.id))
+        what_to_do = next_step(tx, run)
         yield InboxItem("held run", run.id, run.profile, run.moved_at, run.reason, what_to_do)
 
 
@@ -235,19 +230,3 @@ def _erasures(tx: Tx) -> Iterator[InboxItem]:
 
 def _counted(num: int) -> str:
     return f"{num} or more" if num >= _COUNTED else str(num)
-
-
-def _what_to_do(tx: Tx, run: Run, adapter: Adapter | None) -> str:
-    if adapter is None:
-        return f"`run cancel {run.id}`"
-    if adapter.state is not AdapterState.CANDIDATE and run.spec.deploys is None:
-        return (
-            f"it is {adapter.state}: `adapter reject {adapter.name}`, then `adapter deploy {adapter.name}` to try again"
-        )
-    evaluation = evaluations.latest(tx, run.id)
-    if evaluation is not None and missing_evidence(evaluation.judged, run.spec.gate, run.spec.evaluation.metrics):
-        return (
-            f"`adapter evaluate {adapter.name}` measures it again, or `reject` it; "
-            f"`adapter deploy {adapter.name} --force --reason …` puts it live without evidence"
-        )
-    return f"`adapter approve {adapter.name}`, or `evaluate` or `reject` it"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tunesmith.client.attempt_progress import AttemptProgress, read_progress
+from tunesmith.client.held_runs import next_step
 from tunesmith.client.views import (
     AttemptView,
     EvaluationView,
@@ -139,6 +140,7 @@ class Runs:
                 shadow=shadow_of(tx, run),
                 num_erased=erasures.num_since(tx, run.dataset_id, run.created_at),
                 progress=self._attempt_progress(run.id, attempts),
+                what_to_do=_what_to_do(tx, run),
             )
 
     def watch(self, run_id: str, *, interval_s: float = 0.5) -> Iterator[ProgressView]:
@@ -155,9 +157,10 @@ class Runs:
             run = runs.find(tx, run_id)
             view = _view(tx, run, self._session.no_room)
             attempts = queue.attempts_of_run(tx, run.id)
+            what_to_do = _what_to_do(tx, run)
         is_over = run.state in RUN.finished or run.state in (RunState.HELD, RunState.PAUSED)
         now = self._attempt_progress(run.id, attempts)
-        seen = ProgressView(run.state, run.reason, view.waits_for, is_over=is_over)
+        seen = ProgressView(run.state, run.reason, view.waits_for, is_over=is_over, what_to_do=what_to_do)
         return seen if now is None else replace(seen, **vars(now))
 
     def _attempt_progress(self, run_id: str, attempts: Sequence[Attempt]) -> AttemptProgress | None:
@@ -309,6 +312,10 @@ def _planned(session: Session, run: Run, view: RunView) -> PlannedRun:
     except TunesmithError:  # its dataset is damaged or gone, which training will say; a plan still lists it
         return PlannedRun(view, run.spec.dataset.num_train, None, "")
     return PlannedRun(view, run.spec.dataset.num_train, guess.seconds, guess.basis)
+
+
+def _what_to_do(tx: Tx, run: Run) -> str | None:
+    return next_step(tx, run) if run.state is RunState.HELD else None
 
 
 def _waits_for(tx: Tx, run: Run, no_room: str | None) -> str | None:

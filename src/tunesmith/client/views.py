@@ -139,6 +139,8 @@ class RunDetail:
     """Forgotten experiences that were taken out of its dataset since; its fingerprint is another one by now."""
     progress: AttemptProgress | None = None
     """How far the program that works on it has come; None while none does."""
+    what_to_do: str | None = None
+    """Of a held run: the command that settles it."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,8 @@ class ProgressView:
     left_s: float | None = None
     """Until the last step, at the pace of the newest ones."""
     is_over: bool = False
+    what_to_do: str | None = None
+    """Of a held run: the command that settles it."""
 
 
 @dataclass(frozen=True)

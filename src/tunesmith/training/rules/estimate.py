@@ -98,7 +98,10 @@ def why_it_waits(facts: QueueFacts) -> str | None:
     if facts.num_workers == 0:
         return "no worker is running; start one with `tunesmith worker`"
     if facts.backoff_s > 0:
-        return f"tried again in {facts.backoff_s:.0f} s: {facts.reason}"
+        in_s = f"in {facts.backoff_s:.0f} s"
+        is_watch = facts.state is RunState.WATCHING  # looks again and again, which is no failure
+        last = f"the next check of the watch is {in_s}; the last one:" if is_watch else f"tried again {in_s}:"
+        return f"{last} {facts.reason}"
     if facts.num_before > 0:
         return f"{facts.num_before} task{'s' if facts.num_before > 1 else ''} before it in the queue"
     return "a worker will take it within moments"
