@@ -233,6 +233,16 @@ def test_a_key_file_that_is_wrong_is_refused(tmp_path: Path, content: str, mode:
     assert not any(word in str(refused.value) for word in (FULL, "control", "chatt", "\x1b"))
 
 
+def test_a_key_file_that_is_missing_or_no_text_is_named_whole_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    with pytest.raises(ConfigError, match=f"{path} does not exist; write one key a line into it and run chmod 600"):
+        Keys.of("token", path)
+    path.write_bytes(b"\xff\xfe" + FULL.encode())
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match=f"{path} is no text in UTF-8; write one key a line into it"):
+        Keys.of("token", path)
+
+
 def test_a_key_file_that_is_swapped_while_it_is_opened_is_judged_by_what_is_read(tmp_path: Path) -> None:
     path, others = tmp_path / "keys", tmp_path / "others"
     for file, mode in ((path, 0o600), (others, 0o666)):

@@ -186,6 +186,10 @@ def test_what_cannot_be_served_is_told_before_and_after_it_is_asked_for(base: Pa
         health = server.health()
         assert (health["status"], "missing" in health["problems"][PROFILE]) == ("degraded", True)
         wait_for(lambda: "support cannot answer: its base model" in server.log.read_text())
+        told = server.log.read_text()
+        assert f"the folder {model}, is missing; put it there, or set base.path in the profile" in told
+        assert "support = support" not in told
+        assert str(model) not in str(health), "callers are not told where the files of the server are"
         assert [each.state for each in client.system.doctor() if each.name == "base of support"] == ["broken"]
         (tmp_path / "gone").rename(model)
         wait_for(lambda: server.health()["status"] == "ok")

@@ -73,7 +73,8 @@ def serve(
 def _show_ready(ready: Ready) -> None:
     say(f"serving at {ready.url}")
     for profile, version in ready.serving.items():
-        say(f"  {profile} = {version}")
+        if profile not in ready.problems:
+            say(f"  {profile} = {version}")
     for profile, problem in ready.problems.items():
         what = "cannot answer" if profile in ready.serving else "is not served"
         say(f"  {profile} {what}: {first_line(problem)}")

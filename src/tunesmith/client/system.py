@@ -164,7 +164,7 @@ class System:
     def _base(self, profile: str, path: str, locked: str | None) -> list[Check]:
         """A base that is missing, or another one than the profile was locked with."""
         folder = self._session.workspace.locate(path)
-        problem = base_problem(folder)
+        problem = base_problem(folder, told=folder)
         if problem is None and locked is not None:
             problem = changed_base(self._session.workspace, folder, locked)
         if problem is None:

@@ -113,12 +113,16 @@ def _counts(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in _COUNTED)
 
 
-def base_problem(base: Path) -> str | None:
-    """Why a base model could not be loaded, as far as a glance tells; None: it looks whole."""
+def base_problem(base: Path, *, told: Path | str | None = None) -> str | None:
+    """Why a base model could not be loaded, as far as a glance tells; None: it looks whole.
+
+    `told`: how the folder is called. By its name alone, unless told: this is also said to callers from outside.
+    """
+    named = base.name if told is None else told
     if not base.is_dir():
-        return f"its base model, the folder {base.name}, is missing; put it back, or set base.path"
+        return f"its base model, the folder {named}, is missing; put it there, or set base.path in the profile"
     if not (base / MODEL_CONFIG).is_file():
-        return f"its base model, the folder {base.name}, has no {MODEL_CONFIG}; put it back"
+        return f"its base model, the folder {named}, has no {MODEL_CONFIG}; put a model in Hugging Face format there"
     return None
 
 

@@ -108,8 +108,18 @@ def read_key_file(path: Path) -> tuple[tuple[bytes, Caller], ...]:
     """One key a line: `KEY [scope,scope] [label=NAME]`. No error repeats a word of the file: it holds secrets."""
     try:
         lines = _content(path).decode("utf-8-sig").splitlines()  # some editors begin a file with a byte order mark
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"serve.key_file: {path} cannot be read ({type(error).__name__})") from None
+    except FileNotFoundError:
+        raise ConfigError(
+            f"serve.key_file: {path} does not exist; write one key a line into it and run chmod 600 on it, "
+            "or take serve.key_file out of tunesmith.yaml"
+        ) from None
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise ConfigError(
+            f"serve.key_file: {path} cannot be read ({why}); whoever runs the server must own it, with mode 600"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"serve.key_file: {path} is no text in UTF-8; write one key a line into it") from None
     keys: dict[bytes, tuple[int, Caller]] = {}
     for number, line in enumerate(lines, 1):
         words = line.split()

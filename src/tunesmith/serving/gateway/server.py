@@ -21,6 +21,7 @@ from tunesmith.core.errors import ConfigError, StoreError, UsageError
 from tunesmith.core.files import private_files
 from tunesmith.core.ids import new_id, new_token
 from tunesmith.core.logs import logger
+from tunesmith.profiles.base_model import base_problem
 from tunesmith.profiles.settings import ServeSettings
 from tunesmith.programs.device.queries import servers
 from tunesmith.programs.device.rules import ServerState
@@ -126,7 +127,7 @@ class Server:
         ]
         needs_key, is_open = self._key_file is not None, not is_loopback(self._settings.host)
         num_hosts = len(self._settings.allowed_hosts) if is_open else None
-        self._on_ready(Ready(server_id, url, _serving(gateway), needs_key, gateway.router.problems, num_hosts))
+        self._on_ready(Ready(server_id, url, _serving(gateway), needs_key, _problems(gateway), num_hosts))
         try:
             await http.serve(sockets=[listening])
         finally:
@@ -244,6 +245,17 @@ def device_of(settings: ServeSettings) -> str:
         return settings.device
     has_gpu = Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1")
     return "cuda" if has_gpu else "cpu"
+
+
+def _problems(gateway: Gateway) -> dict[str, str]:
+    """By profile, for whoever starts the server: with the whole path of a base, which callers are never told."""
+    board = gateway.router
+    found = dict(board.problems)
+    for profile, problem in board.problems.items():
+        base = board.places[profile].base if profile in board.places else None
+        if base is not None and problem == base_problem(base):
+            found[profile] = base_problem(base, told=base) or problem
+    return found
 
 
 def _serving(gateway: Gateway) -> dict[str, str]:
