@@ -112,7 +112,7 @@ class Experiences:
         """How many there are, by profile."""
         profile = self._session.known_profile(profile)
         with self._session.database.read() as tx:
-            counted = experiences.tally(tx, profile)
+            counted = assessments.tally(tx, profile)
             rated = feedback.tally(tx, profile)
             corrected = assessments.num_corrected(tx, profile)
         found = []

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from tunesmith.core.errors import NotFound
 from tunesmith.experience.rules.classes import Assessment, Feedback
 from tunesmith.experience.rules.experience import ExperienceClass, ReviewDecision
-from tunesmith.experience.tables import assessments
+from tunesmith.experience.tables import assessments, experiences
 from tunesmith.store import events
 from tunesmith.store.compiled_statements import CompiledStatement, insert_into
 from tunesmith.store.database import Tx
@@ -61,6 +61,16 @@ def get(tx: Tx, experience_id: str) -> Assessment:
     if row is None:
         raise NotFound.named("experience", experience_id)
     return from_row(row)
+
+
+def tally(tx: Tx, profile: str | None) -> list[tuple[str, str, str, int]]:
+    """How many there are by profile, state and class."""
+    judged = assessments
+    keys = (experiences.c.profile, experiences.c.state, judged.c.class_name)
+    query = sa.select(*keys, sa.func.count()).join(judged, judged.c.experience_id == experiences.c.id)
+    if profile is not None:
+        query = query.where(experiences.c.profile == profile)
+    return [(row[0], row[1], row[2], int(row[3])) for row in tx.conn.execute(query.group_by(*keys).order_by(*keys))]
 
 
 def num_corrected(tx: Tx, profile: str | None) -> dict[str, int]:

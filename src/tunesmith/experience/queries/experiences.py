@@ -388,16 +388,6 @@ def listing(tx: Tx, wanted: Mapping[str, str], limit: int) -> list[tuple[Experie
     ]
 
 
-def tally(tx: Tx, profile: str | None) -> list[tuple[str, str, str, int]]:
-    """How many there are by profile, state and class."""
-    judged = assessments_table
-    keys = (experiences.c.profile, experiences.c.state, judged.c.class_name)
-    query = sa.select(*keys, sa.func.count()).join(judged, judged.c.experience_id == experiences.c.id)
-    if profile is not None:
-        query = query.where(experiences.c.profile == profile)
-    return [(row[0], row[1], row[2], int(row[3])) for row in tx.conn.execute(query.group_by(*keys).order_by(*keys))]
-
-
 def of_dataset(tx: Tx, dataset_id: str) -> list[Experience]:
     query = sa.select(experiences).where(experiences.c.dataset_id == dataset_id).order_by(experiences.c.seq)
     return [_experience(row) for row in tx.all(query)]

@@ -252,7 +252,7 @@ def _problems(gateway: Gateway) -> dict[str, str]:
     board = gateway.router
     found = dict(board.problems)
     for profile, problem in board.problems.items():
-        base = board.places[profile].base if profile in board.places else None
+        base = board.served_profiles[profile].base if profile in board.served_profiles else None
         if base is not None and problem == base_problem(base):
             found[profile] = base_problem(base, told=base) or problem
     return found
