@@ -312,13 +312,13 @@ def lengths_of(num: int) -> Sequence[int]:
     return [10 + number * 7 % 30 for number in range(num)]
 
 
-def test_plan_after_running_out_of_memory_has_the_same_steps_in_smaller_portions() -> None:
+def test_plan_after_running_out_of_memory_has_the_same_steps_in_smaller_micro_batches() -> None:
     from tunesmith.training.trainers.trl.plan import Plan
 
     recipe = Recipe(epochs=2.5, batch_tokens=400, micro_batch_tokens=330, seed=7)
     plan, smaller = Plan(lengths_of(50), 40, recipe), Plan(lengths_of(50), 40, recipe, divisor=4)
-    assert (plan.portions.size, smaller.portions.size) == (8, 2)  # eight of forty tokens stay within 330
-    assert plan.portions.per_step == smaller.portions.per_step == 16
+    assert (plan.micro_batches.size, smaller.micro_batches.size) == (8, 2)  # eight of forty tokens stay within 330
+    assert plan.micro_batches.per_step == smaller.micro_batches.per_step == 16
     assert [plan.step(step) for step in range(plan.num_steps)] == [smaller.step(step) for step in range(plan.num_steps)]
     seen = [index for step in range(plan.num_steps) for index in plan.step(step)]
     assert sorted(seen)[:100] != seen[:100]
@@ -330,7 +330,7 @@ def test_plan_of_few_or_long_examples_still_has_whole_steps() -> None:
     from tunesmith.training.trainers.trl.plan import Plan
 
     one = Plan([5000], 5000, Recipe(epochs=3, batch_tokens=16, micro_batch_tokens=16))
-    assert (one.portions.size, one.portions.num, one.num_steps, one.step(2)) == (1, 1, 3, [0])
+    assert (one.micro_batches.size, one.micro_batches.num, one.num_steps, one.step(2)) == (1, 1, 3, [0])
     three = Plan([10, 20, 30], 30, Recipe(epochs=1, batch_tokens=8192))
-    assert (three.portions.per_step, three.num_steps) == (2, 2)
+    assert (three.micro_batches.per_step, three.num_steps) == (2, 2)
     assert {index for step in range(2) for index in three.step(step)} == {0, 1, 2}

@@ -31,7 +31,7 @@ from tunesmith.training.trainers.native.train import train
 
 pytestmark = pytest.mark.extra  # minutes of starting programs; see make test-extra
 
-COMPUTED, TAKEN, REFUSED = "computed in", "taken from the cache", "the model is asked again"
+COMPUTED, TAKEN, REFUSED = "computed in", "taken from the cache", "are computed again"
 
 
 @pytest.fixture(scope="module")
