@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tunesmith.models.adapters import new_adapter, trained_parameters
@@ -206,7 +206,20 @@ def test_rows_filled_up_to_a_common_form_keep_every_segment_with_its_keys(is_sha
 
 
 @given(PROMPTS, PROMPTS)
-def test_whatever_a_form_covers_can_be_filled_up_to_it(
+@example(
+    one=[(182, [165]), (385, []), (731, []), (229, [1, 289]), (149, [1, 37, 300]), (210, [229, 300]), (633, [])],
+    other=[
+        (1, []),
+        (1, [1, 152, 123]),
+        (245, []),
+        (363, [1, 234, 249, 300]),
+        (279, [300, 300]),
+        (536, []),
+        (724, [300, 300]),
+        (580, [300, 300, 300]),
+    ],
+)
+def test_whatever_fits_in_a_bucket_can_be_padded_to_it(
     one: list[tuple[int, list[int]]], other: list[tuple[int, list[int]]]
 ) -> None:
     first, second = segments_of(one), segments_of(other)
@@ -226,6 +239,7 @@ def segments_of(prompts: list[tuple[int, list[int]]]) -> list[Segment]:
 
 def check_filled_up(segments: list[Segment], bucket: GraphBucket) -> None:
     filled = pad_to_bucket(segments, bucket)
+    assert max(segment.length for segment in filled) <= bucket.longest, "a kernel would stop before its end"
     assert list(filled[: len(segments)]) == segments
     found, expected = varlen_layout_in(filled, bucket), varlen_layout(filled)
     num, num_keys = len(expected.cu_seqlens_q), len(expected.key_indices)

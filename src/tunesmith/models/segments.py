@@ -88,6 +88,8 @@ class GraphBucket:
             and other.longest >= self.longest
             and other.num_shared >= self.num_shared
             and other.num_copies >= self.num_copies
+            # what is missing must fit into two padding segments; rounding may have hidden up to one `longest` more
+            and other.num_tokens - self.num_tokens <= other.longest
         )
         both_share = (other.num_copies == 1) == (self.num_copies == 1)
         return is_large_enough and both_share and self.num_tokens <= other.num_tokens <= max_ratio * self.num_tokens
