@@ -313,24 +313,24 @@ def test_a_key_taken_out_of_the_file_stops_working_and_a_bad_file_closes_the_ser
 
 
 def test_answers_held_for_repeats_are_bounded_in_bytes() -> None:
-    repeats = IdempotencyCache()
+    cache = IdempotencyCache()
     for number in range(100):
-        with repeats.watching({"idempotency-key": str(number)}, "/", {}) as seen:
-            seen.note(Response(b"x" * (1 << 20)))
-        assert repeats.num_bytes <= 64 << 20
-    with repeats.watching({"idempotency-key": "99"}, "/", {}) as seen:
-        assert seen.answer is not None
-    with repeats.watching({"idempotency-key": "0"}, "/", {}) as seen:
-        assert seen.answer is None
+        with cache.entry({"idempotency-key": str(number)}, "/", {}) as record:
+            record.store(Response(b"x" * (1 << 20)))
+        assert cache.num_bytes <= 64 << 20
+    with cache.entry({"idempotency-key": "99"}, "/", {}) as record:
+        assert record.answer is not None
+    with cache.entry({"idempotency-key": "0"}, "/", {}) as record:
+        assert record.answer is None
 
 
 def test_an_answer_that_was_too_large_to_hold_is_not_held_uncounted_when_it_is_written_again() -> None:
-    repeats = IdempotencyCache()
+    cache = IdempotencyCache()
     for num_bytes in ((1 << 20) + 1, 1 << 20):
-        with repeats.watching({"idempotency-key": "a"}, "/", {}) as seen:
-            seen.note(Response(b"x" * num_bytes))
-    with repeats.watching({"idempotency-key": "a"}, "/", {}) as seen:
-        assert (seen.num_bytes, repeats.num_bytes) == (0, 0)
+        with cache.entry({"idempotency-key": "a"}, "/", {}) as record:
+            record.store(Response(b"x" * num_bytes))
+    with cache.entry({"idempotency-key": "a"}, "/", {}) as record:
+        assert (record.num_bytes, cache.num_bytes) == (0, 0)
 
 
 def test_healthz_quotes_no_profile_file_to_a_key(keyed: Keyed) -> None:

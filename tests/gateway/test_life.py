@@ -157,7 +157,7 @@ def test_feedback_on_an_answer_that_a_locked_store_has_not_taken_yet_is_to_be_se
         early = http.post("/v1/feedback", json={"response_id": answer.id, "rating": "up"})
         assert (early.status_code, early.json()["error"]["code"]) == (503, "not_kept_yet"), early.text
         assert int(early.headers["retry-after"]) > 0
-        wait_for(lambda: "takes no writes" in mortal.health()["store"])
+        wait_for(lambda: "accepted no writes" in mortal.health()["store"])
         assert mortal.health()["status"] == "degraded"
     with mortal.http() as http:
         wait_for(lambda: mortal.health()["capture"]["num_pending"] == 0)
