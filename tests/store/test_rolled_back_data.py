@@ -112,7 +112,7 @@ def test_what_others_have_taken_meanwhile_stays_theirs_when_a_version_goes_live_
     dataset_id = _dataset(world)
     first = _ended(world, dataset_id, RunState.DEPLOYED)
     world.client.adapters.rollback(PROFILE)
-    other = world.client.datasets.assemble(PROFILE, max_examples=6, seed=3)[0].id
+    other = world.client.datasets.assemble(PROFILE, max_examples=3, seed=3)[0].id
     taken = {row["experience_id"] for row in world.seen().new_of(other)}
     free = {row["experience_id"] for row in world.seen().new_of(dataset_id)} - taken
     assert taken
