@@ -89,7 +89,7 @@ class Loop:
         for step in range(order.num_steps):
             batch = [items[index] for index in order.batch(step).indices]
             made = train_step.run(step, order.num_steps, batch)
-            made.raise_if_broken(step)  # NaN never becomes an adapter
+            made.raise_if_nonfinite(step)  # NaN never becomes an adapter
             if step % 10 == 0:
                 print(f"  step {step:3d}  loss {made.loss:.3f}")
         return self.publish(adapted)

@@ -250,10 +250,12 @@ def test_claim_is_found_through_its_partial_index(database: Database) -> None:
         if tx.is_postgres:
             tx.execute("ANALYZE tasks")
             tx.execute("SET LOCAL enable_seqscan = off")  # a few rows are always scanned fastest
-        form = tasks.sql.claim_first(frozenset(TaskKind)).form(tx)
+        compiled = tasks.sql.claim_first(frozenset(TaskKind)).compiled_for(tx)
         values = {"token": "t", "worker": WORKER, "clock": tx.lease_clock, "lease_s": 30.0}
         explain = "EXPLAIN " if tx.is_postgres else "EXPLAIN QUERY PLAN "
-        plan = "\n".join(str(row) for row in tx.execute(explain + form.text, form.parameters(values)).fetchall())
+        plan = "\n".join(
+            str(row) for row in tx.execute(explain + compiled.text, compiled.parameters(values)).fetchall()
+        )
     assert "ix_tasks_waiting" in plan
     assert "Sort" not in plan
     assert "TEMP B-TREE" not in plan
