@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tunesmith.core.errors import NotFound
 from tunesmith.experience.rules.classes import Assessment, Feedback
-from tunesmith.experience.rules.experience import ExperienceClass, ReviewDecision
+from tunesmith.experience.rules.experience import ExperienceClass, ExperienceState, ReviewDecision
 from tunesmith.experience.tables import assessments, experiences
 from tunesmith.store import events
 from tunesmith.store.compiled_statements import CompiledStatement, insert_into
@@ -75,8 +75,11 @@ def tally(tx: Tx, profile: str | None) -> list[tuple[str, str, str, int]]:
 
 def num_corrected(tx: Tx, profile: str | None) -> dict[str, int]:
     """By profile: how many experiences have a correction of a person that stands."""
-    query = sa.select(assessments.c.profile, sa.func.count()).where(
-        assessments.c.feedback["num_corrections"].as_integer() > 0
+    query = (
+        sa.select(assessments.c.profile, sa.func.count())
+        .join(experiences, experiences.c.id == assessments.c.experience_id)
+        .where(assessments.c.feedback["num_corrections"].as_integer() > 0)
+        .where(experiences.c.state != ExperienceState.FORGOTTEN)  # a tombstone keeps the figures, and no correction
     )
     if profile is not None:
         query = query.where(assessments.c.profile == profile)
