@@ -480,7 +480,7 @@ def _start_one(connection: socket.socket) -> int:
 
         if request["fork"]:
             fork_programs()
-        if request["argv"][:1] == ["serve"]:
+        if request["fork"] and request["argv"][:1] == ["serve"]:
             _fork_engines()
         main, words = cli.main, ["tunesmith", *request["argv"]]
         if (code := request.get("code")) is not None:
