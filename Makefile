@@ -3,7 +3,8 @@ VENV    ?= .venv
 PYTHON  ?= python3
 PIP     := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST  := $(VENV)/bin/python -m pytest
-WORKERS ?= 2
+# more than cores: most tests wait for processes of their own
+WORKERS ?= 4
 COVERAGE ?=
 RERUNS  ?= 0
 SERVERS ?= yes

@@ -181,7 +181,7 @@ def test_packed_file_that_is_damaged_is_refused(tmp_path: Path) -> None:
 def test_packed_file_that_unpacks_without_end_is_refused(tmp_path: Path, pack: Any) -> None:
     bomb = pack(b" " * (80 << 20))
     message = refusal(tmp_path, a_file(tmp_path, bomb))
-    assert message.startswith("rows.jsonl unpacks to more than 250 times its size")
+    assert message.startswith("rows.jsonl decompresses to more than 250 times its size")
 
 
 def test_file_packed_twice_is_refused(tmp_path: Path) -> None:
