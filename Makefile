@@ -49,7 +49,7 @@ check: $(VENV)/.dev  ## formatting, lint, strict types
 test: $(VENV)/.dev  ## all tests that need only package installs; COVERAGE=--cov prints branch coverage, SHUFFLE=SEED draws an order
 	$(PYTEST) -m "not extra and not soak and not gpu" -n $(WORKERS) --dist loadgroup --reruns $(RERUNS) -r fEsR $(if $(SHUFFLE),--shuffle $(SHUFFLE)) $(COVERAGE)
 
-test-fast: $(VENV)/.dev  ## the inner loop, within a minute: rules, architecture, the store on SQLite
+test-fast: $(VENV)/.dev  ## the inner loop, two or three minutes: rules, architecture, the store on SQLite
 	$(PYTEST) --fast -m "not extra and not soak and not gpu" -n $(WORKERS) --dist loadgroup -r fE tests/unit tests/store tests/test_architecture.py tests/test_transitions.py
 
 test-extra: $(VENV)/.extra  ## the demo under test, models that teach, a real base (93 MB), a real vLLM (2.5 GB) and llama-server, each got once
