@@ -63,7 +63,7 @@ def prepare(  # noqa: PLR0913 - the options of one command
 
 
 class Kind(enum.StrEnum):
-    """What --kind takes; the domain's own would cost `--help` the domain."""
+    """What --kind takes; importing the real one would slow `--help`."""
 
     AUTO = "auto"
     SFT = "sft"

@@ -36,7 +36,7 @@ _GOOD_ENDS = frozenset({"deployed", "completed", "validated", "held", "paused"})
 
 
 class Priority(enum.StrEnum):
-    """What --priority takes; the domain's own would cost `--help` the domain."""
+    """What --priority takes; importing the real one would slow `--help`."""
 
     HIGH = "high"
     NORMAL = "normal"

@@ -258,7 +258,7 @@ _CONTEXT = frozenset(field.name for field in fields(Context))
 
 
 class About(TypedDict, total=False):
-    """What may be said about an interaction beside its messages (`stages.capture.Capture`, `domain.Context`)."""
+    """What may be said about an interaction beside its messages: see `Capture` and `Context`."""
 
     key: str | None
     next_turn: str | None

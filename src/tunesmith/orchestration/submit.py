@@ -55,7 +55,7 @@ class Submission:
     start: Literal["live", "base", "same"] = "live"
     """From what is live, from the bare base, or from what the repeated run started from."""
     dry_run: bool = False
-    """Let a worker check a dataset that is there, on its machine; `stages.dry_run` does the same at once."""
+    """Let a worker check a dataset that is there, on its machine; `orchestration/dry_run.py` does the same at once."""
     idempotency_key: str | None = None
     parent_id: str | None = None
     repeats: RunSpec | None = None

@@ -1,4 +1,4 @@
-"""The statements behind `store.tasks` that run for every task and every heartbeat, compiled once.
+"""The statements behind `runs/queries/tasks.py` that run for every task and every heartbeat, compiled once.
 
 States and kinds are literals in them: bound parameters would hide the partial indexes from the planner.
 """
