@@ -12,19 +12,19 @@ import json
 import math
 import re
 from collections import Counter
-from functools import partial
 from itertools import islice
 from typing import Any, NoReturn
 
 import orjson
 from orjson import JSONDecodeError
 
+from tunesmith.core import strict_json
 from tunesmith.core.errors import quoted
 from tunesmith.core.visible_text import looks, says_nothing
 from tunesmith.datasets.example import BadRow, Reason, named
 from tunesmith.datasets.formats.formats import FIELDS
 from tunesmith.datasets.messages import MessageChecker, count_ignored, empty_text
-from tunesmith.datasets.tool_calls import packed_definitions, refuse_duplicate_keys
+from tunesmith.datasets.tool_calls import key_twice, packed_definitions
 
 _FORMS = "messages, or prompt and completion (and label), or prompt, chosen and rejected"
 _KNOWN = ("messages", "prompt", "completion", "chosen", "rejected")
@@ -274,7 +274,7 @@ def _too_deep() -> BadRow:
 def exact(line: bytes) -> Any:
     """The object of a line with its numbers as they are written, and no key twice in any object."""
     try:
-        return json.loads(line, object_pairs_hook=refuse_duplicate_keys)
+        return strict_json.loads(line, key_twice)
     except RecursionError:
         raise _too_deep() from None
 
@@ -291,16 +291,13 @@ def refuse_foreign_duplicates(line: bytes, fields: dict[str, Any]) -> None:
 def _refuse_duplicates(line: bytes, read_keys: frozenset[str] = _READ_KEYS) -> None:
     """The slow and sure look for keys that are in an object twice."""
     try:
-        json.loads(line, object_pairs_hook=partial(_refuse_duplicate_keys, read_keys=read_keys))
+        strict_json.refuse_repeated(line, read_keys, _read_key_twice)
     except RecursionError:
         raise _too_deep() from None
 
 
-def _refuse_duplicate_keys(pairs: list[tuple[str, Any]], read_keys: frozenset[str]) -> None:
-    keys = [key for key, _ in pairs if key in read_keys]
-    if len(set(keys)) != len(keys):
-        twice = Counter(keys).most_common(1)[0][0]
-        raise BadRow(Reason.DUPLICATE_KEY, twice, f"'{twice}' appears twice in one object", "keep one of the two")
+def _read_key_twice(key: str) -> BadRow:
+    return BadRow(Reason.DUPLICATE_KEY, key, f"'{key}' appears twice in one object", "keep one of the two")
 
 
 _MAX_DIGITS = 308  # of the largest number that a double holds

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 import orjson
 
+from tunesmith.core import strict_json
 from tunesmith.datasets.example import CALLS, RESULT, BadRow, Message, Reason, encode_message, named, to_json
 
 _CALL_FIELDS = ("id", "type", "function")
@@ -64,12 +64,9 @@ def packed_definitions(tools: Any) -> str:
     return str(_checked(to_json, tools, "tools"))
 
 
-def refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `json.loads`: arguments and definitions are content, so no key of theirs may silently win over another."""
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise BadRow(Reason.DUPLICATE_KEY, "", "a key appears twice in one object", "keep one of the two")
-    return fields
+def key_twice(key: str) -> BadRow:
+    """The error for any key of a row with calls: arguments are content, so no key may silently win over another."""
+    return BadRow(Reason.DUPLICATE_KEY, "", "a key appears twice in one object", "keep one of the two")
 
 
 def _call(call: Any, field: str) -> dict[str, Any]:
@@ -93,7 +90,7 @@ def _arguments(given: Any, field: str) -> dict[str, Any]:
     if type(given) is str:
         try:
             orjson.loads(given)  # the stricter of the two; the other one keeps long numbers as they are
-            value = json.loads(given, object_pairs_hook=refuse_duplicate_keys)
+            value = strict_json.loads(given, key_twice)
         except (ValueError, RecursionError):
             fix = "write the arguments as an object, or as a text that is JSON"
             raise BadRow(Reason.BAD_TOOLS, field, "is a text that is not JSON", fix) from None

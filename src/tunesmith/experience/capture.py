@@ -10,13 +10,14 @@ from typing import Any, TypedDict
 
 from tunesmith.core.errors import DataError, UsageError, did_you_mean, quoted
 from tunesmith.core.files import canonical_json, sha256_text
+from tunesmith.core.strict_json import check_storable, storable
 from tunesmith.core.visible_text import says_nothing
 from tunesmith.datasets.example import BadRow
 from tunesmith.datasets.messages import MessageChecker
 from tunesmith.datasets.screens.rows import ROW_SCREENS, RowScreens
 from tunesmith.experience import rate
 from tunesmith.experience.queries import experiences
-from tunesmith.experience.rate import check_storable, judge, storable
+from tunesmith.experience.rate import judge
 from tunesmith.experience.rules.classes import (
     IMPLICIT_CONFIDENCE,
     IMPLICIT_RATER,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunesmith.core.errors import DataError, Refused, UsageError, quoted
+from tunesmith.core.errors import Refused, UsageError, quoted
+from tunesmith.core.strict_json import check_storable
 from tunesmith.core.visible_text import says_nothing
 from tunesmith.experience.queries import assessments, experiences, feedback
 from tunesmith.experience.rules.classes import RESERVED_RATERS, Rating, aggregate, complaint_in, rater_key
@@ -58,17 +59,6 @@ def refuse_suspect(suspicions: Sequence[str]) -> None:
             f"the correction would be kept out of every dataset ({'; '.join(suspicions)}); "
             "remove it from the correction and give it again"
         )
-
-
-def check_storable(text: str, name: str) -> None:
-    """NUL and lone surrogates are what no database keeps."""
-    if storable(text) != text:
-        raise DataError(f"{name} holds a character that no database can store (NUL, or half of a pair); remove it")
-
-
-def storable(text: str) -> str:
-    """The text with U+FFFD in place of what no database keeps."""
-    return text.encode(errors="replace").decode().replace("\0", "\ufffd")
 
 
 def judge(tx: Tx, experience_id: str, rating: Rating, limits: Thresholds, *, actor: str) -> tuple[str, bool]:

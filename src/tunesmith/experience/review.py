@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tunesmith.core.errors import Refused, UsageError, did_you_mean, quoted
+from tunesmith.core.strict_json import check_storable
 from tunesmith.core.visible_text import says_nothing
 from tunesmith.datasets.screens.excerpts import _EXCERPT, escaped, safe_text
 from tunesmith.experience.queries import assessments, candidates, experiences, reviews
 from tunesmith.experience.queries.experiences import Experience
-from tunesmith.experience.rate import check_storable
 from tunesmith.experience.rules.classes import Assessment, screens_of
 from tunesmith.experience.rules.experience import ExperienceState, ReviewDecision
 from tunesmith.profiles.sections.experience import Thresholds

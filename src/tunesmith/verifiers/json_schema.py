@@ -6,11 +6,11 @@ as a plain failure, and must never run a pattern of the schema over text that a 
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tunesmith.core import strict_json
 from tunesmith.core.errors import did_you_mean, quoted
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -89,7 +89,7 @@ def violation(text: str, schema: Mapping[str, Any]) -> str | None:
     if len(text) > _MAX_CHARS:
         return "is too long to be checked"
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_twice)
+        value = strict_json.loads(text, _appears_twice, parse_constant=_refuse_constant)
     except RecursionError:
         return "is nested too deeply"
     except ValueError as error:
@@ -101,11 +101,8 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key appears twice in one object")
-    return found
+def _appears_twice(key: str) -> ValueError:  # not named: it is the answer's own text
+    return ValueError("a key appears twice in one object")
 
 
 def _violation(value: Any, schema: Mapping[str, Any], path: str, depth: int) -> str | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import orjson
 
+from tunesmith.core import strict_json
 from tunesmith.core.errors import quoted
 from tunesmith.serving.gateway.api_errors import ApiError
 
@@ -61,7 +61,7 @@ def parse(body: bytes) -> dict[str, Any]:
     """Strict: UTF-8, no NaN, no key twice, not nested without end."""
     try:
         orjson.loads(body)  # refuses in linear time what the slower second reader might choke on
-        value = json.loads(body, object_pairs_hook=_unique)
+        value = strict_json.loads(body, _stands_twice)
     except RecursionError:
         raise _not_json("it is nested too deeply") from None
     except orjson.JSONDecodeError as error:
@@ -86,13 +86,8 @@ def can_be_passed_on(value: Any) -> bool:
     return False
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {quoted(twice)} stands there twice")
-    return made
+def _stands_twice(key: str) -> ValueError:
+    return ValueError(f"the key {quoted(key)} stands there twice")
 
 
 def _not_json(reason: str) -> ApiError:

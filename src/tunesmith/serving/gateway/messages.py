@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tunesmith.core.errors import did_you_mean, quoted
+from tunesmith.core.strict_json import storable
 from tunesmith.serving.gateway.api_errors import ApiError, invalid_parameter
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -106,14 +107,6 @@ def _text(content: Any, place: str) -> str:
 def _plain(text: Any, place: str) -> str:
     if not isinstance(text, str):
         raise invalid_parameter(place, "is no text")
-    if "\0" in text or not _is_writable(text):
+    if storable(text) != text:
         raise invalid_parameter(place, "holds a character that no text should (NUL, or half of a pair); remove it")
     return text
-
-
-def _is_writable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

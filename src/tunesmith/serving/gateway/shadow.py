@@ -15,6 +15,7 @@ from typing import Any
 
 from tunesmith.core import logs
 from tunesmith.core.errors import StoreError, TunesmithError
+from tunesmith.core.strict_json import storable
 from tunesmith.deployment.rules.shadow import is_mirrored
 from tunesmith.experience.policy import rules_of
 from tunesmith.experience.queries import shadow_answers as shadows
@@ -221,8 +222,8 @@ class ShadowMirror:
             response_id=exchange.response_id,
             live_version=exchange.version,
             outcome=outcome,
-            answer=None if answer is None else _storable(answer),
-            error=None if error is None else _storable(error),
+            answer=None if answer is None else storable(answer),
+            error=None if error is None else storable(error),
             seconds=time.monotonic() - begun,
             live_seconds=exchange.seconds,
             flags=() if answer is None else _flags(exchange.messages, answer, wanted.verifiers),
@@ -274,8 +275,3 @@ def _flags(
     """Which of the profile's verifiers say something against an answer."""
     findings = verify(Interaction([*messages, {"role": "assistant", "content": answer}]), wanted)
     return tuple(sorted(name for name, finding in findings.items() if finding.flagged))
-
-
-def _storable(text: str) -> str:
-    """NUL and lone surrogates are what no database keeps."""
-    return text.replace("\0", "�").encode(errors="replace").decode()
