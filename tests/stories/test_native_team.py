@@ -26,7 +26,7 @@ from support.native import (
     weights_of,
 )
 from tunesmith.core.errors import DataError
-from tunesmith.models.adapters import WEIGHTS
+from tunesmith.profiles.base_model import ADAPTER_WEIGHTS
 from tunesmith.profiles.profile import Budgets, Checkpoints, Method
 from tunesmith.programs.host import ProgramFailure
 from tunesmith.programs.protocol import ResultStatus
@@ -68,7 +68,7 @@ def test_two_processes_follow_the_losses_of_one(
         result = train_here(a_spec(base, data, method, num), tmp_path / str(num))
         assert result.status is ResultStatus.SUCCEEDED
     assert losses_of(tmp_path / "2") == pytest.approx(losses_of(tmp_path / "1"), rel=1e-5)
-    one, two = (load_file(tmp_path / num / "artifact" / WEIGHTS) for num in ("1", "2"))
+    one, two = (load_file(tmp_path / num / "artifact" / ADAPTER_WEIGHTS) for num in ("1", "2"))
     assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-5
     assert list(tmp_path.glob("*/.team*")) == []
 

@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith.core.files import copy_published, publish_folder, verify_folder
+from tunesmith.core.errors import DataError
+from tunesmith.core.files import (
+    MANIFEST,
+    FileTooLarge,
+    NotPlainFile,
+    copy_published,
+    json_lines,
+    publish_folder,
+    read_capped,
+    read_manifest,
+    verify_folder,
+)
 
 STRACE = "/usr/bin/strace"
 
@@ -32,6 +43,45 @@ def test_copy_holds_what_the_manifest_lists_and_no_mode_of_the_original(tmp_path
     assert [path.relative_to(tmp_path / "copy").as_posix() for path in made] == ["inner/deep/low.txt", "top.txt"]
     assert made[1].stat().st_mode & 0o7022 == 0
     assert publish_folder(tmp_path / "copy", tmp_path / "again", manifest.meta).digest == manifest.digest
+
+
+def test_capped_read_takes_a_plain_file_up_to_its_limit_and_nothing_that_could_trap_it(tmp_path: Path) -> None:
+    file, link, pipe = tmp_path / "file", tmp_path / "link", tmp_path / "pipe"
+    file.write_bytes(b"x" * 10)
+    link.symlink_to(file)
+    os.mkfifo(pipe)
+    assert read_capped(file, 10) == b"x" * 10
+    with pytest.raises(FileTooLarge):
+        read_capped(file, 9)
+    with pytest.raises(OSError, match="symbolic links"):
+        read_capped(link, 10)
+    assert read_capped(link, 10, follow_links=True) == b"x" * 10
+    for place in (pipe, tmp_path):
+        with pytest.raises(NotPlainFile):
+            read_capped(place, 10, follow_links=True)
+
+
+def test_manifest_that_is_a_link_a_pipe_or_too_large_is_refused_by_its_reason(tmp_path: Path) -> None:
+    path = tmp_path / MANIFEST
+    os.mkfifo(path)
+    with pytest.raises(DataError, match="not a plain file"):
+        read_manifest(tmp_path)
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="not a plain file"):
+        read_manifest(tmp_path)
+    path.unlink()
+    with path.open("wb") as sink:
+        sink.truncate(9 << 20)
+    with pytest.raises(DataError, match="larger than any manifest"):
+        read_manifest(tmp_path)
+
+
+def test_json_lines_end_at_newlines_only_and_skip_blank_ones() -> None:
+    # U+2028 and U+0085 end a line of a str, but not one of JSONL
+    assert json_lines('{"a": "x\u2028y\x85z"}\n\n[1]\n'.encode()) == [{"a": "x\u2028y\x85z"}, [1]]
+    with pytest.raises(ValueError, match="Expecting"):
+        json_lines(b"{}\n{\n")
 
 
 @pytest.mark.skipif(not os.path.exists(STRACE), reason="strace is not installed: apt-get install strace")

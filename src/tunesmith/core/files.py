@@ -140,25 +140,44 @@ def _make_durable_folder(folder: Path) -> None:
         fsync_folder(folder.parent)
 
 
-def open_plain(path: Path) -> BinaryIO:
-    """Open a file that a program may have replaced; OSError where it is no plain file, but a link or a pipe."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+class NotPlainFile(OSError):
+    """A folder, a pipe or a device stands where a plain file was expected."""
+
+
+class FileTooLarge(OSError):
+    """A file has more bytes than its reader takes."""
+
+
+def open_plain(path: Path, *, follow_links: bool = False) -> BinaryIO:
+    """Open a file that a program may have replaced; OSError for a link, NotPlainFile for a pipe. Never waits."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "not a plain file", str(path))
+        raise NotPlainFile(errno.EINVAL, "not a plain file", str(path))
     return os.fdopen(handle, "rb")
+
+
+def read_capped(path: Path, limit: int, *, follow_links: bool = False) -> bytes:
+    """The content of a plain file; FileTooLarge if it has more than `limit` bytes, else as `open_plain`."""
+    with open_plain(path, follow_links=follow_links) as source:
+        data = source.read(limit + 1)
+    if len(data) > limit:
+        raise FileTooLarge(errno.EFBIG, f"more than {limit} bytes", str(path))
+    return data
+
+
+def json_lines(data: bytes) -> list[Any]:
+    """The values of a JSONL text, without blank lines; ValueError at the first line that is not JSON."""
+    return [json.loads(line) for line in data.splitlines() if line.strip()]
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a published folder; names that leave it, and links, are refused."""
     path = folder / MANIFEST
     try:
-        about = path.lstat()
-        if not stat.S_ISREG(about.st_mode):  # a pipe would keep us waiting, a link lead us elsewhere
+        if path.is_symlink():
             raise DataError(f"{path}: not a plain file")
-        if about.st_size > _MAX_MANIFEST:
-            raise DataError(f"{path}: larger than any manifest tunesmith writes")
-        raw = json.loads(path.read_bytes())
+        raw = json.loads(read_capped(path, _MAX_MANIFEST))
         files, meta = raw["files"], raw.get("meta", {})
         if raw["v"] != 1 or not isinstance(meta, dict):
             raise DataError(f"{path}: not a manifest of version 1")
@@ -168,6 +187,10 @@ def read_manifest(folder: Path) -> Manifest:
                 raise DataError(f"{path}: the entry of {name!r} is malformed")
     except FileNotFoundError:
         raise DataError(f"{folder}: no {MANIFEST}, so it was never published whole") from None
+    except NotPlainFile:
+        raise DataError(f"{path}: not a plain file") from None
+    except FileTooLarge:
+        raise DataError(f"{path}: larger than any manifest tunesmith writes") from None
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise DataError(f"{path}: not a readable manifest ({type(error).__name__})") from None
     return Manifest(files, meta)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from tunesmith.client import Client
 from tunesmith.client.views import RunDetail
 from tunesmith.core.errors import DataError
+from tunesmith.core.files import json_lines
 from tunesmith.evaluation.rules.comparison import paired_interval
 from tunesmith.programs.protocol import CaseScore, Scores
 
@@ -58,10 +58,10 @@ def read_outcome(client: Client, detail: RunDetail) -> DemoScores:
         raise DataError(f"run {detail.run.id} was not evaluated: {detail.run.reason}")
     scores_file = client.workspace.data_dir / detail.evaluation.scores_path
     scores = Scores.model_validate_json(scores_file.read_bytes()).by_subject
-    lines = (scores_file.parent / "cases.jsonl").read_text().splitlines()
+    lines = json_lines((scores_file.parent / "cases.jsonl").read_bytes())
     cases = [
         _Case(case["messages"][-2]["content"], case["messages"][-1]["content"], before, after)
-        for case, before, after in zip(map(json.loads, lines), scores["baseline"], scores["candidate"], strict=True)
+        for case, before, after in zip(lines, scores["baseline"], scores["candidate"], strict=True)
     ]
     tasks = sorted({case.task for case in cases})
     table = tuple(_score(task, name, measure, cases) for task in tasks for name, measure in _MEASURES)

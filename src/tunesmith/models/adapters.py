@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 
 from tunesmith.core.errors import ConfigError, DataError
 from tunesmith.models.quantized import dense_weight
+from tunesmith.profiles.base_model import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tunesmith.profiles.profile import Recipe
-from tunesmith.programs.adapter_config import CONFIG, read_settings
+from tunesmith.programs.adapter_config import read_settings
 
-WEIGHTS = "adapter_model.safetensors"
 _NAME = "default"
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
 
@@ -66,9 +66,9 @@ def read_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
     """The weights in a folder, which must be exactly those named, of these shapes, and finite."""
     _refuse_pickles(folder)
     try:
-        weights: dict[str, Any] = load_file(folder / WEIGHTS)
+        weights: dict[str, Any] = load_file(folder / ADAPTER_WEIGHTS)
     except (OSError, SafetensorError) as error:
-        raise DataError(f"adapter {folder.name}: {WEIGHTS} cannot be read ({error})") from None
+        raise DataError(f"adapter {folder.name}: {ADAPTER_WEIGHTS} cannot be read ({error})") from None
     bad = [name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())]
     if bad:
         raise DataError(f"adapter {folder.name}: {bad[0]} holds NaN or infinity; it must not be used")
@@ -86,8 +86,8 @@ def read_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
 def save_adapter(adapted: Any, folder: Path, base_name: str) -> None:
     """Write the adapter so that peft, vLLM and others can load it; the same weights always give the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / WEIGHTS, tensors_of(adapted))
-    (folder / CONFIG).write_text(settings_text(adapted, base_name))
+    write_tensors(folder / ADAPTER_WEIGHTS, tensors_of(adapted))
+    (folder / ADAPTER_CONFIG).write_text(settings_text(adapted, base_name))
 
 
 def tensors_of(adapted: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The settings of a LoRA adapter; anything else, and any feature that could run code, is refused by name."""
     _refuse_pickles(folder)
     try:
-        return read_settings(folder / CONFIG)
+        return read_settings(folder)
     except DataError as error:
         raise DataError(f"adapter {folder.name}: {error.message}") from None
 

@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 
 from tunesmith.core.errors import DataError
 from tunesmith.models import adapters
-from tunesmith.profiles.base_model import MODEL_CONFIG, MODEL_WEIGHTS
-from tunesmith.programs.adapter_config import CONFIG as ADAPTER_CONFIG
+from tunesmith.profiles.base_model import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG, MODEL_WEIGHTS
 
 
 def whole(base: Any) -> Any:
@@ -60,4 +59,4 @@ def settings_of(model: Any, base: Path) -> tuple[str, str]:
 
 
 def weights_name(model: Any) -> str:
-    return MODEL_WEIGHTS if is_whole(model) else adapters.WEIGHTS
+    return MODEL_WEIGHTS if is_whole(model) else ADAPTER_WEIGHTS

@@ -9,8 +9,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tunesmith.core.errors import ConfigError, quoted
-from tunesmith.core.files import canonical_json, sha256_text
+from tunesmith.core.files import FileTooLarge, NotPlainFile, canonical_json, read_capped, sha256_text
 from tunesmith.profiles.rules.lock import ArchitectureLock
+from tunesmith.profiles.safetensors_header import HeaderCut, read_header
 
 _MAX_CONFIG = 1 << 20
 _MAX_TOKENIZER_CONFIG = 16 << 20  # lists every added token
@@ -108,25 +109,22 @@ def read_tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     for name in names:
         if len(PurePosixPath(name).parts) != 1 or name in ("..", "."):
             raise ConfigError(f"{index}: names the file {quoted(name)} outside its folder")
-        shapes.update(_read_header(folder / name))
+        shapes.update(_shapes_in(folder / name))
     return shapes
 
 
-def _read_header(path: Path) -> dict[str, tuple[int, ...]]:
+def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
     try:
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"{path}: not a regular file")
-        with path.open("rb") as source:
-            length = int.from_bytes(source.read(8), "little")
-            if length > min(_MAX_HEADER, path.stat().st_size - 8):
-                raise ConfigError(f"{path}: not a whole safetensors file; fetch it again")
-            header = json.loads(source.read(length))
-        shapes = {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+        entries, _, _ = read_header(path, _MAX_HEADER)
+        return {name: tuple(entry["shape"]) for name, entry in entries.items()}
+    except NotPlainFile:
+        raise ConfigError(f"{path}: not a regular file") from None
+    except HeaderCut:
+        raise ConfigError(f"{path}: not a whole safetensors file; fetch it again") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ConfigError(f"{path}: not a safetensors file; fetch it again") from None
-    return shapes
 
 
 def _read_json(path: Path, limit: int) -> dict[str, Any]:
@@ -141,16 +139,13 @@ def _read_json(path: Path, limit: int) -> dict[str, Any]:
 
 def _read_text(path: Path, limit: int) -> str:
     try:
-        if not path.is_file():
-            raise ConfigError(f"{path}: no such file; is this folder a model in Hugging Face format?")
-        with path.open("rb") as source:
-            raw = source.read(limit + 1)
+        return read_capped(path, limit, follow_links=True).decode()
+    except (FileNotFoundError, NotADirectoryError, NotPlainFile):
+        raise ConfigError(f"{path}: no such file; is this folder a model in Hugging Face format?") from None
+    except FileTooLarge:
+        raise ConfigError(f"{path}: larger than {limit >> 20} MiB, which no such file is") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(raw) > limit:
-        raise ConfigError(f"{path}: larger than {limit >> 20} MiB, which no such file is")
-    try:
-        return raw.decode()
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8 text") from None
 

@@ -17,7 +17,7 @@ from tunesmith.core.errors import ConfigError
 from tunesmith.core.files import canonical_json, sha256_file, sha256_text, write_atomic
 
 MODEL_CONFIG, MODEL_WEIGHTS = "config.json", "model.safetensors"
-_ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _COUNTED = (
     "config.json",
     "generation_config.json",
@@ -52,12 +52,12 @@ def base_files(folder: Path) -> list[Path]:
 
 def is_whole_model(folder: Path) -> bool:
     """Whether a folder holds a model of its own rather than an adapter."""
-    return (folder / MODEL_CONFIG).is_file() and not (folder / _ADAPTER_CONFIG).exists()
+    return (folder / MODEL_CONFIG).is_file() and not (folder / ADAPTER_CONFIG).exists()
 
 
 def weights_path(folder: Path) -> Path:
     """The weights in a folder that holds an adapter or a model of its own."""
-    return folder / (MODEL_WEIGHTS if is_whole_model(folder) else "adapter_model.safetensors")
+    return folder / (MODEL_WEIGHTS if is_whole_model(folder) else ADAPTER_WEIGHTS)
 
 
 def files_beside_weights(folder: Path) -> list[Path]:

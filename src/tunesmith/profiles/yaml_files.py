@@ -7,7 +7,6 @@ Tags, merge keys, duplicate keys and further documents are refused; aliases coun
 from __future__ import annotations
 
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import yaml
 
 from tunesmith.core.errors import ConfigError, quoted
+from tunesmith.core.files import FileTooLarge, NotPlainFile, read_capped
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 10_000
@@ -81,14 +81,13 @@ def parse_inline(text: str) -> Any:
 
 def _read_text(path: Path, shown: str) -> str:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ConfigError(f"{shown}: not a regular file")
-        with path.open("rb") as source:
-            raw = source.read(MAX_BYTES + 1)
+        raw = read_capped(path, MAX_BYTES, follow_links=True)
+    except NotPlainFile:
+        raise ConfigError(f"{shown}: not a regular file") from None
+    except FileTooLarge:
+        raise ConfigError(f"{shown}: larger than {MAX_BYTES >> 20} MiB, which no configuration file is") from None
     except OSError as error:
         raise ConfigError(f"{shown}: cannot be read ({error.strerror})") from None
-    if len(raw) > MAX_BYTES:
-        raise ConfigError(f"{shown}: larger than {MAX_BYTES >> 20} MiB, which no configuration file is")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

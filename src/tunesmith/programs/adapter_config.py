@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.core.errors import DataError, quoted
+from tunesmith.core.files import FileTooLarge, NotPlainFile, read_capped
+from tunesmith.profiles.base_model import ADAPTER_CONFIG
 
-CONFIG = "adapter_config.json"
 MAX_RANK = 4096
 _MAX_CONFIG = 1 << 20
 _MAX_NAMES = 20_000
@@ -51,24 +52,31 @@ _WITHOUT_EFFECT = frozenset(
 )
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """The settings of a LoRA adapter that have an effect; raises DataError on anything that must not be loaded."""
+def read_content(folder: Path) -> Any:
+    """The JSON of an adapter's configuration, of whatever kind it is; raises DataError."""
     try:
-        if not path.is_file() or path.stat().st_size > _MAX_CONFIG:
-            raise DataError(f"{CONFIG} is missing, or larger than any adapter's")
-        text = path.read_text(encoding="utf-8")  # as peft reads it: json.loads would guess from bytes
-        raw = json.loads(text, object_pairs_hook=_without_duplicates)
+        text = read_capped(
+            folder / ADAPTER_CONFIG, _MAX_CONFIG, follow_links=True
+        ).decode()  # UTF-8 always, as peft reads it
+        return json.loads(text, object_pairs_hook=_without_duplicates)
+    except (FileNotFoundError, NotADirectoryError, NotPlainFile, FileTooLarge):
+        raise DataError(f"{ADAPTER_CONFIG} is missing, or larger than any adapter's") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{CONFIG} cannot be read, so it does not describe a LoRA adapter ({error})") from None
+        raise DataError(f"{ADAPTER_CONFIG} cannot be read, so it does not describe a LoRA adapter ({error})") from None
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The settings of a LoRA adapter that have an effect; raises DataError on anything that must not be loaded."""
+    raw = read_content(folder)
     if not isinstance(raw, dict) or raw.get("peft_type") != "LORA":
-        raise DataError(f"{CONFIG} does not describe a LoRA adapter")
+        raise DataError(f"{ADAPTER_CONFIG} does not describe a LoRA adapter")
     for key, value in raw.items():
         if key not in _USED and key not in _WITHOUT_EFFECT and value:
-            raise DataError(f"{CONFIG} uses {quoted(key)}, which tunesmith does not load")
+            raise DataError(f"{ADAPTER_CONFIG} uses {quoted(key)}, which tunesmith does not load")
     settings = {key: value for key, value in raw.items() if key in _USED}
     problem = _problem(settings)
     if problem is not None:
-        raise DataError(f"{CONFIG}: {problem}")
+        raise DataError(f"{ADAPTER_CONFIG}: {problem}")
     return settings
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import stat
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from tunesmith.core import files
 from tunesmith.core.errors import DataError, ProgramError
-from tunesmith.core.files import MANIFEST, verify_folder
-from tunesmith.profiles.base_model import MODEL_CONFIG, MODEL_WEIGHTS
+from tunesmith.core.files import MANIFEST, FileTooLarge, NotPlainFile, verify_folder
+from tunesmith.profiles.base_model import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG, MODEL_WEIGHTS
 from tunesmith.programs.adapter_config import read_settings
 from tunesmith.programs.adapter_fit import Base, misfit
 from tunesmith.programs.protocol import Artifact
@@ -18,8 +17,6 @@ from tunesmith.programs.weights import read_header, weights_problem
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.runs.spec import AdapterRef
 
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
 _MAX_FILES = 1000
 _HARMLESS = {".safetensors", ".json", ".jinja", ".txt", ".md", ".model"}
 """What an adapter folder may hold: weights without pickle, and text."""
@@ -48,15 +45,13 @@ def inside(directory: Path, path: str) -> Path:
 def read_capped(path: Path, limit: int, digest: str | None = None) -> bytes:
     """A plain file of at most `limit` bytes, and with that sha256 if one is given; raises ProgramError."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # neither a link nor a pipe can trap us
-        with os.fdopen(handle, "rb") as source:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise ProgramError(f"{path.name} is not a plain file")
-            data = source.read(limit + 1)
+        data = files.read_capped(path, limit)  # neither a link nor a pipe can trap us
+    except NotPlainFile:
+        raise ProgramError(f"{path.name} is not a plain file") from None
+    except FileTooLarge:
+        raise ProgramError(f"{path.name} has more than {limit >> 20} MiB") from None
     except OSError as error:
         raise ProgramError(f"{path.name} cannot be read ({error.strerror})") from None
-    if len(data) > limit:
-        raise ProgramError(f"{path.name} has more than {limit >> 20} MiB")
     if digest is not None and hashlib.sha256(data).hexdigest() != digest:
         raise ProgramError(f"{path.name} is not what its digest says")
     return data
@@ -123,7 +118,7 @@ def _check_size(folder: Path, names: set[str], base: Base | None, kind: str) -> 
 
 def _fit_problems(folder: Path, base: Base | None) -> list[Problem]:
     try:
-        settings = read_settings(folder / ADAPTER_CONFIG)
+        settings = read_settings(folder)
         problem = misfit(read_header(folder / ADAPTER_WEIGHTS), settings, base)
     except DataError as error:
         problem = error.message

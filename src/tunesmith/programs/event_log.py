@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 import threading
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from tunesmith.core.errors import ProgramError
+from tunesmith.core.files import NotPlainFile, open_plain
 from tunesmith.programs.protocol import (
     MAX_COUNT,
     MAX_EVENTS,
@@ -87,24 +87,22 @@ class EventReader:
 
     def _next_chunk(self) -> bytes:
         try:
-            handle = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            source = open_plain(self._path)
         except FileNotFoundError:
             if self._offset:
                 raise self._violation("the event log was removed") from None
             return b""
+        except NotPlainFile:
+            raise self._violation("the event log is not a plain file") from None
         except OSError as error:
             raise self._violation(f"the event log cannot be read ({error.strerror})") from None
-        try:
-            about = os.fstat(handle)
-            if not stat.S_ISREG(about.st_mode):
-                raise self._violation("the event log is not a plain file")
-            if about.st_size < self._offset:
+        with source:
+            size = os.fstat(source.fileno()).st_size
+            if size < self._offset:
                 raise self._violation("the event log was cut")
-            if about.st_size > MAX_EVENTS:
+            if size > MAX_EVENTS:
                 raise self._violation("the event log is larger than 1 GiB")
-            chunk = os.pread(handle, _CHUNK, self._offset)
-        finally:
-            os.close(handle)
+            chunk = os.pread(source.fileno(), _CHUNK, self._offset)
         self._offset += len(chunk)
         return chunk
 

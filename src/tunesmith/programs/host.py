@@ -30,7 +30,7 @@ from tunesmith.core.errors import (
     TunesmithError,
     UsageError,
 )
-from tunesmith.core.files import write_atomic
+from tunesmith.core.files import json_lines, write_atomic
 from tunesmith.profiles.settings import Phase
 from tunesmith.programs.event_log import EventWriter
 from tunesmith.programs.fingerprint import code_fingerprint, library_versions
@@ -163,8 +163,7 @@ class Program:
             fresh = source.read()
         whole = fresh[: fresh.rfind(b"\n") + 1]
         self._control_offset += len(whole)
-        requests = [json.loads(line) for line in whole.splitlines() if line.strip()]
-        return [ControlRequest(str(request["id"]), RequestKind(request["kind"])) for request in requests]
+        return [ControlRequest(str(each["id"]), RequestKind(each["kind"])) for each in json_lines(whole)]
 
     def ack(self, request_id: str, detail: str = "") -> None:
         self._events.write("ack", request_id=request_id, detail=detail)

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tunesmith.core.errors import ProgramError, TunesmithError
+from tunesmith.core.files import json_lines
 from tunesmith.programs.adapter_fit import Base
 from tunesmith.programs.artifact import adapter_problems, inside, read_capped
 from tunesmith.programs.event_log import EventReader
@@ -291,9 +292,9 @@ def _reference_problems(spec: EvaluateSpec, directory: Path, result: Result) -> 
 
 
 def _case_ids(spec: EvaluateSpec) -> list[str]:
-    lines = read_capped(Path(spec.cases.path), _MAX_SCORES, spec.cases.digest).splitlines()
+    data = read_capped(Path(spec.cases.path), _MAX_SCORES, spec.cases.digest)
     try:
-        return [json.loads(line)["id"] for line in lines if line.strip()]
+        return [case["id"] for case in json_lines(data)]
     except (ValueError, KeyError, TypeError):
         raise ProgramError(f"{spec.cases.path} is not a file of cases") from None
 

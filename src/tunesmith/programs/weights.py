@@ -5,7 +5,6 @@ A header is believed only if its tensors cover the file exactly: no overlap, no 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tunesmith.core.errors import DataError
+from tunesmith.profiles import safetensors_header
+from tunesmith.profiles.safetensors_header import HeaderCut
 from tunesmith.runs.rules.task import ErrorClass
 
 _MAX_HEADER = 16 << 20
@@ -45,19 +46,14 @@ class Tensor:
 def read_header(path: Path) -> list[Tensor]:
     """The tensors of a safetensors file, in the order of their bytes; raises DataError on anything odd."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as source:
-            length = int.from_bytes(source.read(8), "little")
-            if size < 8 or length > min(_MAX_HEADER, size - 8):
-                raise DataError(f"{path.name}: its header is larger than the file or than any header of an adapter")
-            raw = json.loads(source.read(length), object_pairs_hook=_without_duplicates)
-        raw.pop("__metadata__", None)
-        tensors = [_tensor(name, entry, 8 + length) for name, entry in raw.items()]
+        entries, place, size = safetensors_header.read_header(path, _MAX_HEADER, object_pairs_hook=_without_duplicates)
+        tensors = [_tensor(name, entry, place) for name, entry in entries.items()]
+    except HeaderCut:
+        raise DataError(f"{path.name}: its header is larger than the file or than any header of an adapter") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = str(error) if isinstance(error, _Odd) else type(error).__name__
         raise DataError(f"{path.name}: not a readable safetensors file ({reason})") from None
     tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
-    place = 8 + length
     for tensor in tensors:
         if tensor.begin != place:
             raise DataError(f"{path.name}: tensor {tensor.name[:80]!r} overlaps another or leaves a gap")

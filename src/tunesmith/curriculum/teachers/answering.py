@@ -5,7 +5,6 @@ What cannot be answered (too long, too slow, out of memory) is an error of that 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tunesmith.core.files import json_lines
 from tunesmith.models.chat import ChatFormat
 from tunesmith.models.generation import Sampling, answer_all
 from tunesmith.models.loading import load_base, load_tokenizer, pick_device
@@ -69,8 +69,7 @@ def _answer_all(program: Program, spec: TeachSpec) -> Result:
 def _read_prompts(spec: TeachSpec) -> list[tuple[str, list[dict[str, Any]]]]:
     path = Path(spec.prompts_path)
     try:
-        rows = [json.loads(line) for line in path.read_bytes().splitlines() if line.strip()]
-        prompts = [(str(row["id"]), list(row["messages"])) for row in rows]
+        prompts = [(str(row["id"]), list(row["messages"])) for row in json_lines(path.read_bytes())]
     except (ValueError, KeyError, TypeError) as error:
         raise ProgramFailure(ErrorClass.DATA, f"not a file of prompts ({type(error).__name__})") from None
     path.unlink()

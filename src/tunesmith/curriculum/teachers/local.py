@@ -21,11 +21,11 @@ from pydantic import ValidationError
 from tunesmith.core.clock import boot_seconds
 from tunesmith.core.environment import visible
 from tunesmith.core.errors import ConfigError, ProgramError, TunesmithError
-from tunesmith.core.files import sha256_text
+from tunesmith.core.files import open_plain, sha256_text
 from tunesmith.curriculum.rules.correction import Reply
 from tunesmith.curriculum.teachers.endpoint import TeacherFailed
 from tunesmith.profiles.architecture import read_architecture, read_tensor_shapes
-from tunesmith.profiles.base_model import base_files, is_whole_model
+from tunesmith.profiles.base_model import ADAPTER_CONFIG, base_files, is_whole_model
 from tunesmith.profiles.sections.curriculum import TeacherSettings
 from tunesmith.profiles.settings import Phase
 from tunesmith.programs.artifact import read_capped
@@ -73,7 +73,7 @@ def check_folder(folder: Path) -> int:
     if not folder.is_dir():
         raise ConfigError(f"{where} is not a folder; name one with a model in Hugging Face format")
     if not is_whole_model(folder):
-        what = "holds an adapter" if (folder / "adapter_config.json").exists() else "has no config.json"
+        what = "holds an adapter" if (folder / ADAPTER_CONFIG).exists() else "has no config.json"
         raise ConfigError(f"{where} {what}; name a folder with a whole model in Hugging Face format")
     try:
         base_files(folder)
@@ -208,12 +208,12 @@ class _Lines:
 
     def new(self) -> Iterator[Taught]:
         try:
-            handle = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            opened = open_plain(self._path)
         except FileNotFoundError:
             return
         except OSError as error:
             raise ProgramError(f"{ANSWERS} cannot be read ({error.strerror})") from None
-        with os.fdopen(handle, "rb") as source:
+        with opened as source:
             source.seek(self._offset)
             while (line := source.readline(_MAX_LINE)).endswith(b"\n"):
                 self._offset += len(line)

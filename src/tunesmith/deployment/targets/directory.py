@@ -21,10 +21,11 @@ from typing import Any
 from tunesmith.core.disk import is_disk_trouble
 from tunesmith.core.errors import ConfigError, DataError
 from tunesmith.core.files import copy_published, fsync_folder, publish_folder, verify_folder
-from tunesmith.deployment.targets.adapter_files import CONFIG, read_config
+from tunesmith.deployment.targets.adapter_files import read_config
 from tunesmith.deployment.targets.base import ServedAdapter, TargetError
 from tunesmith.deployment.targets.flip_order import Order
 from tunesmith.deployment.targets.owned_folder import OwnedFolder
+from tunesmith.profiles.base_model import ADAPTER_CONFIG
 from tunesmith.profiles.profile import TargetSettings
 from tunesmith.profiles.rules.target_limits import (
     FOR,
@@ -147,7 +148,7 @@ class DirectoryTarget:
         """What of the adapter cannot be served by whom the folder is for; the bytes are verified already."""
         if FOR not in self._served.options:
             return []
-        if not (folder / CONFIG).exists():
+        if not (folder / ADAPTER_CONFIG).exists():
             return [whole_model_refusal(self._served.name)]
         return adapter_violations(read_config(folder), self._served)
 

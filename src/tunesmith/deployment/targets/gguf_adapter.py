@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.core.errors import DataError, MissingExtra, quoted
-from tunesmith.deployment.targets.adapter_files import WEIGHTS, read_config
+from tunesmith.deployment.targets.adapter_files import read_config
+from tunesmith.profiles.base_model import ADAPTER_WEIGHTS
 from tunesmith.programs.weights import Tensor, read_header
 
 ROTATED = frozenset({"llama"})
@@ -129,7 +130,7 @@ def _tensors(folder: Path, base: GgufBase) -> Iterator[tuple[str, Any]]:
     names = gguf.get_tensor_name_map(
         next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == base.architecture), base.num_layers
     )
-    path = folder / WEIGHTS
+    path = folder / ADAPTER_WEIGHTS
     with path.open("rb") as source:
         for tensor in read_header(path):
             module, half = _split(folder, tensor.name)

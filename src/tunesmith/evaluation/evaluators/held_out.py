@@ -5,7 +5,6 @@ A case that cannot be scored is an error of that case, under its own name; it is
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import torch
 from pydantic import ValidationError
 
 from tunesmith.core.errors import ConfigError, DataError, TunesmithError
-from tunesmith.core.files import sha256_file, sha256_text, verify_folder, write_atomic
+from tunesmith.core.files import json_lines, sha256_file, sha256_text, verify_folder, write_atomic
 from tunesmith.evaluation.evaluators.probe import probe_prompts, shown_tokens
 from tunesmith.models.adapters import detach, load_adapter
 from tunesmith.models.chat import ChatFormat, Tokenized
@@ -125,11 +124,10 @@ def _verified(spec: EvaluateSpec) -> dict[str, Any]:
 
 
 def _read_cases(spec: EvaluateSpec, chat: ChatFormat) -> list[_Case]:
-    lines = [line for line in Path(spec.cases.path).read_bytes().splitlines() if line.strip()]
-    if len(lines) != spec.cases.num:
-        raise ProgramFailure(ErrorClass.DATA, f"{len(lines)} cases instead of {spec.cases.num}; evaluate again")
     try:
-        rows = [json.loads(line) for line in lines]
+        rows = json_lines(Path(spec.cases.path).read_bytes())
+        if len(rows) != spec.cases.num:
+            raise ProgramFailure(ErrorClass.DATA, f"{len(rows)} cases instead of {spec.cases.num}; evaluate again")
         return [_case(str(row["id"]), row["messages"], chat, spec) for row in rows]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{spec.cases.path}: not a file of cases ({type(error).__name__}: {error})") from None

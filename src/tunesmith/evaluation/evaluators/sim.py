@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tunesmith.core.files import sha256_file, verify_folder, write_atomic
+from tunesmith.core.files import json_lines, sha256_file, verify_folder, write_atomic
 from tunesmith.profiles.base_model import base_digest
 from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import Program, ProgramFailure
@@ -40,7 +40,7 @@ def evaluate(program: Program) -> Result:
     cases_digest = sha256_file(Path(spec.cases.path))
     if cases_digest != spec.cases.digest:
         raise ProgramFailure(ErrorClass.DATA, "the cases changed since the evaluation was planned")
-    case_ids = [json.loads(line)["id"] for line in Path(spec.cases.path).read_bytes().splitlines() if line.strip()]
+    case_ids = [case["id"] for case in json_lines(Path(spec.cases.path).read_bytes())]
     base = base_digest(Path(spec.base.path))
     digests: dict[str, str | None] = {}
     by_subject: dict[str, tuple[CaseScore, ...]] = {}
@@ -81,8 +81,8 @@ def _refer(program: Program, base: str) -> Artifact | None:
     candidate = next((subject.adapter for subject in spec.subjects if subject.label == "candidate"), None)
     if candidate is None:
         return None
-    rows = [json.loads(line) for line in Path(spec.cases.path).read_bytes().splitlines() if line.strip()]
-    prompts = choose_prompts([row["messages"][:-1] for row in rows])
+    cases = json_lines(Path(spec.cases.path).read_bytes())
+    prompts = choose_prompts([case["messages"][:-1] for case in cases])
     references = References(
         adapter=candidate.digest,
         base=base,

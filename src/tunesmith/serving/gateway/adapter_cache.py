@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from tunesmith.core.logs import logger
 from tunesmith.deployment.targets.base import ServedAdapter
+from tunesmith.profiles.base_model import ADAPTER_WEIGHTS
 from tunesmith.serving.gateway.engine_contract import Engine, EngineError
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 from tunesmith.serving.rules.eviction import Budget, CachedAdapter, CannotEvict, plan_eviction
@@ -208,6 +209,6 @@ class AdapterCache:
 def _size(adapter: ServedAdapter) -> int:
     """Estimate the memory of an adapter from its file."""
     try:
-        return (adapter.path / "adapter_model.safetensors").stat().st_size
+        return (adapter.path / ADAPTER_WEIGHTS).stat().st_size
     except OSError:
         return 0  # loading it reports the problem

@@ -15,7 +15,7 @@ from typing import Any
 
 from tunesmith.core.files import Manifest, publish_folder, verify_folder
 from tunesmith.profiles.architecture import adaptable_modules, read_tensor_shapes
-from tunesmith.programs.artifact import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from tunesmith.profiles.base_model import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tunesmith.runs.spec import TrainSpec
 
 SIM_MARKER = "sim.json"

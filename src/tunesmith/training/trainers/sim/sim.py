@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tunesmith.core.clock import boot_seconds
+from tunesmith.profiles.base_model import ADAPTER_WEIGHTS
 from tunesmith.profiles.settings import Phase
-from tunesmith.programs.artifact import ADAPTER_WEIGHTS
 from tunesmith.programs.host import Program
 from tunesmith.programs.protocol import Artifact, Result, ResultStatus
 from tunesmith.runs.rules.request import RequestKind, strongest
