@@ -30,7 +30,7 @@ from tunesmith.profiles.sections.curriculum import CurriculumPolicy
 from tunesmith.profiles.sections.experience import Thresholds
 from tunesmith.store import events
 from tunesmith.store.database import Database, Tx
-from tunesmith.verifiers.verifiers import Finding
+from tunesmith.verifiers.base import Finding
 
 POOR = {"entity_preservation": Finding(0.25, reason="lost two")}
 

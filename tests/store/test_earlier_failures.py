@@ -14,7 +14,7 @@ Where the proof of a failure stands in the suite; what has no other home is here
 | 12 | a chat marker of one family masked everything of others | `unit/test_chat_families.py` |
 | 12 | truncation cut the end of answers | `unit/test_modeling_chat.py`: `test_tokens_are_never_cut`; `stories/test_native_training.py`: `test_too_long_examples_are_dropped_whole_and_counted` |
 | 16 | the memory kill switch had no process id; adapters were loaded eagerly | `engine/test_engine_process.py`: `test_engine_that_takes_too_much_memory_is_ended`; `faults/test_flips_under_load.py`: `test_failure_16_…` |
-| 17 | a fabrication rate rejected good models | `test_failure_17_…` here; `unit/test_verifiers.py`: `test_fabrication_is_scored_and_never_flagged` |
+| 17 | a fabrication rate rejected good models | `test_failure_17_…` here; `unit/test_builtin_verifiers.py`: `test_fabrication_is_scored_and_never_flagged` |
 | 18 | quantising after evaluation changed quality | `unit/test_parity.py`: `test_parity_with_what_differs_is_refused_with_the_difference`; `faults/test_deploy_steps.py`: `test_target_that_answers_otherwise_is_refused_before_the_flip_and_holds_nothing` |
 | 19 | the teacher was the student, or never compared with it | `unit/test_curriculum.py`: `test_student_by_any_name_is_no_teacher`, `test_nothing_is_accepted_that_is_not_better_everywhere_it_matters`; `stories/test_teachers.py`; `stories/test_curriculum_cli.py`: `test_teacher_that_cannot_be_one_is_refused_before_the_first_call` |
 | 21 | a promotion demoted itself | `store/test_deployments.py`: `test_flip_of_what_is_live_already_is_refused_and_keeps_the_way_back` |

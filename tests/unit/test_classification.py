@@ -19,7 +19,9 @@ from tunesmith.experience.rules.classes import (
 )
 from tunesmith.experience.rules.experience import ExperienceClass as Class
 from tunesmith.profiles.sections.experience import Thresholds
-from tunesmith.verifiers.verifiers import ECHO, EPR, VERIFIERS, Finding
+from tunesmith.verifiers.base import Finding
+from tunesmith.verifiers.builtin import ECHO, EPR
+from tunesmith.verifiers.registry import VERIFIERS
 
 GOOD = {EPR: Finding(1.0), ECHO: Finding(1.0), "length": Finding(1.0)}
 NONE = Feedback()

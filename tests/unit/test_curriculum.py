@@ -29,7 +29,7 @@ from tunesmith.curriculum.rules.cycle import (
     worth,
 )
 from tunesmith.profiles.sections.curriculum import CurriculumPolicy, SpendLimits, TeacherSettings
-from tunesmith.verifiers.verifiers import Finding, Interaction
+from tunesmith.verifiers.base import Finding, Interaction
 
 NIGHT = datetime(2026, 11, 15, 3, 30, tzinfo=UTC)
 READY = {"base_url": "http://127.0.0.1:1/v1", "model": "big", "price_in": 0.5, "price_out": 1.5}

@@ -13,7 +13,7 @@ from tunesmith.experience.rules.classes import REJECTED, Feedback, assess, scree
 from tunesmith.experience.rules.experience import ExperienceClass as Class
 from tunesmith.experience.rules.experience import ReviewDecision
 from tunesmith.profiles.sections.experience import Thresholds
-from tunesmith.verifiers.verifiers import Finding
+from tunesmith.verifiers.base import Finding
 
 CLEAN = {"length": Finding(1.0)}
 SUSPECT = ("secret: a key (AK…)",)

@@ -275,11 +275,12 @@ def _describe(detail: ExperienceDetail) -> None:
 
 
 def _describe_judgements(detail: ExperienceDetail) -> None:
-    from tunesmith.verifiers.verifiers import VERIFIERS
+    from tunesmith.verifiers.registry import find_verifier
 
     if detail.findings:
         heading("Verifiers")
-        about = {name: verifier.says for name, verifier in VERIFIERS.items()}
+        verifiers = {name: find_verifier(name) for name in detail.findings}
+        about = {name: verifier.says for name, verifier in verifiers.items() if verifier is not None}
         rows = [
             (
                 name,

@@ -13,7 +13,7 @@ from tunesmith.experience.queries.feedback import StoredFeedback
 from tunesmith.experience.queries.members import Member
 from tunesmith.experience.rules.classes import Assessment, Feedback
 from tunesmith.experience.rules.experience import ExperienceState
-from tunesmith.verifiers.verifiers import Finding, Interaction
+from tunesmith.verifiers.base import Finding, Interaction
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,8 @@ from tunesmith.runs.rules.task import AttemptState, ErrorClass
 from tunesmith.runs.spec import AttemptRef
 from tunesmith.store import events
 from tunesmith.store.database import Database, Tx
-from tunesmith.verifiers.verifiers import Finding, Interaction, verify
+from tunesmith.verifiers.base import Finding, Interaction
+from tunesmith.verifiers.registry import verify
 
 T = TypeVar("T")
 Ask = Callable[[str, Sequence[Mapping[str, Any]]], Reply]

@@ -31,7 +31,8 @@ from tunesmith.experience.rules.experience import Context, ExperienceState, next
 from tunesmith.profiles.sections.experience import ExperiencePolicy
 from tunesmith.profiles.sections.screens import Screen
 from tunesmith.store.database import Tx
-from tunesmith.verifiers.verifiers import UNFINISHED, Finding, Interaction, verify
+from tunesmith.verifiers.base import UNFINISHED, Finding, Interaction
+from tunesmith.verifiers.registry import verify
 
 _KEPT = ("role", "content", "tool_calls", "tool_call_id", "name")
 _MAX_TEXT = 500  # of a field of the context, and of a comment made from a next turn

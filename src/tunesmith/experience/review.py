@@ -17,7 +17,7 @@ from tunesmith.experience.rules.experience import ExperienceState, ReviewDecisio
 from tunesmith.profiles.sections.experience import Thresholds
 from tunesmith.profiles.sections.screens import Screen
 from tunesmith.store.database import Database, Tx
-from tunesmith.verifiers.verifiers import Interaction
+from tunesmith.verifiers.base import Interaction
 
 REJECTED_RUNS = "rejected_runs"
 """Why something waits that no screen has stopped."""

@@ -15,7 +15,7 @@ from tunesmith.experience.rules.experience import CorrectionState, ExperienceCla
 from tunesmith.experience.tables import assessments, corrections, experiences, reviews
 from tunesmith.store import events
 from tunesmith.store.database import Tx
-from tunesmith.verifiers.verifiers import Finding
+from tunesmith.verifiers.base import Finding
 
 _ACTIONS = {
     CorrectionState.ACCEPTED: "corrected",

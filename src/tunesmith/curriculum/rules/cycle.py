@@ -21,7 +21,8 @@ from tunesmith.profiles.sections.curriculum import (
     TeacherSettings,
     window_minutes,
 )
-from tunesmith.verifiers.verifiers import VERIFIERS, Finding
+from tunesmith.verifiers.base import Finding
+from tunesmith.verifiers.registry import find_verifier
 
 PURPOSE = "curriculum"
 """Under which its money is booked."""
@@ -204,7 +205,7 @@ class Entry:
 
 def decides(name: str) -> bool:
     """Whether a verifier decides a class, and so whether an answer is better."""
-    verifier = VERIFIERS.get(name)
+    verifier = find_verifier(name)
     return verifier is not None and not verifier.monitors_only
 
 

@@ -14,7 +14,7 @@ from tunesmith.experience.tables import assessments, experiences
 from tunesmith.store import events
 from tunesmith.store.compiled_statements import CompiledStatement, insert_into
 from tunesmith.store.database import Tx
-from tunesmith.verifiers.verifiers import Finding
+from tunesmith.verifiers.base import Finding
 
 _ADD = CompiledStatement(
     insert_into(assessments, "experience_id profile findings suspicions assessed_at class_name reasons feedback")

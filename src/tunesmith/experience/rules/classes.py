@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 from tunesmith.experience.rules.experience import ExperienceClass, ReviewDecision
 from tunesmith.profiles.sections.experience import Thresholds
-from tunesmith.verifiers.verifiers import ECHO, EPR, UNFINISHED, VERIFIERS, Finding
+from tunesmith.verifiers.base import UNFINISHED, Finding
+from tunesmith.verifiers.builtin import ECHO, EPR
+from tunesmith.verifiers.registry import find_verifier
 
 VALUES = {"helpful": 1.0, "partial": 0.5, "irrelevant": 0.0, "up": 1.0, "down": 0.0}
 """What people say, and what it counts. A score from 0 to 1 may be said as it is."""
@@ -237,9 +239,10 @@ def _score(findings: Mapping[str, Finding], name: str) -> float | None:
 
 
 def _is_flagged(findings: Mapping[str, Finding], name: str) -> bool:
-    verifier = VERIFIERS.get(name)
-    only_monitors = verifier is not None and verifier.monitors_only
-    return name in findings and findings[name].flagged and not only_monitors
+    if name not in findings or not findings[name].flagged:
+        return False
+    verifier = find_verifier(name)
+    return verifier is None or not verifier.monitors_only
 
 
 _COMPLAINT = re.compile(

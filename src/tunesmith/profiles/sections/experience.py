@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from tunesmith.core.section import Section, Share
-from tunesmith.verifiers.verifiers import settings_of
+from tunesmith.verifiers.registry import settings_of
 
 
 class Thresholds(Section):

@@ -27,7 +27,8 @@ from tunesmith.runs.session import Session
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.interfaces import EngineControl, Exchange, HandOver
 from tunesmith.serving.generation import GenerationRequest
-from tunesmith.verifiers.verifiers import Interaction, verify
+from tunesmith.verifiers.base import Interaction
+from tunesmith.verifiers.registry import verify
 
 _MAX_WAITING = 64
 _MAX_UNSTORED = 512

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import entry_points
 
-from tunesmith.core.errors import ConfigError, NotFound
+from tunesmith.core.errors import NotFound
+from tunesmith.core.plugins import load_plugins
 from tunesmith.profiles.profile import HardwareTier, Method
 from tunesmith.training.trainers.base import ALL_TIERS, TrainerInfo
 
@@ -96,10 +96,4 @@ def find_trainer(name: str) -> TrainerInfo:
 
 @cache
 def _installed() -> dict[str, TrainerInfo]:
-    found: dict[str, TrainerInfo] = {}
-    for point in entry_points(group=GROUP):
-        info = point.load()
-        if not isinstance(info, TrainerInfo) or info.name != point.name:
-            raise ConfigError(f"the installed trainer {point.name!r} ({point.value}) is not a TrainerInfo of that name")
-        found[point.name] = info
-    return found
+    return load_plugins(GROUP, TrainerInfo, "trainer")

@@ -1,52 +1,18 @@
-"""Verifiers: deterministic looks at one interaction, each with a score in 0..1 or a flag, and a reason.
-
-A profile names the ones it wants under `experience.verifiers`; the registry below is all there are. A verifier has no
-state, reads no clock and no file, and costs microseconds, so that it can run on every capture.
-"""
+"""The verifiers that come with tunesmith."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from tunesmith.core.errors import did_you_mean, quoted
 from tunesmith.core.section import Section, Share
+from tunesmith.verifiers.base import Finding, Interaction, NoSettings, Verifier
 from tunesmith.verifiers.entities import entities_of, missing_from
 from tunesmith.verifiers.json_schema import schema_problem, violation
 from tunesmith.verifiers.languages import KNOWN, language_of
-
-
-@dataclass(frozen=True)
-class Interaction:
-    """A conversation that ends with the model's answer, and the answer that was expected, where that is known."""
-
-    messages: Sequence[Mapping[str, Any]]
-    reference: str | None = None
-
-    @property
-    def answer(self) -> str:
-        return str(self.messages[-1].get("content") or "") if self.messages else ""
-
-    @property
-    def question(self) -> str:
-        """What the person said last."""
-        said = [message for message in self.messages[:-1] if message["role"] == "user"]
-        return str(said[-1].get("content") or "") if said else ""
-
-    @property
-    def instructions(self) -> str:
-        """What the template around the question says."""
-        return "\n".join(str(message.get("content") or "") for message in self.messages if message["role"] == "system")
-
-    @property
-    def prompt(self) -> str:
-        """Everything that the model had read before it answered."""
-        return "\n".join(str(message.get("content") or "") for message in self.messages[:-1])
-
 
 _WORD = re.compile(r"\w+")
 _PLACEHOLDER = re.compile(
@@ -57,34 +23,6 @@ _FENCE = re.compile(r"\A\s*```(?:json)?[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL | re
 _NUM_SHOWN = 3
 EPR, ECHO = "entity_preservation", "template_echo"
 """The two that the classes treat in a way of their own."""
-UNFINISHED = "unfinished"
-"""Found by capture, not by a verifier: the answer was cut short, or is empty. It is never gold, whoever likes it."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a verifier says."""
-
-    score: float | None
-    """0 is worst, 1 is best; None: it does not apply to this interaction."""
-    flagged: bool = False
-    """Something is wrong, whatever the score."""
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Verifier:
-    name: str
-    says: str
-    """What it looks at, in one line."""
-    settings: type[Section]
-    look: Callable[[Interaction, Any], Finding]
-    monitors_only: bool = False
-    """Its score is kept and shown, and never decides a class."""
-
-
-class NoSettings(Section):
-    """Nothing to set."""
 
 
 def _entity_preservation(interaction: Interaction, settings: NoSettings) -> Finding:
@@ -244,7 +182,7 @@ def _language(interaction: Interaction, settings: LanguageSettings) -> Finding:
     return Finding(0.0, flagged=True, reason=f"the answer is in {found}, not in {wanted}")
 
 
-_ALL = (
+BUILTIN = (
     Verifier(EPR, "share of the question's numbers, names and codes that the answer keeps", NoSettings,
              _entity_preservation),
     Verifier("fabrication", "share of the answer's numbers, names and codes that were in the prompt", NoSettings,
@@ -258,30 +196,6 @@ _ALL = (
     Verifier("length", "whether the answer's length lies within limits", LengthSettings, _length),
     Verifier("language", "whether the answer is in the language expected", LanguageSettings, _language),
 )  # fmt: skip
-VERIFIERS: dict[str, Verifier] = {verifier.name: verifier for verifier in _ALL}
-"""All there are, by name."""
-
-
-def settings_of(name: str, said: Mapping[str, Any]) -> Section:
-    """The settings of one verifier; raises ValueError with what is wrong: an unknown name, or an unknown setting."""
-    verifier = VERIFIERS.get(name)
-    if verifier is None:
-        raise ValueError(f"no verifier {quoted(name)}{did_you_mean(name, VERIFIERS)}")
-    try:
-        return verifier.settings.model_validate(dict(said), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        known = tuple(info.alias or field for field, info in verifier.settings.model_fields.items())
-        if first["type"] == "extra_forbidden":
-            raise ValueError(f"{name} has no setting {quoted(key)}{did_you_mean(key, known)}") from None
-        problem = first["msg"].removeprefix("Value error, ")
-        raise ValueError(f"{key + ': ' if key else ''}{problem[:1].lower()}{problem[1:]}") from None
-
-
-def verify(interaction: Interaction, wanted: Mapping[str, Mapping[str, Any]]) -> dict[str, Finding]:
-    """What each wanted verifier says, by name; the same interaction and settings always give the same."""
-    return {name: VERIFIERS[name].look(interaction, settings_of(name, said)) for name, said in wanted.items()}
 
 
 def _words(text: str) -> list[str]:

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunesmith.experience.rules.experience import next_turn_after
+from tunesmith.verifiers.base import Finding, Interaction
 from tunesmith.verifiers.entities import entities_of, missing_from
 from tunesmith.verifiers.json_schema import schema_problem, violation
 from tunesmith.verifiers.languages import language_of
-from tunesmith.verifiers.verifiers import VERIFIERS, Finding, Interaction, settings_of, verify
+from tunesmith.verifiers.registry import VERIFIERS, settings_of, verify
 
 SCHEMA = {
     "type": "object",
