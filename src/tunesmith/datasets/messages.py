@@ -23,7 +23,7 @@ _AFTER: dict[str, dict[str, str]] = {  # who may speak next, with the letter it 
 }
 _SPEAKER = {"s": "system", "u": "user", "a": "assistant", "c": "assistant", "t": "tool", "r": "tool"}
 _SPEAKER |= {"A": "an assistant message with tool calls", "C": "an assistant message with tool calls"}
-_ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "user", "assistant", "tool")
 _OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "ai": "assistant"}
 _OTHER_ROLES |= {"developer": "system", "function": "tool", "ipython": "tool"}
 _OTHER_KEYS = {"from": "role", "value": "content", "text": "content"}
@@ -142,10 +142,10 @@ def _bad_role(message: dict[str, Any], last: str, field: str) -> BadRow | None:
         return BadRow(Reason.MISSING_FIELD, field, "is missing", _rename(message, "role"))
     role = message["role"]
     if type(role) is not str:
-        return BadRow(Reason.WRONG_TYPE, field, f"is {named(role)}, not a string", f"use one of {', '.join(_ROLES)}")
-    if role not in _ROLES:
+        return BadRow(Reason.WRONG_TYPE, field, f"is {named(role)}, not a string", f"use one of {', '.join(ROLES)}")
+    if role not in ROLES:
         known = _OTHER_ROLES.get(role.strip().lower(), role.strip().lower())
-        fix = f"use '{known}'" if known in _ROLES else f"use one of {', '.join(_ROLES)}"
+        fix = f"use '{known}'" if known in ROLES else f"use one of {', '.join(ROLES)}"
         return BadRow(Reason.BAD_ROLE, field, f"{quoted(role, 30)} is not a role", fix)
     if role in _AFTER[last]:
         return None

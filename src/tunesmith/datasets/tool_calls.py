@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any
 
 import orjson
@@ -10,11 +12,60 @@ import orjson
 from tunesmith.core import strict_json
 from tunesmith.datasets.example import CALLS, RESULT, BadRow, Message, Reason, encode_message, named, to_json
 
-_CALL_FIELDS = ("id", "type", "function")
+CALL_FIELDS = ("id", "type", "function")
+CALLED_FIELDS = ("name", "arguments")
 _DEFINITION_FIELDS = ("name", "description", "parameters", "strict", "return")
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # in JSON: the character, not the text of its escape
 _MAX_DEPTH = 64  # lists and objects in each other; the readers and templates after us have limits of their own
 _FUNCTION = '{"type": "function", "function": {"name": …}}'
+
+
+class Fault(Enum):
+    """What is wrong with the build of a call or of a definition."""
+
+    NOT_OBJECT = "not_object"
+    UNKNOWN_FIELD = "unknown_field"
+    NO_FUNCTION = "no_function"
+    OTHER_TYPE = "other_type"
+
+
+Refuse = Callable[[Fault, str, Any, Sequence[str]], Exception]
+"""Words a fault and makes the exception: from the place, the value or the name of the field, and the known fields."""
+
+
+def function_of(holder: Any, place: str, refuse: Refuse, fields: Sequence[str] = CALL_FIELDS) -> dict[str, Any]:
+    """What a call or a definition calls or defines, its own fields unchecked; raises what `refuse` makes of a fault."""
+    if type(holder) is not dict:
+        raise refuse(Fault.NOT_OBJECT, place, holder, fields)
+    if holder.get("type", "function") != "function":
+        raise refuse(Fault.OTHER_TYPE, f"{place}.type", holder["type"], ("function",))
+    if "function" not in holder:
+        raise refuse(Fault.NO_FUNCTION, f"{place}.function", None, CALLED_FIELDS)
+    refuse_unknown(holder, place, refuse, fields)
+    function = holder["function"]
+    if type(function) is not dict:
+        raise refuse(Fault.NOT_OBJECT, f"{place}.function", function, CALLED_FIELDS)
+    return function
+
+
+def refuse_unknown(holder: dict[str, Any], place: str, refuse: Refuse, fields: Sequence[str]) -> None:
+    """Raises what `refuse` makes of a field that is none of these."""
+    for name in holder:
+        if name not in fields:
+            raise refuse(Fault.UNKNOWN_FIELD, f"{place}.{name[:60]}", name, fields)
+
+
+def _bad_row(fault: Fault, place: str, value: Any, fields: Sequence[str]) -> BadRow:
+    match fault:
+        case Fault.NOT_OBJECT:
+            return _wrong(value, place, "an object", f"write {_FUNCTION}")
+        case Fault.UNKNOWN_FIELD:
+            fix = f"remove it; known are {', '.join(fields)}"
+            return BadRow(Reason.UNSUPPORTED_FIELD, place, "is not read here", fix)
+        case Fault.NO_FUNCTION:
+            return BadRow(Reason.MISSING_FIELD, place, "is missing", f"write {_FUNCTION}")
+        case Fault.OTHER_TYPE:
+            return BadRow(Reason.BAD_TOOLS, place, "is not 'function'", "only functions can be called")
 
 
 def packed_calls(message: dict[str, Any], field: str) -> tuple[str, list[str]]:
@@ -71,13 +122,13 @@ def key_twice(key: str) -> BadRow:
 
 def _call(call: Any, field: str) -> dict[str, Any]:
     """A call in the form that templates expect: arguments as an object."""
-    function = _function(call, field)
+    function = _named_function(call, field)
     stored: dict[str, Any] = {}
     if call.get("id") is not None:
         if type(call["id"]) is not str or not call["id"]:
             raise BadRow(Reason.BAD_TOOLS, f"{field}.id", "is not an id", "write a text that is not empty, or leave it")
         stored["id"] = call["id"]
-    _refuse_unknown(function, ("name", "arguments"), f"{field}.function")
+    refuse_unknown(function, f"{field}.function", _bad_row, CALLED_FIELDS)
     if "arguments" not in function:
         fix = "add the arguments as an object; {} if there are none"
         raise BadRow(Reason.MISSING_FIELD, f"{field}.function.arguments", "is missing", fix)
@@ -103,8 +154,8 @@ def _arguments(given: Any, field: str) -> dict[str, Any]:
 
 def _definition(tool: Any, field: str) -> str:
     """The name of a defined function."""
-    function = _function(tool, field, _CALL_FIELDS[1:])
-    _refuse_unknown(function, _DEFINITION_FIELDS, f"{field}.function")
+    function = _named_function(tool, field, CALL_FIELDS[1:])
+    refuse_unknown(function, f"{field}.function", _bad_row, _DEFINITION_FIELDS)
     for key, kind in (("description", str), ("parameters", dict)):
         value = function.get(key)
         if value is not None and type(value) is not kind:
@@ -112,30 +163,13 @@ def _definition(tool: Any, field: str) -> str:
     return str(function["name"])
 
 
-def _function(holder: Any, field: str, fields: tuple[str, ...] = _CALL_FIELDS) -> dict[str, Any]:
-    """What is called or defined; it has a name."""
-    if type(holder) is not dict:
-        raise _wrong(holder, field, "an object", f"write {_FUNCTION}")
-    if "function" not in holder:
-        raise BadRow(Reason.MISSING_FIELD, f"{field}.function", "is missing", f"write {_FUNCTION}")
-    _refuse_unknown(holder, fields, field)
-    if holder.get("type", "function") != "function":
-        raise BadRow(Reason.BAD_TOOLS, f"{field}.type", "is not 'function'", "only functions can be called")
-    function = holder["function"]
-    if type(function) is not dict:
-        raise _wrong(function, f"{field}.function", "an object", f"write {_FUNCTION}")
+def _named_function(holder: Any, field: str, fields: Sequence[str] = CALL_FIELDS) -> dict[str, Any]:
+    function = function_of(holder, field, _bad_row, fields)
     name = function.get("name")
     if type(name) is not str or not name.strip():
         reason = Reason.MISSING_FIELD if name is None else Reason.BAD_TOOLS
         raise BadRow(reason, f"{field}.function.name", "is no name", "write the function's name")
     return function
-
-
-def _refuse_unknown(holder: dict[str, Any], known: tuple[str, ...], field: str) -> None:
-    for key in holder:
-        if key not in known:
-            fix = f"remove it; known are {', '.join(known)}"
-            raise BadRow(Reason.UNSUPPORTED_FIELD, f"{field}.{key[:60]}", "is not read here", fix)
 
 
 def _packed(message: Message, role: str, field: str) -> str:

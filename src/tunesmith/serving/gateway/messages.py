@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tunesmith.core.errors import did_you_mean, quoted
 from tunesmith.core.strict_json import storable
+from tunesmith.datasets.messages import ROLES
+from tunesmith.datasets.tool_calls import CALL_FIELDS, CALLED_FIELDS, Fault, function_of, refuse_unknown
 from tunesmith.serving.gateway.api_errors import ApiError, invalid_parameter
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations", "audio", "function_call"}
+_ROLES = {"developer": "system", **{role: role for role in ROLES}}
+_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations", "audio", "function_call")
 _MAX_MESSAGES = 2048
 _MAX_CALLS = 128
 _MAX_NAME = 512
@@ -28,11 +31,7 @@ def _message(message: Any, place: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise invalid_parameter(place, 'must be an object; write {"role": "user", "content": "…"}')
     said = {name: value for name, value in message.items() if value is not None}
-    for name in said:
-        if name not in _FIELDS:
-            raise invalid_parameter(
-                f"{place}.{name[:60]}", f"is unknown{did_you_mean(name, _FIELDS)}", "unknown_parameter"
-            )
+    refuse_unknown(said, place, _refused, _FIELDS)
     role = said.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise invalid_parameter(f"{place}.role", f"is {quoted(str(role))}{did_you_mean(str(role), _ROLES)}")
@@ -57,12 +56,12 @@ def _calls(calls: Any, place: str) -> list[dict[str, Any]]:
 
 
 def _call(call: Any, place: str) -> dict[str, Any]:
-    said = _only(call, place, {"id", "type", "function"})
-    if said.get("type", "function") != "function":
-        raise invalid_parameter(f"{place}.type", "is not function; only functions are called here")
-    function = _only(said.get("function"), f"{place}.function", {"name", "arguments"})
+    if isinstance(call, dict):  # first: a misspelt `function` is answered with the nearest name
+        refuse_unknown(call, place, _refused, CALL_FIELDS)
+    function = function_of(call, place, _refused)
+    refuse_unknown(function, f"{place}.function", _refused, CALLED_FIELDS)
     return {
-        "id": _name(said.get("id"), f"{place}.id"),
+        "id": _name(call.get("id"), f"{place}.id"),
         "type": "function",
         "function": {
             "name": _name(function.get("name"), f"{place}.function.name"),
@@ -71,15 +70,14 @@ def _call(call: Any, place: str) -> dict[str, Any]:
     }
 
 
-def _only(value: Any, place: str, known: set[str]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise invalid_parameter(place, f"is no object with {', '.join(sorted(known))}")
-    for name in value:
-        if name not in known:
-            raise invalid_parameter(
-                f"{place}.{name[:60]}", f"is unknown{did_you_mean(name, known)}", "unknown_parameter"
-            )
-    return value
+def _refused(fault: Fault, place: str, value: Any, fields: Sequence[str]) -> ApiError:
+    match fault:
+        case Fault.UNKNOWN_FIELD:
+            return invalid_parameter(place, f"is unknown{did_you_mean(value, fields)}", "unknown_parameter")
+        case Fault.OTHER_TYPE:
+            return invalid_parameter(place, "is not function; only functions are called here")
+        case Fault.NOT_OBJECT | Fault.NO_FUNCTION:
+            return invalid_parameter(place, f"is no object with {', '.join(sorted(fields))}")
 
 
 def _name(value: Any, place: str) -> str:
