@@ -14,6 +14,7 @@ from tunesmith.core.section import (
     Section,
     Share,
 )
+from tunesmith.profiles.sections.campaign import CampaignPolicy
 from tunesmith.profiles.sections.curriculum import CurriculumPolicy
 from tunesmith.profiles.sections.experience import ExperiencePolicy
 from tunesmith.profiles.sections.screens import ScreenChoice, ScreenLimits
@@ -339,6 +340,8 @@ class Profile(Section):
     """What is captured of the model's use, and how it is judged."""
     curriculum: CurriculumPolicy = CurriculumPolicy()
     """Whether a teacher answers the worst again, and what that may cost."""
+    campaign: CampaignPolicy = CampaignPolicy()
+    """What opens rounds by itself while the profile has an active campaign, when it may, and what they may cost."""
     validation: Validation = Validation()
     """What is measured while training, and which checkpoint counts as best."""
     checkpoints: Checkpoints = Checkpoints()

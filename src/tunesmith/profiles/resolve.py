@@ -55,8 +55,8 @@ class Resolved:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the profile's values; who said them does not matter."""
-        return sha256_text(canonical_json(self.profile.model_dump(mode="json")))
+        """sha256 of the profile's values; who said them does not matter, nor what opens the next round."""
+        return sha256_text(canonical_json(self.profile.model_dump(mode="json", exclude={"campaign"})))
 
     def said(self) -> dict[str, str]:
         """Where each key of the profile that is not a schema default came from."""

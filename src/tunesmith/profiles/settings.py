@@ -61,6 +61,8 @@ class WorkerSettings(Section):
     """How often a worker looks for tasks whose lease ran out."""
     poll_s: Seconds = 0.5
     """How often an idle worker looks for a new task."""
+    triggers_s: Seconds = 60.0
+    """How often the worker that holds the scheduler's lease looks whether a campaign's next round is due."""
     targets_s: Seconds = 30.0
     """How often an idle worker looks whether the targets serve what is wanted."""
     grace_s: float = Field(default=10.0, ge=0.0)

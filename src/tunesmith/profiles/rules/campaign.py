@@ -64,7 +64,7 @@ def after_end(counters: Counters, effect: CounterEffect, now: datetime) -> Count
         case CounterEffect.REJECTION:
             return replace(counters, num_rejections=counters.num_rejections + 1, last_rejected_at=now)
         case CounterEffect.FAILURE:
-            recent = _recent(counters.failures, now)
+            recent = recent_failures(counters.failures, now)
             return replace(counters, failures=(*recent, now))
         case CounterEffect.NONE:
             return counters
@@ -72,11 +72,20 @@ def after_end(counters: Counters, effect: CounterEffect, now: datetime) -> Count
 
 def breaker(counters: Counters, now: datetime) -> Breaker:
     """Whether automatic runs may be opened."""
-    recent = _recent(counters.failures, now)
+    recent = recent_failures(counters.failures, now)
     if len(recent) < FAILURES_TO_OPEN:
         return Breaker.CLOSED
-    return Breaker.OPEN if now - recent[-1] < BREAKER_COOLDOWN else Breaker.HALF_OPEN
+    return Breaker.OPEN if is_within(BREAKER_COOLDOWN, recent[-1], now) else Breaker.HALF_OPEN
 
 
-def _recent(failures: tuple[datetime, ...], now: datetime) -> tuple[datetime, ...]:
+def is_within(cooldown: timedelta, at: datetime | None, now: datetime) -> bool:
+    """Whether something happened so lately that its cooldown lasts.
+
+    A clock that was set back shows it in the future: near enough, it still counts; further off, that clock was wrong.
+    """
+    return at is not None and abs(now - at) < cooldown
+
+
+def recent_failures(failures: tuple[datetime, ...], now: datetime) -> tuple[datetime, ...]:
+    """Those that are not forgotten."""
     return tuple(at for at in failures if now - at < FAILURES_FORGOTTEN_AFTER)
