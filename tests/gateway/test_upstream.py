@@ -213,6 +213,18 @@ def test_status_of_the_server_is_told_in_our_words(
         assert caught.value.retry_after_s == retry_after
 
 
+@pytest.mark.parametrize(
+    ("said", "waits"), [("nan", 300.0), ("inf", 300.0), ("-3", 0.0), ("Fri, 31 Dec 1999 23:59:59 GMT", 1.0), ("", 1.0)]
+)
+def test_odd_retry_after_becomes_a_time_that_can_be_told(said: str, waits: float) -> None:
+    def play(call: BaseHTTPRequestHandler, asked: Any) -> Any:
+        raise Answered(429, {}, {"Retry-After": said})
+
+    with Player(play) as server, pytest.raises(EngineError, match="is busy") as caught:
+        ask(Doors(server))
+    assert caught.value.retry_after_s == waits
+
+
 def test_complaint_is_told_without_address_and_key() -> None:
     def play(call: BaseHTTPRequestHandler, asked: Any) -> Any:
         message = f"bad request\x07 to {servers[0].url}/v1 with sesame: content is missing"

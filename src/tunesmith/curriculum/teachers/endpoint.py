@@ -7,23 +7,16 @@ machine itself. Neither errors nor logs repeat the key.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import Any
 
+from tunesmith.core import http
 from tunesmith.core.errors import ConfigError
 from tunesmith.curriculum.rules.correction import Reply
 from tunesmith.datasets.example import TOOLS
 from tunesmith.profiles.sections.curriculum import TeacherSettings
-
-if TYPE_CHECKING:
-    import httpx2
 
 MAX_BYTES = 8 << 20
 """Of a response; the longest answer we would learn is far shorter."""
@@ -52,13 +45,6 @@ class TeacherFailed(Exception):
         """Whether somebody may have worked for it: all that was reserved counts."""
         self.is_about_prompt = is_about_prompt
         """The endpoint works and does not take this prompt: asking again brings the same."""
-
-
-@dataclass(frozen=True)
-class _Response:
-    status: int
-    retry_after: str | None
-    body: bytes
 
 
 def key_of(teacher: TeacherSettings, environ: Mapping[str, str]) -> str | None:
@@ -96,12 +82,12 @@ def ask(
     for number in range(1, MAX_TRIES + 1):
         try:
             response = _send(teacher, body, key)
-        except _NotReached as error:
-            problem, wait_s = str(error), 0.0
+        except http.NotReached as error:
+            problem, wait_s = f"the teacher cannot be reached ({error})", 0.0
         else:
             if response.status not in _TRY_AGAIN:
                 return _read(response, key)
-            problem, wait_s = _complaint(response, key), _seconds(response.retry_after)
+            problem, wait_s = _complaint(response, key), response.retry_after_s or 0.0
         if wait_s > MAX_WAIT_S:
             raise TeacherFailed(f"{problem}; it wants us to wait longer than {MAX_WAIT_S:g} s", may_be_billed=False)
         if number == MAX_TRIES or pause(max(wait_s, 0.5 * 4 ** (number - 1))):
@@ -109,72 +95,27 @@ def ask(
     raise TeacherFailed(f"{problem}, {number} times" if number > 1 else problem, may_be_billed=False)
 
 
-class _NotReached(Exception):
-    """Nobody took the request."""
-
-
-def _send(teacher: TeacherSettings, body: bytes, key: str | None) -> _Response:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(_post(teacher, body, key))
-    # inside a notebook's loop: that one is busy, so a thread brings its own
-    found: list[_Response | BaseException] = []
-
-    def call() -> None:
-        try:
-            found.append(asyncio.run(_post(teacher, body, key)))
-        except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=call, name="teacher")
-    thread.start()
-    thread.join()
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    return found[0]
-
-
-async def _post(teacher: TeacherSettings, body: bytes, key: str | None) -> _Response:
-    import httpx2
-
+def _send(teacher: TeacherSettings, body: bytes, key: str | None) -> http.Reply:
+    """Call once; raises http.NotReached if nobody took the request, TeacherFailed if it may be billed."""
     assert teacher.base_url is not None
-    headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
+    headers = {"Content-Type": "application/json", "Accept": "application/json"}
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"
+    url = f"{teacher.base_url}/chat/completions"
     try:
-        async with (
-            asyncio.timeout(teacher.timeout_s),  # all of it, also headers or a body that come byte by byte
-            httpx2.AsyncClient(
-                timeout=httpx2.Timeout(teacher.timeout_s, connect=min(_CONNECT_S, teacher.timeout_s)),
-                follow_redirects=False,
-                trust_env=not _is_here(teacher.base_url),
-            ) as client,
-            client.stream("POST", f"{teacher.base_url}/chat/completions", content=body, headers=headers) as response,
-        ):
-            return _Response(response.status_code, response.headers.get("retry-after"), await _bounded(response))
-    except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError) as error:
-        raise _NotReached(f"the teacher cannot be reached ({type(error).__name__})") from None
-    except (TimeoutError, httpx2.TimeoutException):
+        reply = http.post_within(teacher.timeout_s, url, body, headers, limit=MAX_BYTES, connect_s=_CONNECT_S)
+    except http.TooSlow:
         raise TeacherFailed(f"no answer within {teacher.timeout_s:g} s", may_be_billed=True) from None
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        reason = f"the connection broke off ({type(error).__name__})"
-        raise TeacherFailed(reason, may_be_billed=True) from None
-
-
-async def _bounded(response: httpx2.Response) -> bytes:
-    if response.headers.get("content-encoding", "identity").lower() != "identity":
+    except http.BrokeOff as error:
+        raise TeacherFailed(f"the connection broke off ({error})", may_be_billed=True) from None
+    except http.TooLarge:
+        raise TeacherFailed(f"the body has more than {MAX_BYTES >> 20} MiB", may_be_billed=True) from None
+    if reply.headers.get("content-encoding", "identity").lower() != "identity":
         raise TeacherFailed("the body is compressed, which we did not ask for", may_be_billed=True)
-    chunks, size = [], 0
-    async for chunk in response.aiter_raw():
-        size += len(chunk)
-        if size > MAX_BYTES:
-            raise TeacherFailed(f"the body has more than {MAX_BYTES >> 20} MiB", may_be_billed=True)
-        chunks.append(chunk)
-    return b"".join(chunks)
+    return reply
 
 
-def _read(response: _Response, key: str | None) -> Reply:
+def _read(response: http.Reply, key: str | None) -> Reply:
     """The answer in a response that is not worth another try."""
     if response.status != 200:
         raise TeacherFailed(
@@ -182,8 +123,8 @@ def _read(response: _Response, key: str | None) -> Reply:
             may_be_billed=response.status in _MAYBE_BILLED or 200 < response.status < 300,
             is_about_prompt=response.status in _OF_THE_PROMPT,
         )
-    said = _json(response.body)
-    if said is None:
+    said = response.json
+    if not isinstance(said, dict):
         raise TeacherFailed("the body is no JSON object", may_be_billed=True)
     if said.get("error"):
         raise TeacherFailed(f"200 with an error: {_message(said, key)}", may_be_billed=True)
@@ -208,17 +149,9 @@ def _count(value: Any) -> int | None:
     return value if is_count else None
 
 
-def _json(body: bytes) -> dict[str, Any] | None:
-    try:
-        said = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    return said if isinstance(said, dict) else None
-
-
-def _complaint(response: _Response, key: str | None) -> str:
-    said = _json(response.body)
-    told = "" if said is None else _message(said, key)
+def _complaint(response: http.Reply, key: str | None) -> str:
+    said = response.json
+    told = _message(said, key) if isinstance(said, dict) else ""
     return f"the teacher answered {response.status}{': ' + told if told else ''}"
 
 
@@ -226,20 +159,7 @@ def _message(said: Mapping[str, Any], key: str | None) -> str:
     """What an endpoint complains about, cut, printable, and without the key that it may repeat."""
     error = said.get("error")
     text = error.get("message") if isinstance(error, dict) else error
-    plain = " ".join(str(text or "").split())
-    if key:
-        plain = plain.replace(key, "[the key]")
-    shown = "".join(char if char.isprintable() else "?" for char in plain)
-    return shown[:_MAX_SHOWN] + ("…" if len(shown) > _MAX_SHOWN else "")
-
-
-def _seconds(retry_after: str | None) -> float:
-    """What Retry-After asks for; a date, or anything else that is no number of seconds, asks for nothing."""
-    try:
-        seconds = float(retry_after or 0.0)
-    except ValueError:
-        return 0.0
-    return max(0.0, seconds) if math.isfinite(seconds) else math.inf
+    return http.shown(str(text or ""), _MAX_SHOWN, {key or "": "[the key]"})
 
 
 def _on_the_wire(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,11 +173,3 @@ def _on_the_wire(message: Mapping[str, Any]) -> dict[str, Any]:
 def _as_text(function: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments")
     return {**function, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
-
-
-def _is_here(base_url: str) -> bool:
-    host = urlsplit(base_url).hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

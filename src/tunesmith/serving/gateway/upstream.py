@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
+from tunesmith.core import http
 from tunesmith.core.errors import TunesmithError
-from tunesmith.core.http import is_here
 from tunesmith.core.logs import logger
 from tunesmith.deployment.targets.base import Endpoint, ProxyTarget, ServedAdapter, TargetError, endpoints_of
 from tunesmith.deployment.targets.registry import make_target
@@ -35,7 +35,6 @@ MAX_EVENT = 4 << 20
 UNHEALTHY_S = 5.0
 STALL_S = 30.0
 """Maximum time between two chunks of a stream; a server that is silent for longer counts as hung."""
-_CONNECT_S = 5.0
 _MAX_SHOWN = 500
 _MAX_WAIT_S = 300.0
 _FRESH_S = 0.5
@@ -46,11 +45,7 @@ class _Lost(Exception):
     """The server does not have the requested version."""
 
 
-class _NotReached(Exception):
-    """The replica did not accept the request, so another one may be tried."""
-
-
-class _Stalled(Exception):
+class _Stalled(http.TooSlow):
     """The server stopped in the middle of a stream."""
 
 
@@ -101,7 +96,7 @@ class UpstreamServer:
                         yield said
                 self._unhealthy.pop(endpoint.url, None)
                 return
-            except _NotReached:
+            except http.NotReached:
                 self._unhealthy[endpoint.url] = time.monotonic() + UNHEALTHY_S
                 self._endpoints = {}
                 log.warning("upstream_not_reached", url=endpoint.url)
@@ -150,41 +145,42 @@ class UpstreamServer:
     async def _ask_one(
         self, endpoint: Endpoint, path: str, body: Mapping[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
-        import httpx2
-
         sent = {**endpoint.defaults, **body, **endpoint.extra, "model": endpoint.model}
         if "max_completion_tokens" in sent:  # the older name is the one that every server knows
             sent["max_tokens"] = sent.pop("max_completion_tokens")
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **endpoint.headers}
+        headers = {"Content-Type": "application/json", **http.IDENTITY, **endpoint.headers}
         has_begun = False
         try:
-            async with self._client(endpoint.url).stream(
-                "POST", endpoint.url + path, content=orjson.dumps(sent), headers=headers
-            ) as response:
-                if response.status_code != 200:
-                    raise await self._refusal(response, endpoint)
-                has_begun = True
-                async with aclosing(_events(response) if body.get("stream") else _whole(response)) as parts:
-                    stall_s: float | None = None
-                    while (said := await _next(parts, stall_s)) is not None:
-                        stall_s = STALL_S
-                        yield _checked(said, endpoint)
-        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError):
-            raise _NotReached from None
-        except (httpx2.TimeoutException, _Stalled) as error:
+            with http.translated():
+                async with self._client(endpoint.url).stream(
+                    "POST", endpoint.url + path, content=orjson.dumps(sent), headers=headers
+                ) as response:
+                    if response.status_code != 200:
+                        raise await self._refusal(response, endpoint)
+                    has_begun = True
+                    async with aclosing(_events(response) if body.get("stream") else _whole(response)) as parts:
+                        stall_s: float | None = None
+                        while (said := await _next(parts, stall_s)) is not None:
+                            stall_s = STALL_S
+                            yield _checked(said, endpoint)
+        except http.TooSlow as error:
             self._unhealthy[endpoint.url] = time.monotonic() + UNHEALTHY_S  # other replicas first
             log.warning("upstream_hangs", url=endpoint.url, stalled=isinstance(error, _Stalled))
             how = "stopped in the middle of the answer" if isinstance(error, _Stalled) else "took too long"
             raise _failed(how, 504) from None
-        except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError):
-            if not has_begun:
-                raise _NotReached from None
+        except http.BrokeOff as error:
+            if not has_begun:  # another replica may be tried
+                raise http.NotReached(str(error)) from None
             raise _failed("broke off in the middle of the answer", 502) from None
+        except http.TooLarge:
+            raise _failed("sent more than the maximum size of an answer", 502) from None
 
     async def _refusal(self, response: httpx2.Response, endpoint: Endpoint) -> Exception:
         """The error to raise for a status of the upstream server."""
         status = response.status_code
-        message = _error_of(await _bounded(response, MAX_EVENT), endpoint)
+        reply = http.Reply(status, await http.read_body(response, MAX_EVENT), response.headers)
+        said = reply.json
+        message = _message(said, endpoint) if isinstance(said, dict) else ""
         if status == 404:
             return _Lost()
         if status in (400, 413, 422):
@@ -192,7 +188,7 @@ class UpstreamServer:
         if status in (401, 403):
             return _failed("rejected the API key; set its environment variable (key_env) for tunesmith serve", 502)
         if status in (429, 503):
-            wait_s = _seconds(response.headers.get("retry-after"))
+            wait_s = 1.0 if reply.retry_after_s is None else min(reply.retry_after_s, _MAX_WAIT_S)
             return _failed("is busy" if status == 429 else "is not ready", status, retry_after_s=wait_s)
         log.warning("upstream_failed", status=status, reason=message)
         return _failed(f"failed with status {status}", 502)
@@ -200,13 +196,11 @@ class UpstreamServer:
     def _client(self, url: str) -> httpx2.AsyncClient:
         import httpx2
 
-        here = is_here(url)
+        here = http.is_here(url)
         if here not in self._clients:
             self._clients[here] = httpx2.AsyncClient(
-                timeout=httpx2.Timeout(self._timeout_s, connect=min(_CONNECT_S, self._timeout_s)),
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
-                follow_redirects=False,
-                trust_env=not here,
+                **http.client_options(url, self._timeout_s),
             )
         return self._clients[here]
 
@@ -234,7 +228,7 @@ async def _events(response: httpx2.Response) -> AsyncGenerator[dict[str, Any], N
         lines = (rest + piece).split(b"\n")
         rest = lines.pop()
         if len(rest) > MAX_EVENT or size > MAX_ANSWER:
-            raise _failed("sent more than the maximum size of an answer", 502)
+            raise http.TooLarge
         for line in lines:
             if not line.startswith(_DATA):
                 continue
@@ -246,17 +240,7 @@ async def _events(response: httpx2.Response) -> AsyncGenerator[dict[str, Any], N
 
 
 async def _whole(response: httpx2.Response) -> AsyncGenerator[dict[str, Any], None]:
-    yield _object(await _bounded(response, MAX_ANSWER))
-
-
-async def _bounded(response: httpx2.Response, most: int) -> bytes:
-    pieces, size = [], 0
-    async for piece in response.aiter_raw():
-        size += len(piece)
-        if size > most:
-            raise _failed("sent more than the maximum size of an answer", 502)
-        pieces.append(piece)
-    return b"".join(pieces)
+    yield _object(await http.read_body(response, MAX_ANSWER))
 
 
 def _object(data: bytes) -> dict[str, Any]:
@@ -278,31 +262,13 @@ def _checked(said: dict[str, Any], endpoint: Endpoint) -> dict[str, Any]:
     return said
 
 
-def _error_of(body: bytes, endpoint: Endpoint) -> str:
-    try:
-        said = orjson.loads(body)
-    except ValueError:
-        return ""
-    return _message(said, endpoint) if isinstance(said, dict) else ""
-
-
 def _message(said: Mapping[str, Any], endpoint: Endpoint) -> str:
     """The error message of a server: truncated, printable, without its address and key."""
     error = said.get("error")
-    text = str(error.get("message") if isinstance(error, dict) else error or "")
+    text = error.get("message") if isinstance(error, dict) else error
     key = endpoint.headers.get("Authorization", "").removeprefix("Bearer ")
-    for secret in (key, endpoint.url, endpoint.url.partition("://")[2]):
-        if secret:
-            text = text.replace(secret, "…")
-    shown = "".join(char if char.isprintable() else " " for char in text)
-    return shown[:_MAX_SHOWN]
-
-
-def _seconds(retry_after: str | None) -> float:
-    try:
-        return min(max(float(retry_after or 1.0), 0.0), _MAX_WAIT_S)
-    except ValueError:
-        return 1.0
+    secrets = (key, endpoint.url, endpoint.url.partition("://")[2])
+    return http.shown(str(text or ""), _MAX_SHOWN, dict.fromkeys(secrets, "…"))
 
 
 def _failed(what: str, status: int, *, retry_after_s: float | None = None) -> EngineError:
