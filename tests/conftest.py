@@ -67,7 +67,7 @@ def cache_of_bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _forked_programs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Workers fork their `sim` programs, which saves a second of imports each; see support.quick_processes."""
+    """Workers fork our programs, which saves seconds of imports each; see support.quick_processes."""
     # a fork of a process that has asked for CUDA cannot use it
     if request.node.get_closest_marker("real_programs") or request.node.get_closest_marker("gpu"):
         yield

@@ -7,9 +7,10 @@ They are real processes with a pid, a session, signals, an environment and a fol
   itself must not be forked for it: SQLite keeps its locks per process and a child that opens the same file would
   believe that it holds its parent's.
 - `QuickPopen` stands in for `subprocess.Popen` where a worker starts a shim, and where a server starts its engine:
-  `sim` trainers and evaluators are forked from their worker, engines from their server, which is forked from a warm
-  process of its own that has imported torch (five seconds each time); dry runs and parsers from who starts them. None
-  of them opens the store. Everything else is started as ever.
+  our trainers, evaluators and teachers are forked from their worker, which imports at the first of them what they need
+  (torch: five seconds); engines from their server; dry runs and parsers from who starts them. None of them opens the
+  store. Workers and servers are forked from a warm process of their own that has torch. Everything else is started as
+  ever.
 
 A test whose subject is the start itself (imports, interpreter options, warnings) asks for real processes: `real=True`,
 or the mark `real_programs`.
@@ -23,6 +24,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import importlib
 import json
 import logging
 import os
@@ -41,7 +43,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 HELPERS = ("tunesmith.training.trainers.dry_run", "tunesmith.datasets.parse_pool")
-SIM_PROGRAMS = ("tunesmith.training.trainers.main", "tunesmith.evaluation.evaluators.main")
+PROGRAMS = (
+    "tunesmith.training.trainers.main",
+    "tunesmith.evaluation.evaluators.main",
+    "tunesmith.curriculum.teachers.main",
+)
+_EVALUATOR = "tunesmith.evaluation.evaluators.held_out"
+_TEACHER = "tunesmith.curriculum.teachers.answering"
+_TRAINERS = {"native": "tunesmith.training.trainers.native.train"}
 _PRELOADED = (
     "alembic.command",
     "alembic.config",
@@ -57,7 +66,7 @@ _PRELOADED = (
     "tunesmith.programs.host",
     "tunesmith.training.trainers.sim.sim",
 )
-_PRELOADED_FOR_SERVERS = (*_PRELOADED, "tunesmith.serving.engine.program")
+_WITH_TORCH = (*_PRELOADED, "tunesmith.serving.engine.program", _EVALUATOR, *_TRAINERS.values())
 _MAX_REQUEST = 1 << 20
 
 
@@ -161,11 +170,11 @@ def _fork() -> int:
         return os.fork()
 
 
-# --- sim programs, forked from their worker ---
+# --- programs, forked from their worker ---
 
 
 class QuickPopen(subprocess.Popen[bytes]):
-    """`subprocess.Popen` of a shim, forked where its program is a `sim` trainer or evaluator, and of an engine."""
+    """`subprocess.Popen` of a shim, forked where its program is one of ours, and of an engine."""
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
         """The arguments are those of the standard library's own method, in its order."""
@@ -199,7 +208,12 @@ def _main_of(words: Sequence[str]) -> Callable[[], object] | None:
         return lambda: _run_engine(words[4:])
     if "-m" in words[:3] and words[words.index("-m") + 1] in HELPERS:
         return lambda: _run_module(words)
-    return (lambda: _run_shim(words[4:])) if _is_simulated(words) else None
+    needed = _needed_by(words)
+    if needed is None:
+        return None
+    for module in needed:
+        importlib.import_module(module)
+    return lambda: _run_shim(words[4:])
 
 
 def _run_shim(words: Sequence[str]) -> NoReturn:
@@ -216,24 +230,28 @@ def _run_engine(words: Sequence[str]) -> NoReturn:
     sys.exit(main(list(words)))
 
 
-def _is_simulated(words: Sequence[str]) -> bool:
-    """Whether this starts one of our own programs on something simulated: sim's adapters carry their script."""
-    if "--spec" not in words or not set(SIM_PROGRAMS) & set(words):
-        return False
+def _needed_by(words: Sequence[str]) -> tuple[str, ...] | None:
+    """What one of our own programs imports beyond what every worker has; None for a program of somebody else."""
+    if "--spec" not in words or not set(PROGRAMS) & set(words):
+        return None
     spec = json.loads(Path(words[words.index("--spec") + 1]).read_bytes())
     if spec["kind"] == "train":
-        return bool(spec["run"]["trainer"] == "sim")
-    return _is_simulated_evaluation(spec)
+        trainer = spec["run"]["trainer"]
+        return () if trainer == "sim" else (_TRAINERS[trainer],) if trainer in _TRAINERS else None
+    if spec["kind"] == "evaluate":
+        return () if _is_simulated_evaluation(spec) else (_EVALUATOR,)
+    return (_TEACHER,)
 
 
 def _is_simulated_evaluation(spec: Mapping[str, Any]) -> bool:
+    """Adapters of the sim trainer carry their script."""
     from pydantic import ValidationError
 
     from tunesmith.evaluation.evaluators import sim
     from tunesmith.runs.spec import EvaluateSpec
 
     try:
-        return spec["kind"] == "evaluate" and sim.is_simulated(EvaluateSpec.model_validate_json(json.dumps(spec)))
+        return sim.is_simulated(EvaluateSpec.model_validate_json(json.dumps(spec)))
     except (OSError, ValidationError):
         return False
 
@@ -363,7 +381,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 _warm = _Warm(_PRELOADED)
-_warm_for_servers = _Warm(_PRELOADED_FOR_SERVERS)
+_warm_with_torch = _Warm(_WITH_TORCH)
 
 
 def start_quickly(
@@ -377,7 +395,7 @@ def start_quickly(
     """`tunesmith WORDS` without standard input; the two streams are file descriptors that the caller closes."""
     argv = [os.fspath(word) for word in words]
     request = {"argv": argv, "cwd": os.fspath(cwd), "env": dict(env), "fork": _forks_programs()}
-    return _start(_warm_for_servers if argv[:1] == ["serve"] else _warm, request, stdout, stderr)
+    return _start(_warm_with_torch if argv[:1] in (["serve"], ["worker"]) else _warm, request, stdout, stderr)
 
 
 def run_code(code: str, *argv: str | os.PathLike[str], timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
@@ -421,8 +439,6 @@ _AT_START = _of_interpreter({**os.environ, "PYTHONWARNINGS": "error"})
 
 def _serve(listening_handle: int, preloaded: Sequence[str]) -> NoReturn:
     """The warm process: one child per request, whose end is told on its connection."""
-    import importlib
-
     for name in preloaded:
         importlib.import_module(name)
     importlib.import_module("tunesmith.cli.main").command_tree()
@@ -496,7 +512,7 @@ def _start_one(connection: socket.socket) -> int:
 
 
 def fork_programs() -> Callable[[], None]:
-    """From now on this process forks `sim` programs, dry runs and parsers; returns what ends that."""
+    """From now on this process forks our programs, dry runs and parsers; returns what ends that."""
     from tunesmith.datasets import parse_pool
     from tunesmith.orchestration import dry_run
     from tunesmith.programs import launch
