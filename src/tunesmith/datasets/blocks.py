@@ -13,12 +13,12 @@ from tunesmith.core.errors import quoted
 from tunesmith.datasets.columns import ParsedRow, batch_from_bytes, batch_to_bytes, to_batch
 from tunesmith.datasets.example import BadRow, Reason
 from tunesmith.datasets.formats.lines import Found, LineImporter
-from tunesmith.datasets.kept_splits import read_kept
 from tunesmith.datasets.parse_pool import ParseRules
 from tunesmith.datasets.readers.text import Block
 from tunesmith.datasets.rejected_rows import RejectedRows
 from tunesmith.datasets.row_identity import RowIdentity
 from tunesmith.datasets.screens.block import BlockScreener, Screened
+from tunesmith.datasets.splits import SplitRule, read_kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class BlockParser:
         self._rules = rules
         self._screener = BlockScreener(rules.screens, rules.cases, rules.detectors)
         kept = read_kept(rules.kept_splits) if rules.kept_splits else None
-        self._identity = RowIdentity(rules.heldout_share, rules.validation_share, kept)
+        self._identity = RowIdentity(SplitRule(rules.heldout_share, rules.validation_share, kept))
         longest_first = sorted(rules.control_tokens, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.example import Split
-from tunesmith.datasets.kept_splits import groups_in
+from tunesmith.datasets.splits import SplitRule, groups_in
 from tunesmith.profiles.checks import CheckedProfile
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.runs.queries import profile_locks as profiles
@@ -19,8 +19,6 @@ def kept_splits(database: Database, workspace: Workspace, checked: CheckedProfil
     """
     if not checked.lock.split_number:
         return {}
-    from tunesmith.datasets.splits import split_of
-
     with database.read() as tx:
         trained = datasets.of_ids(tx, profiles.trained_datasets(checked.profile.name))
         assembled = {each.id: datasets.groups_of(tx, each.id) for each in trained}
@@ -30,5 +28,5 @@ def kept_splits(database: Database, workspace: Workspace, checked: CheckedProfil
         for group, split in groups_in(folder) if folder.exists() else assembled[dataset.id]:
             if split is Split.HELDOUT or group not in found:
                 found[group] = split
-    shares = (checked.lock.heldout_share, checked.lock.validation_share)
-    return {group: split for group, split in found.items() if split is not split_of(group, *shares)}
+    rule = SplitRule(checked.lock.heldout_share, checked.lock.validation_share)
+    return {group: split for group, split in found.items() if split is not rule.split_of(bytes.fromhex(group))}

@@ -20,7 +20,6 @@ from tunesmith.core.files import publish_folder
 from tunesmith.core.staging import staging_for
 from tunesmith.datasets.dedupe import SeenHashes
 from tunesmith.datasets.example import BadRow, Kind, Reason, Split
-from tunesmith.datasets.kept_splits import write_kept
 from tunesmith.datasets.messages import count_ignored
 from tunesmith.datasets.parse_pool import ParsePool, ParseRules
 from tunesmith.datasets.readers.text import Block, LineReader, size_of
@@ -36,6 +35,7 @@ from tunesmith.datasets.report import (
 )
 from tunesmith.datasets.screens.contamination import HeldCase, write_cases
 from tunesmith.datasets.sources import open_source, read_conditions
+from tunesmith.datasets.splits import write_kept
 
 if TYPE_CHECKING:
     from tunesmith.datasets.blocks import ParsedBlock

@@ -11,9 +11,9 @@ import orjson
 
 from tunesmith.datasets.example import TOOLS, Split, num_prompt_of
 from tunesmith.datasets.report import MixKind, PrepareOptions
+from tunesmith.datasets.splits import SplitRule, group_of, held_out_from
 from tunesmith.experience.queries.candidates import StoredCandidate
 from tunesmith.experience.rules.experience import ExperienceClass
-from tunesmith.experience.rules.held_out import held_out_from
 
 Fields = dict[str, Any]
 IN_TWO_SPLITS = "of a conversation that began in another split"
@@ -67,10 +67,9 @@ class Splitter:
             options.heldout_share, options.validation_share, options.max_line_bytes, windows=options.windows
         )
         self._read = LineImporter(rules).read
-        self._options = options
+        self._rule = SplitRule(options.heldout_share, options.validation_share, kept)
         self._kind = kind
         self._ever_held_out = ever_held_out
-        self._kept = kept
 
     def place_of(self, candidate: StoredCandidate) -> Placed | str:
         """Its split, or why it cannot be in any.
@@ -79,7 +78,6 @@ class Splitter:
         groups pairs by their whole prompt, so a pair whose prompt and whose conversation disagree stays out.
         """
         from tunesmith.datasets.example import BadRow
-        from tunesmith.datasets.splits import group_of, split_of
 
         try:
             ((shape, contents, num_group),) = self._read(line_of(candidate, self._kind))
@@ -89,8 +87,7 @@ class Splitter:
         begin = next((place for place, code in enumerate(shape) if code in "cC"), num_prompt)
         own = group_of(shape[: num_group or num_prompt], contents)
         groups = {own, group_of(shape[:begin], contents)}
-        shares = (self._options.heldout_share, self._options.validation_share)
-        splits = {self._kept.get(group) or split_of(group, *shares) for group in groups}
+        splits = {self._rule.split_of(bytes.fromhex(group)) for group in groups}
         if len(splits) > 1:
             return IN_TWO_SPLITS
         (split,) = splits

@@ -9,7 +9,8 @@ from pathlib import Path
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.example import Split
 from tunesmith.datasets.report import MemberRole, MixKind
-from tunesmith.experience.rules.held_out import Shortage, enough_share, held_out_from
+from tunesmith.datasets.splits import held_out_from
+from tunesmith.experience.rules.held_out import Shortage, enough_share
 from tunesmith.experience.rules.mix import MixCandidate, Selection, role_of, select
 from tunesmith.profiles.checks import CheckedProfile
 from tunesmith.store.database import Database

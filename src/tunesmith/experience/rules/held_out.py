@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 _MOST = 50
 """Percent: a share that leaves less than half to train on is not proposed."""
-_RANGE = 2.0**64
 
 
 @dataclass(frozen=True)
@@ -48,11 +47,6 @@ class Shortage:
         """So many that, by chance, five times of six enough of them are held out."""
         missing = self.wanted - self.num
         return math.ceil((missing + math.sqrt(missing)) / self.share)
-
-
-def held_out_from(groups: Collection[str]) -> float:
-    """The share above which prompts of these groups, all together, are held out (datasets/splits.py)."""
-    return max(int(group[:16], 16) for group in groups) / _RANGE
 
 
 def enough_share(share: float, wanted: int, count: Callable[[float], int]) -> float | None:
