@@ -1,9 +1,13 @@
-"""Which tests run, where and in what order: `--shuffle`, `--fast`, and one process for tests that share a fixture."""
+"""Which tests run, where and in what order: `--shuffle`, `--fast`, and one process for tests that share a fixture.
+
+`pytest FILE` runs what `make test` runs of it: drills with their full counts (hours), big engines and the GPU only
+where `-m` or the name of a test asks for them.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -32,10 +36,10 @@ def choose_seed(config: pytest.Config) -> None:
 
 
 def arrange(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.option.markexpr and not any("::" in argument for argument in config.args):
+        _leave_out(config, items, lambda item: any(map(item.get_closest_marker, ("soak", "extra", "gpu"))))
     if config.option.fast:
-        kept = [item for item in items if not _is_left_out(item)]
-        config.hook.pytest_deselected(items=[item for item in items if _is_left_out(item)])
-        items[:] = kept
+        _leave_out(config, items, _is_slow)
     if config.option.shuffle:
         items[:] = shuffled(items, config.option.shuffle)
     for item in items:
@@ -56,7 +60,14 @@ def shuffled(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
     return [item for name in names for item in modules[name]]
 
 
-def _is_left_out(item: pytest.Item) -> bool:
+def _leave_out(config: pytest.Config, items: list[pytest.Item], leaves_out: Callable[[pytest.Item], bool]) -> None:
+    left_out = [item for item in items if leaves_out(item)]
+    items[:] = [item for item in items if not leaves_out(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+
+
+def _is_slow(item: pytest.Item) -> bool:
     parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
     needed = getattr(item, "fixturenames", ())
     return "postgres" in needed or "postgres" in parameters.values() or item.get_closest_marker("slow") is not None

@@ -325,30 +325,33 @@ class QuickProcess:
 
 
 class _Warm:
-    """A warm process of this test process, started at the first use and ended with it."""
+    """A warm process of this session of tests: the first that needs it starts it, its other processes share it."""
 
-    def __init__(self, preloaded: Sequence[str]) -> None:
+    def __init__(self, kind: str, preloaded: Sequence[str]) -> None:
+        self._kind = kind
         self._preloaded = list(preloaded)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._mounts = self._where = ""
-        self._lock = threading.Lock()
+        self._session = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
 
     def connect(self) -> socket.socket:
-        with self._lock:
-            if self._process is not None and self._mounts != _mounts():
-                _end(self._process)  # a test has moved this process to a mount namespace of its own
-            if self._process is None or self._process.poll() is not None:
-                self._start()
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(self._where)
-        return connection
+        # abstract: leaves no file. A test may have moved this process to a mount namespace of its own.
+        where = f"\0tunesmith-tests-{self._session}-{self._kind}-{os.readlink('/proc/self/ns/mnt')}"
+        while True:
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.connect(where)
+                return connection
+            except ConnectionRefusedError:
+                connection.close()
+            with contextlib.closing(socket.socket(socket.AF_UNIX)) as listening:
+                try:
+                    listening.bind(where)
+                except OSError:  # another process is between here and the next line
+                    time.sleep(0.01)
+                    continue
+                listening.listen(64)
+                self._start(listening.fileno())
 
-    def _start(self) -> None:
-        self._mounts = _mounts()
-        self._where = f"\0tunesmith-tests-{os.getpid()}-{time.monotonic_ns()}"  # abstract: leaves no file
-        listening = socket.socket(socket.AF_UNIX)
-        listening.bind(self._where)
-        listening.listen(64)
+    def _start(self, listening: int) -> None:
         from support.workspaces import cli_environ
 
         # room for what /proc shall tell of a child
@@ -357,31 +360,18 @@ class _Warm:
         paths = json.dumps([str(Path(__file__).parents[1])])
         code = (
             f"import sys; sys.path += {paths}; from support.quick_processes import _serve; "
-            f"_serve({listening.fileno()}, {self._preloaded})"
+            f"_serve({listening}, {self._preloaded}, {self._session})"
         )
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code, room],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[listening.fileno()],
-            env=env,
-            cwd="/",
-        )
-        listening.close()
-        atexit.register(_end, self._process)
+        null = subprocess.DEVNULL
+        command = [sys.executable, "-c", code, room]
+        started = subprocess.Popen(command, stdin=null, stdout=null, pass_fds=[listening], env=env, cwd="/")
+        _started.append(started)
 
 
-def _mounts() -> str:
-    return os.readlink("/proc/self/ns/mnt")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-
-
-_warm = _Warm(_PRELOADED)
-_warm_with_torch = _Warm(_WITH_TORCH)
+_started: list[subprocess.Popen[bytes]] = []
+"""Kept, because a `Popen` that is collected while its process runs warns. They end with the session."""
+_warm = _Warm("commands", _PRELOADED)
+_warm_with_torch = _Warm("torch", _WITH_TORCH)
 
 
 def start_quickly(
@@ -437,14 +427,13 @@ def _of_interpreter(env: Mapping[str, str]) -> dict[str, str]:
 _AT_START = _of_interpreter({**os.environ, "PYTHONWARNINGS": "error"})
 
 
-def _serve(listening_handle: int, preloaded: Sequence[str]) -> NoReturn:
+def _serve(listening_handle: int, preloaded: Sequence[str], session: int) -> NoReturn:
     """The warm process: one child per request, whose end is told on its connection."""
     for name in preloaded:
         importlib.import_module(name)
     importlib.import_module("tunesmith.cli.main").command_tree()
     gc.freeze()  # children that collect garbage would copy every page
     listening = socket.socket(fileno=listening_handle)
-    parent = os.getppid()
     woken, wake = os.pipe()
     for end in (woken, wake):
         os.set_blocking(end, False)
@@ -455,7 +444,7 @@ def _serve(listening_handle: int, preloaded: Sequence[str]) -> NoReturn:
     with selectors.DefaultSelector() as selector:
         selector.register(listening, selectors.EVENT_READ)
         selector.register(woken, selectors.EVENT_READ)
-        while os.getppid() == parent:
+        while Path(f"/proc/{session}").exists():
             for key, _ in selector.select(1.0):
                 if key.fileobj is listening:
                     connection, _ = listening.accept()
