@@ -17,12 +17,13 @@ from tunesmith.core.ids import new_id, new_token
 from tunesmith.datasets.example import Message
 from tunesmith.evaluation.evaluate import EVALUATOR
 from tunesmith.profiles.profile import EvaluationSettings
-from tunesmith.profiles.settings import Phase, WorkerSettings
+from tunesmith.profiles.settings import WorkerSettings
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.programs.launch import RunningProgram, launch
 from tunesmith.programs.progress import Advance
-from tunesmith.programs.protocol import CaseScore, PhaseEvent, Progress
+from tunesmith.programs.protocol import CaseScore, Event, Progress
 from tunesmith.programs.result_check import check_evaluate_result, read_scores
+from tunesmith.programs.supervise import watch
 from tunesmith.runs.rules.task import AttemptState, ErrorClass
 from tunesmith.runs.spec import AttemptRef, BaseModelRef, CasesRef, EvaluateSpec, Subject
 
@@ -30,7 +31,6 @@ OnScored = Callable[[int], None]
 _LOSS = "heldout_loss"
 _NOT_FINITE = f"{_LOSS} is "
 _LEASE_S = 600.0  # long: the shim notices that we died by itself, and a terminal may be stopped for a while
-_LOOK_S = 0.05
 _KEEPALIVE_S = 5.0
 _PORTION_ROWS = 20_000
 _PORTION_BYTES = 64 << 20
@@ -81,7 +81,7 @@ class Scorer:
         )
         program = launch(EVALUATOR, spec, folder, env=visible(os.environ, self.timing.pass_environment))
         try:
-            code = self._watch(program, before)
+            code = self._watched(program, before)
         finally:
             program.kill_tree(0.0)
         judgement = check_evaluate_result(spec, folder, code)
@@ -89,27 +89,26 @@ class Scorer:
             raise ProgramError(_told(judgement.error_class, judgement.error or "it ended early"))
         return read_scores(folder, judgement.result).by_subject["baseline"]
 
-    def _watch(self, program: RunningProgram, before: int) -> int:
-        """Until it has ended: pass its progress on, keep it alive, end it when it hangs. Its exit code."""
-        phase, moved, advance = Phase.LOAD, time.monotonic(), Advance()
-        kept = moved
-        while (code := program.poll()) is None:
-            now = time.monotonic()
-            for event in program.events():
-                moved = now if advance.takes(event) else moved
-                match event:
-                    case PhaseEvent(phase=phase):
-                        pass
-                    case Progress(done=done):
-                        self.on_scored(before + done)
-                    case _:
-                        pass
-            if now - moved > self.timing.phase_deadlines_s[phase]:
-                raise ProgramError(_told(ErrorClass.STALLED, f"no progress for {now - moved:.0f} s in phase {phase}"))
-            if now - kept > _KEEPALIVE_S:
-                kept = now
+    def _watched(self, program: RunningProgram, before: int) -> int:
+        """Until it has ended: pass its progress on, keep it alive, give up when it hangs. Its exit code."""
+        advance, kept = Advance(), time.monotonic()
+
+        def take(event: Event) -> None:
+            advance.takes(event)
+            if isinstance(event, Progress):
+                self.on_scored(before + event.done)
+
+        def look() -> None:
+            nonlocal kept
+            if advance.idle_s > self.timing.phase_deadlines_s[advance.phase]:
+                told = f"no progress for {advance.idle_s:.0f} s in phase {advance.phase}"
+                raise ProgramError(_told(ErrorClass.STALLED, told))
+            if time.monotonic() - kept > _KEEPALIVE_S:
+                kept = time.monotonic()
                 program.keepalive()
-            time.sleep(_LOOK_S)
+
+        code = watch(program, take, look)
+        assert code is not None
         return code
 
 

@@ -5,6 +5,9 @@ A program that hangs may go on writing log lines, or the metrics of one step, fo
 
 from __future__ import annotations
 
+import time
+
+from tunesmith.profiles.settings import Phase
 from tunesmith.programs.protocol import (
     CheckpointEvent,
     Event,
@@ -27,12 +30,27 @@ class Advance:
     """How far one program has come. Marks only rise; a new step begins all others anew."""
 
     def __init__(self) -> None:
-        self._phase = ""
+        self.phase = Phase.LOAD
+        self._moved = time.monotonic()
+        self._detail = ""
         self._steps: dict[Mark, int] = {}
         self._marks: dict[Mark, int] = {}
 
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the program last got further, or since it was started."""
+        return time.monotonic() - self._moved
+
     def takes(self, event: Event) -> bool:
         """Whether the program got further with this event; remembers how far."""
+        if isinstance(event, PhaseEvent):
+            self.phase, self._detail = event.phase, event.detail
+        is_new = self._is_new(event)
+        if is_new:
+            self._moved = time.monotonic()
+        return is_new
+
+    def _is_new(self, event: Event) -> bool:
         match event:
             case Started() | Finished():
                 return self._rises(self._steps, (event.type,), 1)
@@ -41,12 +59,11 @@ class Advance:
             case Progress(done=done, total=total, unit=unit) if unit == _STEP:
                 return done <= total and self._steps_on(("progress",), done)
             case Progress(done=done, total=total, unit=unit):
-                return done <= total and self._rises(self._marks, ("progress", self._phase, unit), done)
+                return done <= total and self._rises(self._marks, ("progress", self.phase, self._detail, unit), done)
             case CheckpointEvent(step=step) | ValidationEvent(step=step):
                 return self._rises(self._steps, (event.type,), step)
             case PhaseEvent(phase=phase, detail=detail):
-                self._phase = f"{phase} {detail}"
-                return self._rises(self._marks, ("phase", self._phase), 0)
+                return self._rises(self._marks, ("phase", phase, detail), 0)
             case _:  # a log line, or an acknowledgement
                 return False
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tunesmith.core.errors import ProgramError
-from tunesmith.profiles.settings import Phase
 from tunesmith.programs.launch import RunningProgram, launch
 from tunesmith.programs.progress import Advance
-from tunesmith.programs.protocol import Ack, Event, LiveCheckFailure, Metrics, PhaseEvent
+from tunesmith.programs.protocol import Ack, Event, LiveCheckFailure, Metrics
 from tunesmith.programs.stage import StageContext
 from tunesmith.runs.queries import requests, switches, tasks
 from tunesmith.runs.rules.request import RequestKind, strongest
@@ -39,8 +38,32 @@ class ProgramEnd:
     """Asked to checkpoint and end: TERM of the worker, or e-stop."""
 
 
+def watch(
+    program: RunningProgram,
+    on_event: Callable[[Event], None],
+    look: Callable[[], None],
+    *,
+    until: Callable[[], bool] = lambda: False,
+    look_s: float = _LOOK_S,
+) -> int | None:
+    """Follow a program until it has ended, or until `until`; its exit code, None if it still runs.
+
+    Each turn takes in all that it said, then `look` renews, asks and enforces: it may kill the program, or raise.
+    A broken protocol raises ProgramError. Keeping the program alive is up to the caller, and so is ending it.
+    """
+    while True:
+        code = program.poll()  # before reading: what an ended program wrote is all there
+        while events := program.events():  # a flood comes in portions
+            for event in events:
+                on_event(event)
+        if until() or code is not None:
+            return code
+        look()
+        time.sleep(look_s)
+
+
 class Supervisor:
-    """Watches one program. Every loop: read events, pass on requests, check the limits."""
+    """Watches one program of a worker: passes on requests and the e-stop, enforces the limits."""
 
     def __init__(
         self,
@@ -54,9 +77,8 @@ class Supervisor:
         self.wall_s = wall_s
         self.live_check = live_check
         self.end = ProgramEnd()
-        self.phase = Phase.LOAD
         self.advance = Advance()
-        self.started = self.moved = time.monotonic()
+        self.started = time.monotonic()
         self.asked = 0.0
         self.passed_on: set[str] = set()
         self.kill_at: float | None = None
@@ -70,20 +92,24 @@ class Supervisor:
         try:
             process = program.identity.to_json()
             context.write(lambda tx: tasks.note_process(tx, context.claim.lease, process))
-            while (code := program.poll()) is None:
-                self._loop(program)
-                time.sleep(_LOOK_S)
-            self._read(program)
-            self.end.exit_code = code
+            self.end.exit_code = self._watch(program)
             context.pulse.check()
             return self.end
         finally:
             context.pulse.program = None
             program.kill_tree(0.0)
 
-    def _loop(self, program: RunningProgram) -> None:
+    def _watch(self, program: RunningProgram) -> int:
+        try:
+            code = watch(program, lambda event: self._take(program, event), lambda: self._look(program))
+        except ProgramError as error:  # nothing else that it says counts
+            self._kill(program, ErrorClass.PROTOCOL, str(error))
+            code = program.poll()
+        assert code is not None
+        return code
+
+    def _look(self, program: RunningProgram) -> None:
         self.context.pulse.check()
-        self._read(program)
         now = time.monotonic()
         if now - self.asked >= _ASK_S:
             self.asked = now
@@ -92,24 +118,10 @@ class Supervisor:
             self._interrupt(program, "the worker was told to end")
         self._enforce_limits(program, now)
 
-    def _read(self, program: RunningProgram) -> None:
-        """Take in new events; after a protocol violation nothing else it says counts."""
-        if self.end.killed_for is ErrorClass.PROTOCOL:
-            return
-        try:
-            while events := program.events():  # a flood comes in portions
-                for event in events:
-                    self._take(program, event)
-        except ProgramError as error:
-            self._kill(program, ErrorClass.PROTOCOL, str(error))
-
     def _take(self, program: RunningProgram, event: Event) -> None:
         if self.advance.takes(event):
-            self.moved = time.monotonic()
             self.context.pulse.progress()
         match event:
-            case PhaseEvent(phase=phase):
-                self.phase = phase
             case Metrics() if self.end.finding is None and (finding := self.live_check(event)) is not None:
                 self.end.finding = finding
                 program.kill_tree(self.context.settings.worker.grace_s)
@@ -153,13 +165,13 @@ class Supervisor:
         program.terminate()
 
     def _enforce_limits(self, program: RunningProgram, now: float) -> None:
-        deadline = self.context.settings.worker.phase_deadlines_s[self.phase]
+        deadline = self.context.settings.worker.phase_deadlines_s[self.advance.phase]
         if self.wall_s is not None and now - self.started > self.wall_s + _BUDGET_MARGIN_S:
             self._kill(program, ErrorClass.BUDGET, f"still running {_BUDGET_MARGIN_S:.0f} s after its time budget")
-        elif now - self.moved > deadline:
+        elif self.advance.idle_s > deadline:
             program.dump_stacks()
             time.sleep(_STACKS_S)
-            self._kill(program, ErrorClass.STALLED, f"no progress for {deadline:g} s in phase {self.phase}")
+            self._kill(program, ErrorClass.STALLED, f"no progress for {deadline:g} s in phase {self.advance.phase}")
         elif self.kill_at is not None and now > self.kill_at:
             self.kill_at = None
             program.kill_tree(0.0)

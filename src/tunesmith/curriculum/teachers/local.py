@@ -10,7 +10,6 @@ import contextlib
 import filecmp
 import json
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,8 @@ from tunesmith.profiles.settings import Phase
 from tunesmith.programs.artifact import read_capped
 from tunesmith.programs.launch import RunningProgram, launch
 from tunesmith.programs.progress import Advance
-from tunesmith.programs.protocol import ANSWERS, MAX_RESULT, RESULT, PhaseEvent, Result
+from tunesmith.programs.protocol import ANSWERS, MAX_RESULT, RESULT, Event, PhaseEvent, Result
+from tunesmith.programs.supervise import watch
 from tunesmith.runs.spec import AttemptRef, Taught, TeachSpec
 
 PROGRAM = ("python", "-m", "tunesmith.curriculum.teachers.main")
@@ -109,7 +109,7 @@ class LocalTeacher:
         self._advance = Advance()
         self._num_left = 0
         self._answers: dict[str, Taught] = {}
-        self._deadline = 0.0
+        self._deadline = self._asked = 0.0
         self._failed: str | None = None
 
     @property
@@ -149,15 +149,11 @@ class LocalTeacher:
 
     def ask(self, prompt_id: str) -> Reply:
         """The answer to a prompt that was started with; raises TeacherFailed, or Abandoned if we are to end."""
-        last, asked = boot_seconds() + MOST_S, 0.0
-        while (said := self._answers.pop(prompt_id, None)) is None:
-            if self._failed is not None or self._program is None:
-                raise TeacherFailed(self._failed or "it was not started", may_be_billed=False)
-            if boot_seconds() - asked >= _ASK_S:
-                asked = boot_seconds()
-                if (why := self._grip.why_stop()) is not None:
-                    raise TeacherCancelled(why)
-            self._look(self._program, last)
+        if prompt_id not in self._answers and self._failed is None and self._program is not None:
+            self._wait_for(prompt_id, self._program)
+        said = self._answers.pop(prompt_id, None)
+        if said is None:
+            raise TeacherFailed(self._failed or "it was not started", may_be_billed=False)
         if said.error is not None or said.text is None:
             raise TeacherFailed(str(said.error), may_be_billed=False, is_about_prompt=True)
         return Reply(said.text, said.finish, said.num_in, None)
@@ -169,35 +165,47 @@ class LocalTeacher:
             self._grip.hold(None)
             self._program = None
 
-    def _look(self, program: RunningProgram, last: float) -> None:
-        """Take in what is new; once nothing more can come, `_failed` says why."""
-        code = program.poll()  # before reading: what an ended program wrote is all there
+    def _wait_for(self, prompt_id: str, program: RunningProgram) -> None:
+        """Until the answer is there; once nothing more can come, `_failed` says why."""
+        last, self._asked = boot_seconds() + MOST_S, 0.0
+        self._stop_if_told()
+
+        def look() -> None:
+            self._stop_if_told()
+            if boot_seconds() > min(self._deadline, last):
+                self._failed = "the teacher's program did not get on in time; it was ended"
+                program.kill_tree(0.0)
+            else:
+                self._grip.renew(program)
+
         try:
-            self._read(program)
+            code = watch(program, self._take, look, until=lambda: self._has(prompt_id), look_s=_LOOK_S)
         except ProgramError as error:
             self._failed = f"the teacher's program broke its protocol: {error}"
-        now = boot_seconds()
-        if self._failed is None and code is not None:
-            self._failed = f"the teacher's program ended without an answer: {_reason(self._directory, code)}"
-        elif self._failed is None and now > min(self._deadline, last):
-            self._failed = "the teacher's program did not get on in time; it was ended"
-        if self._failed is not None:
             program.kill_tree(0.0)
-            return
-        self._grip.renew(program)
-        time.sleep(_LOOK_S)
+        else:
+            if code is not None and self._failed is None:
+                self._failed = f"the teacher's program ended without an answer: {_reason(self._directory, code)}"
 
-    def _read(self, program: RunningProgram) -> None:
-        for event in program.events():
-            is_new = self._advance.takes(event)
-            if is_new and isinstance(event, PhaseEvent) and event.phase is Phase.GENERATE:
-                self._deadline = boot_seconds() + self._settings.timeout_s + _GRACE_S
+    def _stop_if_told(self) -> None:
+        if boot_seconds() - self._asked >= _ASK_S:
+            self._asked = boot_seconds()
+            if (why := self._grip.why_stop()) is not None:
+                raise TeacherCancelled(why)
+
+    def _take(self, event: Event) -> None:
+        if self._advance.takes(event) and isinstance(event, PhaseEvent) and event.phase is Phase.GENERATE:
+            self._deadline = boot_seconds() + self._settings.timeout_s + _GRACE_S
+
+    def _has(self, prompt_id: str) -> bool:
+        """Whether the answer is there now, after a look at what was written."""
         for taught in self._lines.new():
             if not self._num_left:
                 raise ProgramError("it answers more than it was asked")
             self._answers[taught.id] = taught
             self._num_left -= 1
             self._deadline = boot_seconds() + self._settings.timeout_s + _GRACE_S
+        return prompt_id in self._answers
 
 
 class _Lines:
