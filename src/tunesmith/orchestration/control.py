@@ -107,8 +107,7 @@ def resume(tx: Tx, run_id: str, *, actor: str) -> ActionResult:
         raise Refused(f"run {run.id} is {run.state}, not paused: {_instead(run)}")
     if adapters.of_run(tx, run.id) is not None:  # it was paused while its result was saved
         return _send(tx, run, RunState.EVALUATING, TaskKind.EVALUATE, actor, "resumed; it had been trained")
-    runs.move(tx, run.id, RunState.QUEUED, actor=actor, reason="resumed")
-    tasks.add(tx, TaskKind.TRAIN, actor=actor, run_id=run.id, profile=run.profile, priority=run.priority)
+    lifecycle.go_on(tx, run, RunState.QUEUED, TaskKind.TRAIN, actor, "resumed")
     return ActionResult(run.id, RunState.QUEUED, None, "queued")
 
 
@@ -216,8 +215,7 @@ def _send(
     reason: str,
     payload: dict[str, Any] | None = None,
 ) -> ActionResult:
-    runs.move(tx, run.id, state, actor=actor, reason=reason)
-    tasks.add(tx, kind, actor=actor, run_id=run.id, profile=run.profile, priority=run.priority, payload=payload)
+    lifecycle.go_on(tx, run, state, kind, actor, reason, payload)
     return ActionResult(run.id, state, None, reason)
 
 

@@ -13,7 +13,7 @@ state and the next task, in one transaction. Nothing else in tunesmith knows the
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Any, assert_never
 
 from tunesmith.core.disk import is_disk_trouble
 from tunesmith.core.errors import StoreError
@@ -129,7 +129,7 @@ def _after_train(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> N
                 requests.acknowledge_all(tx, run.id, actor=actor, answer="paused; training had ended")
                 return
             requests.acknowledge_all(tx, run.id, actor=actor, answer=reason)
-            _go_on(tx, run, RunState.EVALUATING, TaskKind.EVALUATE, actor, reason)
+            go_on(tx, run, RunState.EVALUATING, TaskKind.EVALUATE, actor, reason)
         case DryRunPassed():
             finish(tx, run, RunState.VALIDATED, actor=actor, reason="the dry run found nothing wrong")
         case _:
@@ -166,11 +166,11 @@ def _after_evaluate(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -
         case Decision.PROMOTE if run.spec.deploy.when == "never":
             finish(tx, run, RunState.COMPLETED, actor=actor, reason=reason)
         case Decision.PROMOTE if run.spec.shadow.enabled and not shadows.has_passed(tx, run.id):
-            _go_on(tx, run, RunState.SHADOWING, TaskKind.WATCH, actor, f"promoted, shadows first: {reason}")
+            go_on(tx, run, RunState.SHADOWING, TaskKind.WATCH, actor, f"promoted, shadows first: {reason}")
         case Decision.PROMOTE if run.spec.deploy.when == "approved":
             _wait_for_a_person(tx, run, actor, f"promoted, waits for approval: {reason}")
         case Decision.PROMOTE:
-            _go_on(tx, run, RunState.DEPLOYING, TaskKind.DEPLOY, actor, reason)
+            go_on(tx, run, RunState.DEPLOYING, TaskKind.DEPLOY, actor, reason)
         case _:
             assert_never(verdict.decision)
 
@@ -184,9 +184,9 @@ def _after_deploy(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> 
         return
     match end.fact:
         case Flipped():
-            _go_on(tx, run, RunState.WATCHING, TaskKind.WATCH, actor, "live, and watched")
+            go_on(tx, run, RunState.WATCHING, TaskKind.WATCH, actor, "live, and watched")
         case NotFlipped(why=why, kind="stale"):
-            _go_on(tx, run, RunState.EVALUATING, TaskKind.EVALUATE, actor, why)
+            go_on(tx, run, RunState.EVALUATING, TaskKind.EVALUATE, actor, why)
         case NotFlipped(why=why, kind="revoked"):
             finish(tx, run, RunState.REJECTED, actor=actor, reason=why)
         case NotFlipped(why=why, kind="moved_on"):
@@ -207,7 +207,7 @@ def _after_shadow(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> 
         return
     match end.fact:
         case Looked(decision="passed", reason=reason):
-            _go_on(tx, run, RunState.EVALUATING, TaskKind.EVALUATE, actor, f"shadowed well, measured again: {reason}")
+            go_on(tx, run, RunState.EVALUATING, TaskKind.EVALUATE, actor, f"shadowed well, measured again: {reason}")
         case Looked(reason=reason):
             finish(tx, run, RunState.REJECTED, actor=actor, reason=reason)
         case _:
@@ -340,9 +340,12 @@ def _end_attempt(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> RetryDecisi
     )
 
 
-def _go_on(tx: Tx, run: Run, state: RunState, kind: TaskKind, actor: str, reason: str) -> None:
+def go_on(
+    tx: Tx, run: Run, state: RunState, kind: TaskKind, actor: str, reason: str, payload: dict[str, Any] | None = None
+) -> None:
+    """A run's next state, and the task that does the work of it."""
     runs.move(tx, run.id, state, actor=actor, reason=reason)
-    tasks.add(tx, kind, actor=actor, run_id=run.id, profile=run.profile, priority=run.priority)
+    tasks.add(tx, kind, actor=actor, run_id=run.id, profile=run.profile, priority=run.priority, payload=payload)
 
 
 def _wait_for_a_person(tx: Tx, run: Run, actor: str, reason: str) -> None:

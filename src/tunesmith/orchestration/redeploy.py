@@ -18,11 +18,12 @@ from tunesmith.deployment.rules.forced import Forced
 from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
 from tunesmith.models.rules import AdapterState
+from tunesmith.orchestration import lifecycle
 from tunesmith.orchestration.check import check
 from tunesmith.profiles.profile import Deploy
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.programs.fingerprint import code_fingerprint
-from tunesmith.runs.queries import runs, tasks
+from tunesmith.runs.queries import runs
 from tunesmith.runs.rules.run import RUN, Priority, RunState
 from tunesmith.runs.rules.task import TaskKind
 from tunesmith.runs.spec import AdapterRef, Fingerprints, RunSpec, base_of
@@ -109,12 +110,11 @@ def _spec(database: Database, workspace: Workspace, adapter: Adapter, environ: M
 
 
 def _queue(tx: Tx, adapter: Adapter, spec: RunSpec, actor: str, *, force: bool, reason: str) -> DeployedAgain:
-    rank = Priority.NORMAL.rank
     runs.add(
         tx,
         spec,
         actor=actor,
-        priority=rank,
+        priority=Priority.NORMAL.rank,
         body_hash=sha256_text(canonical_json(spec.model_dump(mode="json"))),
         parent_id=adapter.run_id,
     )
@@ -125,6 +125,5 @@ def _queue(tx: Tx, adapter: Adapter, spec: RunSpec, actor: str, *, force: bool, 
         payload = Forced(actor, reason, deployments.live_digest(tx, adapter.profile)).payload()
         why = f"forced past the gate by {actor}: {reason}"
         events.record(tx, "adapter", adapter.id, "forced", actor=actor, reason=reason, detail={"run": spec.run_id})
-    runs.move(tx, spec.run_id, state, actor=actor, reason=why)
-    tasks.add(tx, kind, actor=actor, run_id=spec.run_id, profile=spec.profile, priority=rank, payload=payload)
+    lifecycle.go_on(tx, runs.get(tx, spec.run_id), state, kind, actor, why, payload)
     return DeployedAgain(spec.run_id, state, why)

@@ -41,7 +41,7 @@ from tunesmith.programs.stage import Pulse, StageContext, StageEnd
 from tunesmith.runs.queries import queue, tasks, workers
 from tunesmith.runs.queries.tasks import Claim
 from tunesmith.runs.rules.task import NEEDS_ROOM, AttemptState, TaskKind
-from tunesmith.store.database import STOP_SIGNALS, Database, Tx
+from tunesmith.store.database import STOP_SIGNALS, Database, Tx, patiently
 from tunesmith.training.train import train
 
 STAGES: dict[TaskKind, Callable[[StageContext], StageEnd]] = {
@@ -281,19 +281,13 @@ class Worker:
             log.warning("store_unavailable", reason=str(error))
 
     def _patiently(self, action: Callable[[], R]) -> R:
-        """Repeat what failed because the store could not be reached: a restarted database must not end a worker."""
-        delay_s = 0.2
-        while True:
-            try:
-                return action()
-            except StoreCorrupt:
-                raise
-            except StoreError as error:
-                self._unsure = True
-                log.warning("store_unavailable", reason=str(error))
-                if self.stopping.wait(delay_s):
-                    raise
-                delay_s = min(5.0, delay_s * 2)
+        """A restarted database must not end a worker, unless it was told to end anyway."""
+
+        def tell(error: StoreError) -> None:
+            self._unsure = True
+            log.warning("store_unavailable", reason=str(error))
+
+        return patiently(action, self.stopping.wait, on_error=tell)
 
 
 class HeartbeatThread(threading.Thread):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tunesmith.core.errors import LeaseLost, StoreCorrupt, StoreError
+from tunesmith.core.errors import LeaseLost
 from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.programs.launch import RunningProgram, tail_of_log
@@ -17,7 +17,7 @@ from tunesmith.runs.queries.tasks import Claim
 from tunesmith.runs.rules.request import RequestKind
 from tunesmith.runs.rules.task import AttemptState, ErrorClass
 from tunesmith.runs.spec import AttemptRef
-from tunesmith.store.database import Database, Tx
+from tunesmith.store.database import Database, Tx, patiently
 
 T = TypeVar("T")
 _STORE_RETRY_S = 0.5
@@ -68,15 +68,16 @@ class StageContext:
         return self._patiently(self.database.read, action)
 
     def _patiently(self, open_tx: Callable[[], AbstractContextManager[Tx]], action: Callable[[Tx], T]) -> T:
-        while True:
+        def transact() -> T:
             self.pulse.check()
-            try:
-                with open_tx() as tx:
-                    return action(tx)
-            except StoreCorrupt:
-                raise
-            except StoreError:
-                self.pulse.lost.wait(_STORE_RETRY_S)
+            with open_tx() as tx:
+                return action(tx)
+
+        def wait(seconds: float) -> bool:
+            self.pulse.lost.wait(seconds)
+            return False  # the next try says that the lease is lost
+
+        return patiently(transact, wait, max_wait_s=_STORE_RETRY_S)
 
     @property
     def run_id(self) -> str:

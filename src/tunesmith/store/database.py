@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -25,6 +25,7 @@ from tunesmith.store.lock_holder import Holder, find_holder
 from tunesmith.store.reserve import Reserve
 from tunesmith.store.sqlite_files import CommitMark, FilesInUse, identity
 
+T = TypeVar("T")
 _SLICE_S = 3.0  # after each so many seconds of waiting for the write lock, look who holds it
 _DURABLE, _WAITS = "durable", "waits"  # what we remember about a connection
 _CORRUPT = ("malformed", "not a database", "disk image", "corrupt")
@@ -115,6 +116,30 @@ class Tx:
     @property
     def _driver(self) -> Any:
         return self.conn.dialect.loaded_dbapi
+
+
+def patiently(
+    action: Callable[[], T],
+    wait: Callable[[float], bool],
+    *,
+    on_error: Callable[[StoreError], None] = lambda error: None,
+    max_wait_s: float = 5.0,
+) -> T:
+    """Repeat an action while the store cannot be reached, at growing intervals; raises at once if it is damaged.
+
+    `wait` pauses for so many seconds; True: give up, and the error is raised.
+    """
+    wait_s = 0.2
+    while True:
+        try:
+            return action()
+        except StoreCorrupt:
+            raise
+        except StoreError as error:
+            on_error(error)
+            if wait(wait_s):
+                raise
+            wait_s = min(max_wait_s, wait_s * 2)
 
 
 class Database:
