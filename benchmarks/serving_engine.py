@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tunesmith.core.environment import set_defaults_here
 from tunesmith.core.files import publish_folder
 from tunesmith.deployment.targets.base import ServedAdapter
 from tunesmith.serving.engine_spec import EngineSpec
@@ -39,6 +40,7 @@ class Job:
 
 def measure(quick: bool, device: str = "auto") -> dict[str, Any]:
     """Tokens per second by arm and number of requests at once, pauses in milliseconds."""
+    set_defaults_here()  # plain transformers computes in this process: the same for all arms
     with tempfile.TemporaryDirectory() as scratch:
         base = _a_base(Path(scratch) / "base", quick)
         adapters = [

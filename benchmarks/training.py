@@ -161,8 +161,8 @@ def measure(job: Job, is_cuda: bool, deadline: float | None, peak_tflops: float)
     if lacking or (left is not None and left < _LEAST_S):
         return told(cell | {"skipped": lacking or "no time was left"})
     argv = [sys.executable, os.path.abspath(__file__), "--job", json.dumps(asdict(job))]
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as ours has it: where cores are shared, spinning makes TRL slower
+    # as our programs have it, for every arm: where cores are shared, spinning makes TRL slower
+    env = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=left, env=env)
     except subprocess.TimeoutExpired:

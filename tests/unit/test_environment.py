@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from tunesmith.core.environment import visible
+from tunesmith.core.environment import child_environment, visible
 
 SECRETS = (
     "OPENAI_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY",
@@ -27,3 +30,14 @@ def test_secret_stays_unless_somebody_names_it(name: str) -> None:
 @pytest.mark.parametrize("name", NEEDED)
 def test_what_programs_need_passes(name: str) -> None:
     assert visible({name: "x"}) == {name: "x"}
+
+
+def test_threads_of_a_program_wait_passively_unless_somebody_says_otherwise() -> None:
+    assert child_environment({}) == {"OMP_WAIT_POLICY": "PASSIVE"}
+    assert child_environment({"OMP_WAIT_POLICY": "ACTIVE", "HF_TOKEN": "x"}) == {"OMP_WAIT_POLICY": "ACTIVE"}
+
+
+def test_importing_packages_changes_no_environment() -> None:
+    script = "import os; before = dict(os.environ); import tunesmith.models.queries, tunesmith.client; "
+    script += "assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())"
+    subprocess.run([sys.executable, "-c", script], check=True, env=visible({}))

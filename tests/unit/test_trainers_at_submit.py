@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from support.config import a_base, a_workspace
+from tunesmith.core.environment import child_environment
 from tunesmith.core.errors import ConfigError
 from tunesmith.datasets.screens.detectors import check_installed
 from tunesmith.profiles.checks import check_profile
@@ -66,9 +67,10 @@ def test_command_argv_names_files_of_the_workspace_and_programs_on_the_path(root
 def test_command_sees_only_the_usual_variables_and_those_it_is_given() -> None:
     environ = {"PATH": "/bin", "API_TOKEN": "secret", "MY_SETTING": "1"}
     options = {"argv": ["python", "mine.py"], "env": ["MY_SETTING", "ABSENT"]}
-    assert environment_of(COMMAND, options, environ) == {"PATH": "/bin", "MY_SETTING": "1"}
-    assert environment_of(NATIVE, {}, environ) == {"PATH": "/bin"}
-    assert environment_of(NATIVE, {}, environ, ["API_TOKEN"]) == {"PATH": "/bin", "API_TOKEN": "secret"}
+    ours = {"PATH": "/bin", **child_environment({})}
+    assert environment_of(COMMAND, options, environ) == {**ours, "MY_SETTING": "1"}
+    assert environment_of(NATIVE, {}, environ) == ours
+    assert environment_of(NATIVE, {}, environ, ["API_TOKEN"]) == {**ours, "API_TOKEN": "secret"}
 
 
 def test_command_program_that_changes_after_sealing_is_noticed(root: Path) -> None:

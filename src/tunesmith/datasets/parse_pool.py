@@ -20,7 +20,7 @@ from dataclasses import astuple, dataclass
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
-from tunesmith.core.environment import visible
+from tunesmith.core.environment import child_environment
 from tunesmith.core.errors import TunesmithError
 from tunesmith.datasets.readers.text import Block
 
@@ -61,7 +61,7 @@ class ParsePool:
         self._children: list[subprocess.Popen[bytes]] = []
         for _ in range(num_processes):
             child = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pipesize=_PIPE, env=visible(os.environ)
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pipesize=_PIPE, env=child_environment(os.environ)
             )
             self._children.append(child)
             self._idle.put(child)

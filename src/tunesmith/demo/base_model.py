@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunesmith.core.environment import set_defaults_here
 from tunesmith.core.errors import DataError
 from tunesmith.core.files import publish_folder, verify_folder
 from tunesmith.demo import dates
@@ -73,6 +74,7 @@ def cached_base(cache_dir: Path, quick: bool = False, on_progress: Progress | No
 
 def build_base(folder: Path, *, quick: bool, on_progress: Progress | None = None) -> None:
     """Train the base and save it into the folder in Hugging Face format."""
+    set_defaults_here()
     import torch
     import transformers
 

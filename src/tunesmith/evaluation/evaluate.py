@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import dataclass
 
-from tunesmith.core.environment import visible
+from tunesmith.core.environment import child_environment
 from tunesmith.core.files import canonical_json, sha256_file, sha256_text, write_atomic
 from tunesmith.datasets import queries as datasets
 from tunesmith.evaluation.rules.comparison import compare
@@ -68,7 +68,7 @@ def evaluate(context: StageContext) -> StageEnd:
         evaluation=run.spec.evaluation,
         seed=run.spec.recipe.seed,
     )
-    env = visible(os.environ, context.settings.worker.pass_environment)
+    env = child_environment(os.environ, context.settings.worker.pass_environment)
     end = Supervisor(context).run(EVALUATOR, spec, env)
     ended_early = _ended_early(context, end)
     if ended_early is not None:

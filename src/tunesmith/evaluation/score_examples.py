@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunesmith.core.environment import visible
+from tunesmith.core.environment import child_environment
 from tunesmith.core.errors import ProgramError
 from tunesmith.core.files import sha256_file
 from tunesmith.core.ids import new_id, new_token
@@ -79,7 +79,7 @@ class Scorer:
             evaluation=self.evaluation.model_copy(update={"metrics": (_LOSS,)}),
             seed=0,
         )
-        program = launch(EVALUATOR, spec, folder, env=visible(os.environ, self.timing.pass_environment))
+        program = launch(EVALUATOR, spec, folder, env=child_environment(os.environ, self.timing.pass_environment))
         try:
             code = self._watched(program, before)
         finally:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tunesmith.core.environment import visible
+from tunesmith.core.environment import child_environment
 from tunesmith.core.errors import ConfigError, DataError, TunesmithError
 from tunesmith.core.ids import new_id
 from tunesmith.datasets.earlier_splits import kept_splits
@@ -156,7 +156,7 @@ def _looked_at(spec: RunSpec) -> tuple[str, ...]:
         [sys.executable, "-P", "-m", "tunesmith.training.trainers.dry_run"],
         input=looked.model_dump_json().encode(),
         capture_output=True,
-        env=visible(os.environ),
+        env=child_environment(os.environ),
         check=False,
     )
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tunesmith.core.clock import boot_seconds
-from tunesmith.core.environment import visible
+from tunesmith.core.environment import child_environment
 from tunesmith.core.errors import ProgramError
 from tunesmith.core.files import open_plain, write_atomic
 from tunesmith.programs import shim
@@ -228,7 +228,7 @@ def _start_shim(
                 stdout=stdout,
                 stderr=stderr,
                 cwd=directory,
-                env={**(visible(os.environ) if env is None else env), MARKER: attempt.attempt_id},
+                env={**(child_environment(os.environ) if env is None else env), MARKER: attempt.attempt_id},
                 pass_fds=(lifeline_end, status_end),
                 start_new_session=True,
                 umask=0o077,

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tunesmith.core.clock import boot_seconds
-from tunesmith.core.environment import visible
+from tunesmith.core.environment import child_environment
 from tunesmith.core.errors import ConfigError, ProgramError, TunesmithError
 from tunesmith.core.files import open_plain, sha256_text
 from tunesmith.curriculum.rules.correction import Reply
@@ -145,7 +145,7 @@ class LocalTeacher:
             seed=int(sha256_text(seed)[:8], 16),
         )
         self._num_left, self._deadline = num, boot_seconds() + LOAD_S
-        return launch(PROGRAM, spec, self._directory, env=visible(os.environ, self._grip.pass_environment))
+        return launch(PROGRAM, spec, self._directory, env=child_environment(os.environ, self._grip.pass_environment))
 
     def ask(self, prompt_id: str) -> Reply:
         """The answer to a prompt that was started with; raises TeacherFailed, or Abandoned if we are to end."""

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from pydantic import Field, ValidationError, field_validator
 
-from tunesmith.core.environment import visible
+from tunesmith.core.environment import child_environment
 from tunesmith.core.errors import ConfigError, DataError
 from tunesmith.core.files import verify_folder
 from tunesmith.deployment.targets.alias import StateFile
@@ -142,7 +142,7 @@ class CommandTarget:
 
     def _run(self, verb: str, stdin: IO[bytes], out: IO[bytes], errors: IO[bytes], timeout_s: float) -> int:
         """Its exit code. It gets a session of its own, so that all of it ends when it is too slow or too loud."""
-        environ = visible(os.environ, self._options.env)
+        environ = child_environment(os.environ, self._options.env)
         try:
             process = subprocess.Popen(
                 self._argv, stdin=stdin, stdout=out, stderr=errors, cwd=self._root, env=environ, start_new_session=True

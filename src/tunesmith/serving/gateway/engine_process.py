@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from tunesmith.core.environment import visible
+from tunesmith.core.environment import child_environment
 from tunesmith.core.logs import logger
 from tunesmith.serving.engine.wire import MAX_LINE, line
 from tunesmith.serving.engine_spec import EngineSpec
@@ -109,7 +109,7 @@ class EngineProcess:
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                env=visible(os.environ, pass_environment),
+                env=child_environment(os.environ, pass_environment),
             )
         child = cls(process, max_bytes, hang_s, on_hang)
         reader, child._writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_LINE)

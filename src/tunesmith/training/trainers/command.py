@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from tunesmith.core.environment import visible
+from tunesmith.core.environment import child_environment
 from tunesmith.core.errors import ConfigError, did_you_mean, quoted
 from tunesmith.core.files import sha256_file
 from tunesmith.core.section import Section
@@ -47,7 +47,7 @@ def environment_of(
     info: TrainerInfo, options: Mapping[str, Any], environ: Mapping[str, str], more: Iterable[str] = ()
 ) -> dict[str, str]:
     """What a trainer sees of the environment; `more` are names from worker.pass_environment."""
-    return visible(environ, (*more, *(() if info.argv else _read(options).env)))
+    return child_environment(environ, (*more, *(() if info.argv else _read(options).env)))
 
 
 def sealed(info: TrainerInfo, options: Mapping[str, Any], root: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.core.clock import boot_id
-from tunesmith.core.environment import visible
+from tunesmith.core.environment import child_environment
 from tunesmith.core.ids import new_id, new_token
 from tunesmith.deployment.targets.base import TargetError
 from tunesmith.deployment.targets.server import TargetServer
@@ -120,7 +120,7 @@ def start(process: LlamaProcess, program: Sequence[str], model: Path, cwd: Path)
     for held in process.adapters:
         argv += ["--lora-scaled", f"{held.gguf}:{1 if held.name == process.default else 0}"]
     told = json.dumps({"argv": argv, "log": process.log, "cwd": str(cwd)})
-    environ = {**visible(os.environ), MARKER: process.id, "LLAMA_API_KEY": process.key}
+    environ = {**child_environment(os.environ), MARKER: process.id, "LLAMA_API_KEY": process.key}
     try:
         Path(process.log).touch(mode=0o600)
         done = subprocess.run(
