@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from support import tables
-from support.rows import ACTOR, ALL_KINDS, WORKER, a_profile, a_run, a_task, claim_of, force, moves
+from support.rows import ACTOR, ALL_KINDS, WORKER, a_profile, a_run, a_task, attempt_with, claim_of, force, moves
 from tunesmith.core.errors import LeaseLost
 from tunesmith.runs.queries import queue, switches, tasks
 from tunesmith.runs.rules.run import Priority, RunState
@@ -48,7 +48,7 @@ def test_claim_gives_the_task_an_attempt_and_a_lease(database: Database) -> None
     assert claim is not None
     with database.read() as tx:
         assert claim.task == tasks.get(tx, task_id)
-        assert claim.attempt == tasks.get_attempt(tx, claim.lease.attempt_id) == tasks.open_attempt(tx, task_id)
+        assert claim.attempt == attempt_with(tx, claim.lease.attempt_id) == tasks.open_attempt(tx, task_id)
         [event] = moves(tx, "task", task_id)
         seen = (event.action, event.actor, event.old_state, event.new_state, event.detail)
         assert seen == ("claimed", WORKER, "waiting", "leased", {"attempt": claim.attempt.id})
@@ -111,7 +111,7 @@ def test_failed_attempts_back_off_as_the_retry_table_says_and_then_end(database:
             assert queue.seconds_until_due(tx, task_id) == pytest.approx(delay, abs=0.5)
             task = tasks.get(tx, task_id)
             assert (task.state, task.counts.num_errors, task.counts.num_crashes) == (state, number, 0)
-            ended = tasks.get_attempt(tx, claim.attempt.id)
+            ended = attempt_with(tx, claim.attempt.id)
             assert (ended.state, ended.error_class, ended.error) == ("failed", "transient", "EIO")
             assert ended.ended_at is not None
 

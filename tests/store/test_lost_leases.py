@@ -15,6 +15,7 @@ from support.rows import (
     a_run,
     a_task,
     an_adapter,
+    attempt_with,
     claim_of,
     dump,
     force,
@@ -70,7 +71,7 @@ def test_lease_that_ran_out_goes_back_to_waiting_with_backoff(database: Database
     _run_out(database, claim.task.id)
     assert _reap(database) == [claim.task.id]
     with database.read() as tx:
-        task, attempt = tasks.get(tx, claim.task.id), tasks.get_attempt(tx, claim.attempt.id)
+        task, attempt = tasks.get(tx, claim.task.id), attempt_with(tx, claim.attempt.id)
         assert (task.state, task.counts.num_crashes, task.counts.num_errors) == (TaskState.WAITING, 1, 0)
         assert (attempt.state, attempt.ended_at is not None) == (AttemptState.LOST, True)
         assert queue.seconds_until_due(tx, task.id) == pytest.approx(1.0, abs=0.5)

@@ -42,12 +42,13 @@ from tunesmith.profiles.rules.lock import ArchitectureLock, ProfileLock
 from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.runs.queries import runs, tasks
 from tunesmith.runs.queries.runs import Run
-from tunesmith.runs.queries.tasks import Claim
+from tunesmith.runs.queries.tasks import Attempt, Claim
 from tunesmith.runs.rules.run import RUN, RunState
 from tunesmith.runs.rules.task import TaskKind, TaskState
 from tunesmith.runs.spec import BaseModelRef, DatasetRef, Fingerprints, RunSpec
 from tunesmith.store.database import Database, Tx
 from tunesmith.store.events import RecordedEvent, of_entity
+from tunesmith.store.lookup import get_one
 
 PROFILE = "support"
 ACTOR = "user:test"
@@ -276,3 +277,7 @@ class Unreachable:
 
     def close(self) -> None:
         self.database.close()
+
+
+def attempt_with(tx: Tx, attempt_id: str) -> Attempt:
+    return tasks.attempt_of(get_one(tx, tables.attempts, attempt_id))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
 
-from tunesmith.core.ids import is_id, is_name, new_id, new_token, next_id
+from tunesmith.core.ids import is_id, is_in_share, is_name, new_id, new_token, next_id
 
 
 def test_ids_are_unique_and_look_like_ids() -> None:
@@ -67,3 +68,17 @@ def test_anything_else_is_not_an_id(text: str) -> None:
 ])  # fmt: skip
 def test_name_is_safe_in_paths_and_urls(text: str, fine: bool) -> None:
     assert is_name(text) is fine
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 1 / 3, 0.5, 0.999, 1.0])
+def test_key_is_in_a_share_as_stored_keys_were_sorted_before(share: float) -> None:
+    for number in range(3000):
+        key = f"key-{number}"
+        digest = hashlib.sha256(key.encode()).digest()
+        assert is_in_share(key, share) == (int.from_bytes(digest[:8], "big") < share * 2**64)
+        assert is_in_share(key, share, num_bytes=4) == (int.from_bytes(digest[:4]) / 2**32 < share)
+
+
+def test_share_of_known_keys_is_what_it_always_was() -> None:
+    within = "".join(str(int(is_in_share(f"key-{number}", 0.5, num_bytes=4))) for number in range(40))
+    assert within == "0010010111011011111000001000011000010111"

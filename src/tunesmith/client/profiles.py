@@ -11,9 +11,8 @@ from tunesmith.datasets.prepare import Progress
 from tunesmith.experience.assemble import preview
 from tunesmith.orchestration.check import check
 from tunesmith.orchestration.plan import RunPlan, plan_run
-from tunesmith.profiles import queries as campaigns
 from tunesmith.profiles.checks import CheckedProfile
-from tunesmith.profiles.resolve import ExplainedKey, ProfileEntry, Resolved, explain, list_profiles, resolve
+from tunesmith.profiles.resolve import ExplainedKey, ProfileEntry, Resolved, explain, list_profiles, resolve_now
 from tunesmith.profiles.rules.lock import ProfileLock, check_lock
 from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.runs.session import Session, data_source
@@ -33,14 +32,9 @@ class Profiles:
         """The profile as it holds now, and its lock if it has one."""
         session = self._session
         with session.database.read() as tx:
-            campaign = campaigns.active(tx, name)
             locked = profiles.lock_of(tx, name)
-        resolved = resolve(
-            name,
-            workspace=session.workspace,
-            campaign_overrides=None if campaign is None else campaign.overrides,
-            overrides=overrides,
-            environ=session.environ,
+        resolved, _ = resolve_now(
+            session.database, session.workspace, name, overrides=overrides, environ=session.environ
         )
         return resolved, locked
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
@@ -59,6 +60,14 @@ os.register_at_fork(after_in_child=_start_anew)
 def new_token() -> str:
     """A fresh secret that fences one lease or one attempt."""
     return secrets.token_hex(16)
+
+
+def is_in_share(key: str, share: float, *, num_bytes: int = 8) -> bool:
+    """Whether a key belongs to a share of all keys, by the first bytes of its hash: the same key always does, or never.
+
+    Stored keys must stay where they are: a caller changes neither the form of its keys nor `num_bytes`.
+    """
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:num_bytes]) < share * 2.0 ** (8 * num_bytes)
 
 
 def is_id(text: str) -> bool:

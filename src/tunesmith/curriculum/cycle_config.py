@@ -15,11 +15,10 @@ from tunesmith.curriculum.teachers.local import check_folder, same_weights
 from tunesmith.experience.capture import CaptureRules
 from tunesmith.experience.policy import resolve_rules
 from tunesmith.experience.queries import reviews
-from tunesmith.profiles import queries as campaigns
 from tunesmith.profiles.base_model import MODEL_WEIGHTS, base_digest
 from tunesmith.profiles.checks import ProfileCheck
 from tunesmith.profiles.profile import Profile
-from tunesmith.profiles.resolve import resolve
+from tunesmith.profiles.resolve import resolve_now
 from tunesmith.profiles.sections.curriculum import CurriculumPolicy, TeacherSettings
 from tunesmith.profiles.sections.screens import Screen
 from tunesmith.profiles.workspace import Workspace
@@ -61,7 +60,7 @@ def policy_of(
     database: Database, workspace: Workspace, profile: str, environ: Mapping[str, str] | None
 ) -> CurriculumPolicy:
     """The curriculum of a profile with every layer; a disabled profile has none that begins by itself."""
-    resolved = _resolved(database, workspace, profile, environ)
+    resolved = resolve_now(database, workspace, profile, environ=environ)[0].profile
     policy = resolved.curriculum
     return policy if resolved.enabled else policy.model_copy(update={"enabled": False})
 
@@ -76,7 +75,7 @@ def cycle_config(
     check: ProfileCheck,
 ) -> CycleConfig:
     """Everything for a cycle; raises where the teacher cannot be asked, costs nobody knows what, or is the student."""
-    resolved = _resolved(database, workspace, profile, environ)
+    resolved = resolve_now(database, workspace, profile, environ=environ)[0].profile
     rules = resolve_rules(database, workspace, profile, actor=actor, environ=environ, check=check)
     policy = resolved.curriculum
     if not resolved.enabled:
@@ -100,13 +99,6 @@ def remove_left_behind(workspace: Workspace) -> None:
     if folder.is_dir():
         with staging_for(folder / "sweep"):
             pass  # to make a folder there is to remove those that nobody holds
-
-
-def _resolved(database: Database, workspace: Workspace, profile: str, environ: Mapping[str, str] | None) -> Profile:
-    with database.read() as tx:
-        campaign = campaigns.active(tx, profile)
-    overrides = None if campaign is None else campaign.overrides
-    return resolve(profile, workspace=workspace, campaign_overrides=overrides, environ=environ).profile
 
 
 def _refuse_student(database: Database, workspace: Workspace, profile: Profile) -> None:

@@ -9,14 +9,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tunesmith.core.errors import NotFound
 from tunesmith.datasets.example import Split
 from tunesmith.datasets.tables import datasets, heldout_cases, members
 from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.tables import runs
 from tunesmith.store import events
 from tunesmith.store.database import Tx
-from tunesmith.store.lookup import find_one
+from tunesmith.store.lookup import find_one, get_one
 
 UNUSED_RESERVATION = timedelta(hours=24)
 _MOST_AT_ONCE = 500  # parameters of one statement
@@ -64,10 +63,7 @@ def add(
 
 
 def get(tx: Tx, dataset_id: str) -> Dataset:
-    row = tx.first(sa.select(datasets).where(datasets.c.id == dataset_id))
-    if row is None:
-        raise NotFound.named("dataset", dataset_id, hint="`tunesmith dataset list` shows them")
-    return _dataset(row)
+    return _dataset(get_one(tx, datasets, dataset_id, hint="`tunesmith dataset list` shows them"))
 
 
 def lock(tx: Tx, dataset_id: str) -> None:

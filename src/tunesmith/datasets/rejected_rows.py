@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from tunesmith.core.errors import DataError
 from tunesmith.datasets.example import BadRow, Reason
+from tunesmith.datasets.tally import Tally
 
 if TYPE_CHECKING:
     from tunesmith.datasets.report import Drops, SourceFile
 
-_KEPT_PER_REASON = 20
 _REASONS_SHOWN = 5
 
 _Kept = tuple[int, int, str, str, str]  # source, line, field, problem, fix
@@ -21,45 +21,38 @@ class RejectedRows:
     """Rejected rows by reason. Keeps the first few of each reason only, so its size does not depend on the file."""
 
     def __init__(self) -> None:
-        self._num: dict[Reason, int] = {}
-        self._first: dict[Reason, list[_Kept]] = {}
+        self._tally: Tally[Reason, _Kept] = Tally()
 
     @property
     def num_bad(self) -> int:
-        return sum(self._num.values())
+        return self._tally.total
 
     def add(self, source: int, line: int, bad: BadRow) -> None:
-        self._count(bad.reason, 1, [(source, line, bad.field, bad.problem, bad.fix)])
+        self._tally.count(bad.reason, 1, [(source, line, bad.field, bad.problem, bad.fix)])
 
     def merge(self, later: RejectedRows) -> None:
         """Add the rows that were rejected further on in the file."""
-        for reason, num in later._num.items():
-            self._count(reason, num, later._first[reason])
-
-    def _count(self, reason: Reason, num: int, first: Sequence[_Kept]) -> None:
-        self._num[reason] = self._num.get(reason, 0) + num
-        kept = self._first.setdefault(reason, [])
-        kept += first[: _KEPT_PER_REASON - len(kept)]
+        for reason, num, first in later._tally.in_order_met():
+            self._tally.count(reason, num, first)
 
     def to_json(self) -> dict[str, Any]:
-        return {reason.value: [num, self._first[reason]] for reason, num in self._num.items()}
+        return {reason.value: [num, first] for reason, num, first in self._tally.in_order_met()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> RejectedRows:
         rejected = cls()
         for reason, (num, first) in values.items():
-            rejected._count(Reason(reason), num, first)
+            rejected._tally.count(Reason(reason), num, first)
         return rejected
 
     def rejections(self, files: Sequence[SourceFile]) -> tuple[Drops, ...]:
         """Return the rejected rows by reason, the most frequent first; ties in the order of the file."""
         from tunesmith.datasets.report import BadLine, Drops  # not at the top: a child that parses never needs them
 
-        order = sorted(self._num, key=lambda reason: -self._num[reason])
         return tuple(
             Drops(
                 reason=reason,
-                num=self._num[reason],
+                num=num,
                 first=tuple(
                     BadLine(
                         source=files[source].name,
@@ -70,10 +63,10 @@ class RejectedRows:
                         fix=fix,
                         unit=files[source].unit,
                     )
-                    for source, line, field, problem, fix in self._first[reason]
+                    for source, line, field, problem, fix in first
                 ),
             )
-            for reason in order
+            for reason, num, first in self._tally.most_frequent_first()
         )
 
     def refuse_too_many(self, num_lines: int, max_share: float, files: Sequence[SourceFile]) -> None:

@@ -8,7 +8,6 @@ as stored is durable.
 from __future__ import annotations
 
 import atexit
-import hashlib
 import os
 import threading
 import time
@@ -21,7 +20,7 @@ from typing import Any, Unpack
 
 from tunesmith.core.clock import utc_now
 from tunesmith.core.errors import StoreError, TunesmithError, quoted
-from tunesmith.core.ids import is_name
+from tunesmith.core.ids import is_in_share, is_name
 from tunesmith.core.logs import logger
 from tunesmith.experience import capture
 from tunesmith.experience.capture import About, AddedView, Capture, CaptureRules, CheckedCapture, capture_of
@@ -315,7 +314,7 @@ def _ready(session: Session, batch: list[_Item]) -> tuple[_Ready, int, list[str]
         except Exception as error:  # whatever an application may have put in there
             problems.append(str(error))
             continue
-        if rule.policy.capture.enabled and position_of(checked.key) < rule.policy.capture.share:
+        if rule.policy.capture.enabled and is_in_captured_share(checked.key, rule.policy.capture.share):
             ready.append((profile, checked, rule))
         else:
             num_skipped += 1
@@ -340,6 +339,6 @@ def _store_together(session: Session, ready: _Ready) -> int:
     return sum(each.is_new for each in kept)
 
 
-def position_of(key: str) -> float:
-    """Where a key falls between 0 and 1, the same for ever; below `experience.capture.share` it is kept."""
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4]) / 2**32
+def is_in_captured_share(key: str, share: float) -> bool:
+    """Whether a key belongs to the share that is kept (`experience.capture.share`), the same for ever."""
+    return is_in_share(key, share, num_bytes=4)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from tunesmith.core.errors import NotFound, TunesmithError
 from tunesmith.experience.capture import CaptureRules
-from tunesmith.profiles import queries as campaigns
 from tunesmith.profiles.architecture import read_control_tokens
 from tunesmith.profiles.checks import ProfileCheck
-from tunesmith.profiles.resolve import resolve
+from tunesmith.profiles.resolve import resolve_now
 from tunesmith.profiles.sections.experience import Thresholds
 from tunesmith.profiles.sections.screens import chosen_screens
 from tunesmith.profiles.workspace import Workspace
@@ -45,10 +44,8 @@ def resolve_rules(
 ) -> CaptureRules:
     """The same without a session, for a worker."""
     with database.read() as tx:
-        campaign = campaigns.active(tx, profile)
         is_locked = profiles.lock_of(tx, profile) is not None
-    overrides = None if campaign is None else campaign.overrides
-    resolved = resolve(profile, workspace=workspace, campaign_overrides=overrides, environ=environ).profile
+    resolved = resolve_now(database, workspace, profile, environ=environ)[0].profile
     if not is_locked:
         lock = check(database, workspace, profile, environ=environ).lock
         with database.write() as tx:
@@ -64,11 +61,8 @@ def thresholds_of(
     database: Database, workspace: Workspace, profile: str, environ: Mapping[str, str] | None
 ) -> Thresholds:
     """Where the classes begin; the defaults for a profile whose file is gone: feedback about it still counts."""
-    with database.read() as tx:
-        campaign = campaigns.active(tx, profile)
-    overrides = None if campaign is None else campaign.overrides
     try:
-        resolved = resolve(profile, workspace=workspace, campaign_overrides=overrides, environ=environ)
+        resolved, _ = resolve_now(database, workspace, profile, environ=environ)
     except NotFound:
         return Thresholds()
     return resolved.profile.experience.classes

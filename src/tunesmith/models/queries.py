@@ -8,7 +8,7 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from tunesmith.core.errors import NotFound, Refused
+from tunesmith.core.errors import NotFound
 from tunesmith.core.ids import new_id
 from tunesmith.models.rules import ADAPTER, AdapterState, version_name
 from tunesmith.models.tables import adapters
@@ -17,7 +17,7 @@ from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.tables import runs
 from tunesmith.store import events
 from tunesmith.store.database import Tx
-from tunesmith.store.lookup import find_one
+from tunesmith.store.lookup import find_one, get_one, move_guarded
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,12 @@ def move(tx: Tx, adapter_id: str, new: AdapterState, *, actor: str, reason: str)
     """The one setter of an adapter's state."""
     old = get(tx, adapter_id).state
     ADAPTER.check(adapter_id, old, new)
-    moved = tx.run(adapters.update().where(adapters.c.id == adapter_id, adapters.c.state == old).values(state=new))
-    if moved != 1:
-        raise Refused(f"adapter {adapter_id} moved on meanwhile; look again")
+    move_guarded(tx, adapters, adapter_id, old, state=new)
     events.record(tx, "adapter", adapter_id, "moved", actor=actor, moved=(old, new), reason=reason)
 
 
 def get(tx: Tx, adapter_id: str) -> Adapter:
-    row = tx.first(sa.select(adapters).where(adapters.c.id == adapter_id))
-    if row is None:
-        raise NotFound.named("adapter", adapter_id)
-    return _adapter(row)
+    return _adapter(get_one(tx, adapters, adapter_id))
 
 
 def find(tx: Tx, text: str) -> Adapter:

@@ -10,9 +10,8 @@ from tunesmith.datasets.screens.detectors import check_installed
 from tunesmith.deployment.target_conflicts import place_problems
 from tunesmith.deployment.targets.registry import make_target, target_kinds
 from tunesmith.orchestration.retry import said_at_submit
-from tunesmith.profiles import queries as campaigns
 from tunesmith.profiles.checks import CheckedProfile, check_profile
-from tunesmith.profiles.resolve import Resolved, resolve
+from tunesmith.profiles.resolve import resolve_now
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.runs.spec import RunSpec
@@ -48,18 +47,11 @@ def check(
     `new_split`: other shares than the locked ones are no problem.
     """
     with database.read() as tx:
-        campaign = campaigns.active(tx, profile)
         locked = profiles.lock_of(tx, profile)
     if locked is not None and new_split:
         locked = locked.model_copy(update={"is_split_decided": False})
-    resolved: Resolved = resolve(
-        profile,
-        workspace=workspace,
-        campaign_overrides=None if campaign is None else campaign.overrides,
-        overrides=overrides,
-        environ=environ,
-        kept=None if repeats is None else said_at_submit(repeats),
-    )
+    kept = None if repeats is None else said_at_submit(repeats)
+    resolved, campaign = resolve_now(database, workspace, profile, overrides=overrides, environ=environ, kept=kept)
     trainer = find_trainer(DRY_RUN if dry_run else resolved.profile.trainer.kind)
     checked = check_profile(
         resolved, workspace, locked=locked, trainer=trainer, target_kinds=target_kinds(), check_detector=check_installed

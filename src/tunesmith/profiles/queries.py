@@ -9,13 +9,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from tunesmith.core.errors import NotFound, Refused
+from tunesmith.core.errors import Refused
 from tunesmith.core.ids import new_id
 from tunesmith.profiles.rules.campaign import CAMPAIGN, CampaignState, CounterEffect, Counters, after_end
 from tunesmith.profiles.tables import campaigns
 from tunesmith.store import events
 from tunesmith.store.database import Tx, broke
-from tunesmith.store.lookup import find_one
+from tunesmith.store.lookup import find_one, get_one, move_guarded
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,10 @@ def move(tx: Tx, campaign_id: str, new: CampaignState, *, actor: str, reason: st
     """The one setter of a campaign's state."""
     campaign = get(tx, campaign_id)
     CAMPAIGN.check(campaign_id, campaign.state, new)
-    where = (campaigns.c.id == campaign_id, campaigns.c.state == campaign.state)
     try:
-        moved = tx.run(campaigns.update().where(*where).values(state=new))
+        move_guarded(tx, campaigns, campaign_id, campaign.state, state=new)
     except exc.IntegrityError as error:
         raise _meaning(error, campaign.profile) from error
-    if moved != 1:
-        raise Refused(f"campaign {campaign_id} moved on meanwhile; look again")
     events.record(tx, "campaign", campaign_id, "moved", actor=actor, moved=(campaign.state, new), reason=reason)
 
 
@@ -101,10 +98,7 @@ def all_active(tx: Tx) -> list[Campaign]:
 
 
 def get(tx: Tx, campaign_id: str) -> Campaign:
-    row = tx.first(sa.select(campaigns).where(campaigns.c.id == campaign_id))
-    if row is None:
-        raise NotFound.named("campaign", campaign_id)
-    return _campaign(row)
+    return _campaign(get_one(tx, campaigns, campaign_id))
 
 
 def find(tx: Tx, text: str) -> Campaign:

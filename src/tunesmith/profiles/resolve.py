@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -38,6 +38,10 @@ from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.value_checks import describe
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.profiles.yaml_files import Document, KeyPath, read_yaml
+
+if TYPE_CHECKING:
+    from tunesmith.profiles.queries import Campaign
+    from tunesmith.store.database import Database
 
 S = TypeVar("S", bound=Section)
 
@@ -92,6 +96,31 @@ def resolve(
     files = (workspace.profiles_dir / f"{profile_name}.yaml", workspace.project_file)
     with _repeating_nothing_of_foreign(files, workspace):
         return _resolve(profile_name, workspace, campaign_overrides, overrides, environ, kept)
+
+
+def resolve_now(
+    database: Database,
+    workspace: Workspace,
+    profile_name: str,
+    *,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    environ: Mapping[str, str] | None = None,
+    kept: Entries | None = None,
+) -> tuple[Resolved, Campaign | None]:
+    """The same with the overrides of the profile's active campaign, and that campaign."""
+    from tunesmith.profiles.queries import active  # now: who only reads files needs no SQL
+
+    with database.read() as tx:
+        campaign = active(tx, profile_name)
+    resolved = resolve(
+        profile_name,
+        workspace=workspace,
+        campaign_overrides=None if campaign is None else campaign.overrides,
+        overrides=overrides,
+        environ=environ,
+        kept=kept,
+    )
+    return resolved, campaign
 
 
 def _resolve(

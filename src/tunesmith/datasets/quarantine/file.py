@@ -14,9 +14,9 @@ from tunesmith.datasets.screens.contradictions import Contradictions
 from tunesmith.datasets.screens.finding import ScreenFinding
 from tunesmith.datasets.screens.near_duplicates import NearDuplicates
 from tunesmith.datasets.split_files import keys_of
+from tunesmith.datasets.tally import Tally
 
 FILE_NAME = "quarantine.jsonl"
-_KEPT_PER_SCREEN = 20
 
 
 class Quarantine:
@@ -30,8 +30,7 @@ class Quarantine:
         self._sink: IO[str] | None = None
         self._near: NearDuplicates | None = None
         self._contradictions: Contradictions | None = None
-        self._counts: dict[str, int] = {}
-        self._first: dict[str, list[tuple[int, int, str, ScreenFinding]]] = {}
+        self._tally: Tally[str, tuple[int, int, str, ScreenFinding]] = Tally()
 
     def sift(self, batch: Any, keep: bytes, screened: Screened, source: int, name: str) -> bytes:
         """`keep` without the suspect rows of a parsed batch, which are written to the file."""
@@ -74,16 +73,15 @@ class Quarantine:
         fields = row.select(["line", "messages", "rejected"]).to_pylist()[0]
         num_messages = len(fields["messages"])
         told = []
-        for screen in dict.fromkeys(finding.screen for finding in findings):
-            self._counts[screen] = self._counts.get(screen, 0) + 1
+        found: dict[str, list[tuple[int, int, str, ScreenFinding]]] = {}
         for finding in findings:
             place = finding.message
             field = f"messages[{place}]" if place < num_messages else f"rejected[{place - num_messages}]"
             told.append({"screen": finding.screen, "field": field, "start": finding.start, "end": finding.end})
             told[-1] |= {"reason": finding.reason, "excerpt": finding.excerpt}
-            first = self._first.setdefault(finding.screen, [])
-            if len(first) < _KEPT_PER_SCREEN:
-                first.append((source, fields["line"], field, finding))
+            found.setdefault(finding.screen, []).append((source, fields["line"], field, finding))
+        for screen, suspects in found.items():
+            self._tally.count(screen, 1, suspects)
         if self._sink is None:  # for its owner only: it may hold secrets in full
             self._sink = os.fdopen(
                 os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
@@ -97,11 +95,10 @@ class Quarantine:
 
     def report(self, files: Sequence[SourceFile]) -> tuple[Quarantined, ...]:
         """By screen, the most frequent first; equals in the order in which they were met."""
-        order = sorted(self._counts, key=lambda screen: -self._counts[screen])
         return tuple(
             Quarantined(
                 screen=screen,
-                num=self._counts[screen],
+                num=num,
                 first=tuple(
                     Suspect(
                         source=files[source].name,
@@ -113,10 +110,10 @@ class Quarantine:
                         excerpt=finding.excerpt,
                         unit=files[source].unit,
                     )
-                    for source, line, field, finding in self._first[screen]
+                    for source, line, field, finding in first
                 ),
             )
-            for screen in order
+            for screen, num, first in self._tally.most_frequent_first()
         )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tunesmith.core.ids import is_in_share
 from tunesmith.evaluation.rules.comparison import paired_interval
 from tunesmith.experience.rules.shadow import Observed, ShadowOutcome
 from tunesmith.profiles.sections.shadow import ShadowSettings
@@ -74,5 +74,4 @@ def _unless_late(seen: Shadowed, policy: ShadowSettings, said: str) -> ShadowVer
 
 def is_mirrored(response_id: str, share: float) -> bool:
     """Whether a request belongs to the share that is mirrored: the same id always does, or never."""
-    number = int.from_bytes(hashlib.sha256(f"shadow {response_id}".encode()).digest()[:8], "big")
-    return number < share * 2**64
+    return is_in_share(f"shadow {response_id}", share)

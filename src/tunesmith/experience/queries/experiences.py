@@ -28,7 +28,7 @@ from tunesmith.runs.rules.run import DataEffect
 from tunesmith.store import events
 from tunesmith.store.compiled_statements import CompiledStatement
 from tunesmith.store.database import Tx
-from tunesmith.store.lookup import find_one
+from tunesmith.store.lookup import find_one, get_one, move_guarded
 
 _MOST_AT_ONCE = 1000  # parameters of one statement
 
@@ -314,21 +314,13 @@ def move(
     """The setter of one experience's state and reservation."""
     old = get(tx, experience_id).state
     EXPERIENCE.check(experience_id, old, new)
-    moved = tx.run(
-        experiences.update()
-        .where(experiences.c.id == experience_id, experiences.c.state == old)
-        .values(state=new, dataset_id=dataset_id, run_id=run_id, adapter_id=adapter_id)
-    )
-    if moved != 1:
-        raise Refused(f"experience {experience_id} moved on meanwhile; look again")
+    owners = {"dataset_id": dataset_id, "run_id": run_id, "adapter_id": adapter_id}
+    move_guarded(tx, experiences, experience_id, old, state=new, **owners)
     events.record(tx, "experience", experience_id, "moved", actor=actor, moved=(old, new), reason=reason)
 
 
 def get(tx: Tx, experience_id: str) -> Experience:
-    row = tx.first(sa.select(experiences).where(experiences.c.id == experience_id))
-    if row is None:
-        raise NotFound.named("experience", experience_id)
-    return _experience(row)
+    return _experience(get_one(tx, experiences, experience_id))
 
 
 def find(tx: Tx, text: str) -> Experience:

@@ -17,7 +17,7 @@ from tunesmith.runs.spec import RunSpec
 from tunesmith.runs.tables import runs
 from tunesmith.store import events
 from tunesmith.store.database import Tx, broke
-from tunesmith.store.lookup import find_one
+from tunesmith.store.lookup import find_one, get_one
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,7 @@ def _state(tx: Tx, run_id: str) -> RunState:
 
 
 def get(tx: Tx, run_id: str) -> Run:
-    row = tx.first(sa.select(runs).where(runs.c.id == run_id))
-    if row is None:
-        raise NotFound.named("run", run_id, hint="`tunesmith run list` shows them")
-    return _run(row)
+    return _run(get_one(tx, runs, run_id, hint="`tunesmith run list` shows them"))
 
 
 def find(tx: Tx, text: str) -> Run:

@@ -30,6 +30,7 @@ from tunesmith.runs.tables import attempts, tasks
 from tunesmith.store import events
 from tunesmith.store.compiled_statements import execute_batch
 from tunesmith.store.database import Tx
+from tunesmith.store.lookup import get_one
 
 
 @dataclass(frozen=True)
@@ -330,17 +331,7 @@ def open_attempt(tx: Tx, task_id: str) -> Attempt:
 
 
 def get(tx: Tx, task_id: str) -> Task:
-    row = tx.first(sa.select(tasks).where(tasks.c.id == task_id))
-    if row is None:
-        raise NotFound.named("task", task_id)
-    return task_of(row)
-
-
-def get_attempt(tx: Tx, attempt_id: str) -> Attempt:
-    row = tx.first(sa.select(attempts).where(attempts.c.id == attempt_id))
-    if row is None:
-        raise NotFound.named("attempt", attempt_id)
-    return attempt_of(row)
+    return task_of(get_one(tx, tasks, task_id))
 
 
 def open_of_run(tx: Tx, run_id: str, *, lock: bool = False) -> Task | None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from tunesmith.core.clock import utc_now
 from tunesmith.core.errors import NotFound
 from tunesmith.experience.capture import Capture, capture_of
-from tunesmith.experience.capture_queue import CaptureQueue, position_of, store_now
+from tunesmith.experience.capture_queue import CaptureQueue, is_in_captured_share, store_now
 from tunesmith.experience.queries import experiences
 from tunesmith.profiles.sections.experience import CapturePolicy
 from tunesmith.runs.session import Session
@@ -134,7 +134,7 @@ class Captures:
             is_queued = self._queue.served(profile, conversation, options.caller.label, **said)
             self._num_queued += is_queued
             reason = None if is_queued else "the capture queue was full, so it was dropped"
-            if is_queued and position_of(key) >= policy.share:
+            if is_queued and not is_in_captured_share(key, policy.share):
                 reason = "the profile captures only a share of its answers (experience.capture.share)"
         self._note(key, options, reason, profile or "", is_example=is_finished or not policy.finished_only)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tunesmith.core.errors import NotFound, Refused
 from tunesmith.core.ids import new_id
 from tunesmith.programs.device.rules import DEVICE_KINDS, HAND_OVER, HandOverState, ServerState, follows
 from tunesmith.programs.device.tables import hand_overs, servers
@@ -17,6 +16,7 @@ from tunesmith.runs.rules.task import TaskKind, TaskState
 from tunesmith.runs.tables import attempts, tasks, workers
 from tunesmith.store import events
 from tunesmith.store.database import Tx
+from tunesmith.store.lookup import get_one, move_guarded
 
 
 @dataclass(frozen=True)
@@ -108,19 +108,14 @@ def _move(tx: Tx, hand_over_id: str, new: HandOverState, values: dict[str, Any],
     """The one setter of a hand-over's state."""
     found = get(tx, hand_over_id)
     HAND_OVER.check(hand_over_id, found.state, new)
-    mine = (hand_overs.c.id == hand_over_id, hand_overs.c.state == found.state)
-    if tx.run(hand_overs.update().where(*mine).values(state=new, reason=reason, **values)) != 1:
-        raise Refused(f"hand-over {hand_over_id} moved on meanwhile; look again")
+    move_guarded(tx, hand_overs, hand_over_id, found.state, state=new, reason=reason, **values)
     moved = (found.state, new)
     events.record(tx, "hand_over", hand_over_id, "moved", actor=actor, moved=moved, reason=reason)
     return found
 
 
 def get(tx: Tx, hand_over_id: str) -> HandOver:
-    row = tx.first(sa.select(hand_overs).where(hand_overs.c.id == hand_over_id))
-    if row is None:
-        raise NotFound.named("hand-over", hand_over_id)
-    return _hand_over(row)
+    return _hand_over(get_one(tx, hand_overs, hand_over_id))
 
 
 def of_task(tx: Tx, task_id: str) -> HandOver | None:

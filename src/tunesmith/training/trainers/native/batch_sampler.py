@@ -20,6 +20,11 @@ class StepBatch:
     indices: tuple[int, ...]
 
 
+def epoch_order(num_examples: int, seed: int, epoch: int) -> numpy.ndarray:
+    """The permutation of an epoch: a function of seed and epoch alone, so that a run resumes bit for bit."""
+    return numpy.random.default_rng([seed, epoch]).permutation(num_examples)
+
+
 class BatchSampler:
     """Every epoch is a new permutation, split into steps of about `batch_tokens` tokens.
 
@@ -82,7 +87,7 @@ class BatchSampler:
         return self._cached[1]
 
     def _cut(self, epoch: int) -> list[tuple[int, ...]]:
-        order = numpy.random.default_rng([self._seed, epoch]).permutation(len(self._lengths))
+        order = epoch_order(len(self._lengths), self._seed, epoch)
         share = min(1.0, self._epochs - epoch)
         order = order[: max(1, round(share * len(order)))]
         ends = self._lengths[order].cumsum()

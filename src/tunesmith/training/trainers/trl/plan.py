@@ -10,6 +10,7 @@ import numpy
 
 from tunesmith.profiles.profile import Recipe
 from tunesmith.training.rules.memory_plan import UNPLANNED_PACK_TOKENS
+from tunesmith.training.trainers.native.batch_sampler import epoch_order
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Plan:
     def _at(self, index: int) -> int:
         epoch, position = divmod(index, len(self._lengths))
         if epoch not in self._orders:
-            order = numpy.random.default_rng([self._seed, epoch]).permutation(len(self._lengths))
+            order = epoch_order(len(self._lengths), self._seed, epoch)
             self._orders = {known: kept for known, kept in self._orders.items() if known == epoch - 1} | {epoch: order}
         return int(self._orders[epoch][position])
 
