@@ -31,11 +31,15 @@ from typing import Any
 
 from tunesmith.client import Client
 from tunesmith.client.views import RunDetail
-from tunesmith.demo import dates, notes
+from tunesmith.demo import dates
 from tunesmith.demo.base_model import cached_base
-from tunesmith.demo.real_base import cached_smollm2, default_cache
 from tunesmith.evaluation.rules.comparison import paired_interval
 from tunesmith.programs.protocol import Scores
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+
+from support import notes
+from support.real_base import cached_smollm2, default_cache
 
 GREEDY, SAMPLED, LOSS = "exact_match_greedy", "exact_match_sampled", "heldout_loss"
 METHODS = ("sft", "orpo", "dpo", "kto")

@@ -224,7 +224,7 @@ def test_dependencies_each_say_why() -> None:
 
 
 # Each starts what inherits an environment on purpose: the team of an already limited trainer, and our own commands.
-MAY_INHERIT_ENVIRONMENT = ("training/trainers/native/distributed.py", "demo/real_base.py", "demo/story.py")
+MAY_INHERIT_ENVIRONMENT = ("training/trainers/native/distributed.py", "demo/story.py")
 STARTS_A_PROCESS = {f"subprocess.{name}" for name in ("Popen", "run", "call", "check_call", "check_output")}
 STARTS_A_PROCESS |= {"asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell"}
 

