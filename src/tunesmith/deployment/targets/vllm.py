@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from tunesmith.core.http import Reply
 from tunesmith.deployment.targets.adapter_files import folder_refusal
@@ -20,7 +20,6 @@ from tunesmith.deployment.targets.alias import Alias, StateFile, verified
 from tunesmith.deployment.targets.base import Endpoint, ServedAdapter, TargetError
 from tunesmith.deployment.targets.flip_order import Order
 from tunesmith.deployment.targets.options import TargetOptions, Text, Url, Variable, read_options
-from tunesmith.deployment.targets.readings import chat_reading
 from tunesmith.deployment.targets.server import TargetServer
 from tunesmith.programs.readings import ProbeResult
 from tunesmith.runs.spec_paths import path_from, path_in
@@ -241,7 +240,9 @@ class VllmTarget:
         if prompt_ids is not None:
             text = replica.post("/detokenize", {"model": name, "tokens": prompt_ids}).get("prompt")
         answer_ids = (said.get("choices") or [{}])[0].get("token_ids")
-        return chat_reading(messages, said, replica.url, prompt_text=text, prompt_ids=prompt_ids, answer_ids=answer_ids)
+        return _chat_reading(
+            messages, said, replica.url, prompt_text=text, prompt_ids=prompt_ids, answer_ids=answer_ids
+        )
 
 
 def _models(replica: TargetServer) -> list[dict[str, Any]]:
@@ -267,3 +268,33 @@ def _is_answering(replica: TargetServer, name: str) -> bool:
     if not notes:
         return False
     return any(name in names.split(",") for _, names in _LABEL.findall(max(notes)[1]))
+
+
+def _chat_reading(
+    messages: Sequence[Mapping[str, Any]],
+    said: Any,
+    url: str,
+    *,
+    prompt_text: str | None = None,
+    prompt_ids: Sequence[int] | None = None,
+    answer_ids: Sequence[int] | None = None,
+) -> ProbeResult:
+    """A chat completion that was not streamed as a reading for the parity probe; raises TargetError if it is none."""
+    try:
+        choice = said["choices"][0]
+        tokens = ((choice.get("logprobs") or {}).get("content")) or None
+        if answer_ids is None and tokens is not None and all("id" in token for token in tokens):
+            answer_ids = [int(token["id"]) for token in tokens]
+        usage = said.get("usage") or {}
+        return ProbeResult(
+            messages=tuple(dict(message) for message in messages),
+            prompt_text=prompt_text,
+            prompt_ids=None if prompt_ids is None else tuple(prompt_ids),
+            num_prompt=usage.get("prompt_tokens"),
+            answer_ids=None if answer_ids is None else tuple(answer_ids),
+            answer_text=choice["message"].get("content") or "",
+            log_probs=None if tokens is None else tuple(float(token["logprob"]) for token in tokens),
+            finish=str(choice["finish_reason"]),
+        )
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, ValidationError) as error:
+        raise TargetError(f"{url}: its answer is no chat completion ({type(error).__name__})") from None
