@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tunesmith.core import strict_json
 from tunesmith.core.files import open_plain
 
 
@@ -16,9 +16,11 @@ class HeaderCut(ValueError):
 
 
 def read_header(
-    path: Path, limit: int, *, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None
+    path: Path, limit: int, *, on_duplicate: strict_json.OnDuplicate | None = None
 ) -> tuple[dict[str, Any], int, int]:
     """The entries by tensor as they stand in the file, where its data begins, and its size. Judges no entry.
+
+    Without `on_duplicate`, the last of two entries with one name is taken.
 
     Raises OSError, HeaderCut, and ValueError or RecursionError for what is no JSON object.
     """
@@ -27,7 +29,8 @@ def read_header(
         length = int.from_bytes(source.read(8), "little")
         if size < 8 or length > min(limit, size - 8):
             raise HeaderCut
-        entries = json.loads(source.read(length), object_pairs_hook=object_pairs_hook)
+        text = source.read(length)
+    entries = json.loads(text) if on_duplicate is None else strict_json.loads(text, on_duplicate)
     if not isinstance(entries, dict):
         raise ValueError("not an object")
     entries.pop("__metadata__", None)

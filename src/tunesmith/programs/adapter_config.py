@@ -7,12 +7,12 @@ loaded.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tunesmith.core import strict_json
 from tunesmith.core.errors import DataError, quoted
 from tunesmith.core.files import FileTooLarge, NotPlainFile, read_capped
 from tunesmith.profiles.base_model import ADAPTER_CONFIG
@@ -58,7 +58,7 @@ def read_content(folder: Path) -> Any:
         text = read_capped(
             folder / ADAPTER_CONFIG, _MAX_CONFIG, follow_links=True
         ).decode()  # UTF-8 always, as peft reads it
-        return json.loads(text, object_pairs_hook=_without_duplicates)
+        return strict_json.loads(text, _stands_twice)
     except (FileNotFoundError, NotADirectoryError, NotPlainFile, FileTooLarge):
         raise DataError(f"{ADAPTER_CONFIG} is missing, or larger than any adapter's") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -89,11 +89,8 @@ def rank_of(settings: Mapping[str, Any], module: str) -> int:
     return int(settings["r"])
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise ValueError("a name stands twice in one object")
-    return made
+def _stands_twice(name: str) -> ValueError:
+    return ValueError("a name stands twice in one object")
 
 
 def _problem(settings: Mapping[str, Any]) -> str | None:

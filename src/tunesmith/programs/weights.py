@@ -46,7 +46,9 @@ class Tensor:
 def read_header(path: Path) -> list[Tensor]:
     """The tensors of a safetensors file, in the order of their bytes; raises DataError on anything odd."""
     try:
-        entries, place, size = safetensors_header.read_header(path, _MAX_HEADER, object_pairs_hook=_without_duplicates)
+        entries, place, size = safetensors_header.read_header(path, _MAX_HEADER, on_duplicate=_stands_twice)
+        if len(entries) > _MAX_TENSORS:
+            raise _Odd(f"more than {_MAX_TENSORS} tensors")
         tensors = [_tensor(name, entry, place) for name, entry in entries.items()]
     except HeaderCut:
         raise DataError(f"{path.name}: its header is larger than the file or than any header of an adapter") from None
@@ -67,13 +69,8 @@ class _Odd(ValueError):
     """What is odd about a header, in words for people."""
 
 
-def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    if len(pairs) > _MAX_TENSORS:
-        raise _Odd(f"more than {_MAX_TENSORS} tensors")
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise _Odd("a name stands twice in its header")
-    return made
+def _stands_twice(name: str) -> _Odd:
+    return _Odd("a name stands twice in its header")
 
 
 @dataclass(frozen=True)
