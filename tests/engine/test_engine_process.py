@@ -116,7 +116,7 @@ def test_stop_text_ends_the_answer(loop: Loop, engine: EmbeddedEngine) -> None:
     stop = text[5:7]
     cut, ended = loop.run(whole_answer(engine, asking("a story", max_tokens=40, stop=(stop,))))
     assert cut == text[: text.index(stop)]
-    assert (ended.finish, ended.stopped_by, ended.is_by_itself) == ("stop", "text", False)
+    assert (ended.finish, ended.stopped_by) == ("stop", "text")
     assert uncut.stopped_by == "model"
     assert ended.num_written < 40
 

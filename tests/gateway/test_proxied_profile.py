@@ -91,18 +91,63 @@ def test_answer_is_kept_with_the_version_that_gave_it(door: ServerProcess, proxi
     assert (found[0].answer, found[0].served_by) == ("support@v1: keep this one", "support@v1")
 
 
-def test_an_answer_that_a_stop_text_of_the_caller_ended_is_not_a_whole_one(
-    door: ServerProcess, proxied: Client, vllm: VllmServer
+@pytest.mark.parametrize("says", [None, "", "one moment"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_with_tool_calls_passes_through_and_feedback_is_told_why_it_was_not_captured(
+    door: ServerProcess, vllm: VllmServer, says: str | None, stream: bool
 ) -> None:
+    vllm.says_beside_calls = says
+    tools = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
+    messages = [{"role": "user", "content": "look it up"}]
+    with door.openai() as client:
+        answer = client.chat.completions.create(model=PROFILE, messages=messages, tools=tools, stream=stream)
+        parts = [*answer] if stream else [answer]
+    choices = [part.choices[0] for part in parts]
+    told = choices[0].delta if stream else choices[0].message
+    assert (told.tool_calls[0].function.name, told.content) == ("look_up", says)
+    assert choices[-1].finish_reason == "tool_calls"
+    with door.http() as http:
+        rated = http.post("/v1/feedback", json={"response_id": parts[0].id, "rating": "up"})
+    assert rated.status_code == 404
+    assert "answers with tool calls are not captured" in rated.json()["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def strict(door: ServerProcess, proxied: Client, vllm: VllmServer) -> str:
+    """A profile that learns only from answers that the model ended itself."""
     targets = [{"name": "gpu", "kind": "vllm", "options": {"url": vllm.url, "timeout_s": 10.0}}]
     a_profile(proxied.workspace.root, "strict", recipe={"max_length": 256}, targets=targets)
     wait_for(lambda: "strict" in door.health()["serving"], 10.0, "until the profile is served")
+    return "strict"
 
+
+def captured(proxied: Client, profile: str) -> dict[str, str]:
+    """By question, the class of what was captured."""
+    return {each.question: each.class_name for each in proxied.experiences.list(profile=profile)}
+
+
+def test_a_stream_that_breaks_off_says_so_and_is_not_captured_as_a_whole_answer(
+    door: ServerProcess, proxied: Client, vllm: VllmServer, strict: str
+) -> None:
+    messages = [{"role": "user", "content": "break off"}]
+    vllm.breaks_off = True
+    try:
+        with door.openai() as client, pytest.raises(openai.APIError, match="broke off in the middle"):
+            list(client.chat.completions.create(model=strict, messages=messages, stream=True))
+    finally:
+        vllm.breaks_off = False
+    found = wait_for(lambda: captured(proxied, strict).get("break off"), 10.0, "until it is captured")
+    assert found != "gold"
+
+
+def test_an_answer_that_a_stop_text_of_the_caller_ended_is_not_a_whole_one(
+    door: ServerProcess, proxied: Client, vllm: VllmServer, strict: str
+) -> None:
     def ask(text: str, stop: str | None, tells: bool, stream: bool) -> None:
         vllm.tells_stop_reason = tells
         messages = [{"role": "user", "content": text}]
         with door.openai() as client:
-            answer = client.chat.completions.create(model="strict", messages=messages, stop=stop, stream=stream)
+            answer = client.chat.completions.create(model=strict, messages=messages, stop=stop, stream=stream)
             assert not stream or [chunk.choices[0].finish_reason for chunk in answer][-1] == "stop"
 
     for stream in (False, True):
@@ -110,6 +155,6 @@ def test_an_answer_that_a_stop_text_of_the_caller_ended_is_not_a_whole_one(
         ask(f"perhaps cut {stream}", "§", False, stream)
         ask(f"not cut {stream}", "§", True, stream)
         ask(f"plain {stream}", None, False, stream)
-    wait_for(lambda: len(proxied.experiences.list(profile="strict")) >= 8, 10.0, "until they are kept")
-    kept = {each.question for each in proxied.experiences.list(profile="strict") if each.class_name == "gold"}
+    wait_for(lambda: len(captured(proxied, strict).keys() - {"break off"}) >= 8, 10.0, "until they are kept")
+    kept = {question for question, name in captured(proxied, strict).items() if name == "gold"}
     assert kept == {"not cut False", "plain False", "not cut True", "plain True"}

@@ -9,6 +9,8 @@ from typing import Any
 
 from support.json_server import Answered, JsonServer
 
+_CALL = {"index": 0, "id": "c1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+
 
 class VllmServer(JsonServer):
     """Says `<model>: <last message>`; forgets its adapters when it restarts."""
@@ -19,6 +21,9 @@ class VllmServer(JsonServer):
         self.running: list[str] = []
         self.key, self.can_load = key, can_load
         self.tells_stop_reason = True
+        self.says_beside_calls: str | None = None
+        self.breaks_off = False
+        """Whether streams end in the middle, without [DONE]."""
         self.num_written = 0
 
     def restart(self) -> None:
@@ -75,13 +80,17 @@ class VllmServer(JsonServer):
         ending = {"finish_reason": "stop", **({"stop_reason": matched} if self.tells_stop_reason else {})}
         self.num_written += 1
         names = {"id": f"chatcmpl-{self.num_written}", "model": model}
+        calls = {"tool_calls": [_CALL], "content": self.says_beside_calls} if body.get("tools") else {}
+        if calls:
+            ending["finish_reason"] = "tool_calls"
         if body.get("stream"):
-            _stream(call, names, text, ending)
+            deltas = [{"role": "assistant", **calls}] if calls else [{"content": char} for char in text]
+            _stream(call, names, deltas, None if self.breaks_off else ending)
             return ...
         tokens = [{"token": char, "logprob": -0.5, "bytes": None, "top_logprobs": []} for char in text]
         choice = {
             "index": 0,
-            "message": {"role": "assistant", "content": text},
+            "message": {"role": "assistant", "content": text, **calls},
             "logprobs": {"content": tokens},
             **ending,
             "token_ids": [ord(char) for char in text],
@@ -109,14 +118,17 @@ def _error(status: int, message: str, kind: str) -> Answered:
     return Answered(status, {"error": {"message": message, "type": kind, "param": None, "code": status}})
 
 
-def _stream(call: BaseHTTPRequestHandler, names: dict[str, str], text: str, ending: dict[str, Any]) -> None:
+def _stream(
+    call: BaseHTTPRequestHandler, names: dict[str, str], deltas: list[dict[str, Any]], ending: dict[str, Any] | None
+) -> None:
     call.send_response(200)
     call.send_header("Content-Type", "text/event-stream")
     call.send_header("Connection", "close")
     call.end_headers()
-    said: list[dict[str, Any]] = [{"delta": {"content": char}} for char in text]
-    for part in [*said, {"delta": {"content": ""}, **ending}]:
+    said: list[dict[str, Any]] = [{"delta": delta} for delta in deltas]
+    for part in said if ending is None else [*said, {"delta": {"content": ""}, **ending}]:
         chunk = {"object": "chat.completion.chunk", **names, "choices": [{"index": 0, **part}]}
         call.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
         call.wfile.flush()
-    call.wfile.write(b"data: [DONE]\n\n")
+    if ending is not None:
+        call.wfile.write(b"data: [DONE]\n\n")

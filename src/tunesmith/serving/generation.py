@@ -65,11 +65,6 @@ class GenerationEnd:
     stopped_by: Literal["model", "text"] = "model"
     """If `finish` is `stop`: the model ended its answer, or one of the caller's stop sequences did."""
 
-    @property
-    def is_by_itself(self) -> bool:
-        """The model ended the answer: neither a limit nor a stop sequence cut it."""
-        return self.finish == "stop" and self.stopped_by == "model"
-
 
 def was_cut(choice: Mapping[str, Any], *, has_stops: bool) -> bool:
     """Whether a stop sequence of the caller ended an answer whose `finish_reason` is `stop`, from another server.

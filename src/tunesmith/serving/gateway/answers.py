@@ -15,7 +15,7 @@ from tunesmith.core.ids import secret_id
 from tunesmith.serving.gateway.api_errors import error_body
 from tunesmith.serving.gateway.bodies import ClientDisconnected
 from tunesmith.serving.gateway.parameters import Kind
-from tunesmith.serving.generation import GenerationEnd, TokenLogprob
+from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta, TokenLogprob
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
@@ -50,6 +50,11 @@ class Header:
         name = "chat.completion.chunk" if self.kind == "chat" else "text_completion"
         return {**self._head(name), "choices": choices, **({"usage": usage} if self.counts_usage else {})}
 
+    @property
+    def names(self) -> dict[str, str]:
+        """What the answer of an upstream server is given instead of its own."""
+        return {"id": self.id, "model": self.model, "system_fingerprint": self.fingerprint}
+
     def _head(self, name: str) -> dict[str, Any]:
         return {
             "id": self.id,
@@ -62,17 +67,49 @@ class Header:
 
 @dataclass
 class Choice:
-    """One answer as it grows."""
+    """One answer as it grows, whoever writes it."""
 
     index: int
+    request: GenerationRequest
     texts: list[str] = field(default_factory=list)
     tokens: list[TokenLogprob] = field(default_factory=list)
     num_chars: int = 0
-    end: GenerationEnd | None = None
+    finish: str | None = None
+    """The finish reason, once there is one."""
+    was_cut: bool = False
+    """A stop sequence of the caller ended it."""
+    has_text: bool = False
+    """Some text was sent, or that the text is empty."""
+    num_prompt: int = 0
+    num_written: int = 0
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+    @property
+    def is_by_itself(self) -> bool:
+        """The model ended the answer: neither a limit nor a stop sequence cut it."""
+        return self.finish == "stop" and not self.was_cut
+
+    @property
+    def conversation(self) -> list[dict[str, Any]] | None:
+        """The messages before the answer; None for a prompt of tokens, whose text is unknown."""
+        if self.request.messages is not None:
+            return [dict(message) for message in self.request.messages]
+        prompt = self.request.prompt
+        return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else None
+
+    def add(self, part: TextDelta | GenerationEnd) -> None:
+        """What the embedded engine says next."""
+        if isinstance(part, TextDelta):
+            self.texts.append(part.text)
+            self.num_chars += len(part.text)
+            self.tokens.extend(part.tokens)
+            self.has_text = self.has_text or bool(part.text)
+        else:
+            self.finish, self.was_cut, self.has_text = part.finish, part.stopped_by == "text", True
+            self.num_prompt, self.num_written = part.num_prompt, part.num_written
 
 
 def new_response_id(kind: Kind) -> str:
@@ -90,8 +127,7 @@ def fingerprint_of(digest: str | None) -> str:
 
 
 def whole_choice(header: Header, choice: Choice) -> dict[str, Any]:
-    assert choice.end is not None
-    ending = {"index": choice.index, "finish_reason": choice.end.finish}
+    ending = {"index": choice.index, "finish_reason": choice.finish}
     if header.kind == "chat":
         message = {"role": "assistant", "content": choice.text, "refusal": None}
         return {**ending, "message": message, "logprobs": _chat_log_probs(header, choice.tokens)}
@@ -114,16 +150,14 @@ def piece_chunk(header: Header, choice: Choice, text: str, tokens: Sequence[Toke
 
 
 def last_chunk(header: Header, choice: Choice) -> dict[str, Any]:
-    assert choice.end is not None
     said: dict[str, Any] = {"delta": {}} if header.kind == "chat" else {"text": ""}
-    return header.chunk([{"index": choice.index, **said, "logprobs": None, "finish_reason": choice.end.finish}])
+    return header.chunk([{"index": choice.index, **said, "logprobs": None, "finish_reason": choice.finish}])
 
 
 def usage_of(choices: Sequence[Choice], num_choices: int) -> dict[str, Any]:
     """Token counts; a prompt with several choices counts once."""
-    ends = [choice.end for choice in choices if choice.end is not None]
-    num_prompt = sum(end.num_prompt for end in ends[::num_choices])
-    num_written = sum(end.num_written for end in ends)
+    num_prompt = sum(choice.num_prompt for choice in choices[::num_choices])
+    num_written = sum(choice.num_written for choice in choices)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_written,

@@ -1,11 +1,15 @@
-"""`/v1/chat/completions` and `/v1/completions`: resolve the version, admit, generate, respond, capture."""
+"""`/v1/chat/completions` and `/v1/completions`: the life of one request, whoever answers it.
+
+Read it, resolve the version, admit it, send what its source says, and capture the answer after the last byte. The
+source is the embedded engine or the upstream server of the profile.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -17,26 +21,21 @@ from tunesmith.serving.gateway.answers import (
     Choice,
     Header,
     JsonAnswer,
+    Receive,
     SseAnswer,
     cancel_on_disconnect,
     choice_key,
     fingerprint_of,
-    first_chunk,
-    last_chunk,
     new_response_id,
-    piece_chunk,
-    usage_of,
-    whole_choice,
 )
 from tunesmith.serving.gateway.bodies import read_json
 from tunesmith.serving.gateway.captures import CaptureOptions
-from tunesmith.serving.gateway.choice_streams import ChoiceStreams, expand_choices, max_tokens_of
+from tunesmith.serving.gateway.choice_streams import EmbeddedSource, expand_choices, max_tokens_of
 from tunesmith.serving.gateway.gateway import Gateway
-from tunesmith.serving.gateway.interfaces import Exchange
+from tunesmith.serving.gateway.interfaces import AnswerSource, Exchange
 from tunesmith.serving.gateway.model_router import Route
 from tunesmith.serving.gateway.parameters import CompletionRequest, read_chat, read_completion, refuse_extra
-from tunesmith.serving.gateway.proxy import answer_from_upstream
-from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
+from tunesmith.serving.gateway.proxy import TOOL_CALLS, ProxiedSource
 
 log = logger("gateway")
 
@@ -62,29 +61,27 @@ async def _answer_to(
 ) -> Response:
     options = CaptureOptions.of(request.headers, completion, caller_of(request))
     route = await gateway.route_for(completion.model, options.caller)
-    if not route.served.is_embedded:
-        return await answer_from_upstream(gateway, request, body, completion, options, route)
-    refuse_extra(completion)
-    call = _CompletionCall(gateway, completion, options, route)
+    if route.served.is_embedded:
+        refuse_extra(completion)
+    call = CompletionCall(gateway, completion, options, route, body)
     try:
-        if completion.stream:
-            return await call.streamed(request)
-        return await call.whole(request)
+        return await call.answer(request.receive)
     except BaseException:
         await call.end()
         raise
 
 
-@dataclass(frozen=True)
-class _Row:
-    request: GenerationRequest
-    choice: Choice
+class CompletionCall:
+    """One request, from admission to capture."""
 
-
-class _CompletionCall:
-    """One request on the embedded engine, from admission to capture."""
-
-    def __init__(self, gateway: Gateway, completion: CompletionRequest, options: CaptureOptions, route: Route) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        completion: CompletionRequest,
+        options: CaptureOptions,
+        route: Route,
+        body: Mapping[str, Any],
+    ) -> None:
         self._gateway = gateway
         self._completion = completion
         self._options = options
@@ -96,84 +93,58 @@ class _CompletionCall:
             created=int(time.time()),
             model=route.version.name,
             fingerprint=fingerprint_of(route.version.digest),
-            with_log_probs=completion.top_logprobs is not None,
+            with_log_probs=completion.generation.top_logprobs is not None,
             counts_usage=completion.include_usage,
         )
         adapter = route.adapter
         max_tokens = max_tokens_of(completion, route.served.max_tokens, gateway.settings.max_tokens)
         requests = expand_choices(completion, self._header.id, adapter.name if adapter else None, max_tokens)
-        self._rows = [_Row(row, Choice(number)) for number, row in enumerate(requests)]
-        self._held = ExitStack()
-        admission = gateway.engines.admission(route.folder)
-        admission.acquire(len(requests))
-        self._held.callback(admission.release, len(requests))
-        self._held.enter_context(gateway.router.using(route.version.name))
-        self._streams = ChoiceStreams(
-            lambda row: gateway.generate(route, row),
-            requests,
-            gateway.settings.timeout_s,
-            is_buffered=not completion.stream,
-        )
+        self._choices = [Choice(index, request) for index, request in enumerate(requests)]
+        with ExitStack() as held:
+            self._admit(held)
+            self._source = self._make_source(body)
+            self._held = held.pop_all()
+        self._bodies = self._source.bodies()
         self._has_ended = False
 
-    async def whole(self, request: Request) -> Response:
-        async def write() -> None:
-            while (item := await self._streams.next()) is not None:
-                self._take(*item)
+    def _admit(self, held: ExitStack) -> None:
+        route, num_rows = self._route, len(self._choices)
+        admission = self._gateway.engines.admission(route.folder if route.served.is_embedded else route.served.base)
+        admission.acquire(num_rows)
+        held.callback(admission.release, num_rows)
+        held.enter_context(self._gateway.router.using(route.version.name))
 
-        await cancel_on_disconnect(request.receive, write())
-        choices = [row.choice for row in self._rows]
-        body = self._header.whole(
-            [whole_choice(self._header, choice) for choice in choices], usage_of(choices, self._completion.num_choices)
-        )
+    def _make_source(self, body: Mapping[str, Any]) -> AnswerSource:
+        gateway, route, timeout_s = self._gateway, self._route, self._gateway.settings.timeout_s
+        if route.served.is_embedded:
+            generate = partial(gateway.generate, route)
+            return EmbeddedSource(generate, self._completion, self._header, self._choices, timeout_s)
+        upstream, adapter = gateway.upstream_of(route.served), route.version.adapter
+        return ProxiedSource(upstream, adapter, body, self._header, self._choices, timeout_s)
+
+    async def answer(self, receive: Receive) -> Response:
+        """Waits for the first body, so that an error before it still gets its own status."""
+        first = await cancel_on_disconnect(receive, anext(self._bodies))
+        if self._completion.stream:
+            self._gateway.captures.begin(self._header.id, self._options)
+            return SseAnswer(self._events(first), end=self.end, after=self._capture)
         await self.end()
-        return JsonAnswer(body, after=lambda: self._keep(True))
+        return JsonAnswer(first, after=lambda: self._capture(True))
 
-    async def streamed(self, request: Request) -> Response:
-        """Wait for the first delta, so that an error before it still gets its own status."""
-        first = await cancel_on_disconnect(request.receive, self._streams.next())
-        assert first is not None
-        self._gateway.captures.begin(self._header.id, self._options)
-        return SseAnswer(self._events(first), end=self.end, after=self._keep)
-
-    async def _events(self, first: tuple[int, TextDelta | GenerationEnd]) -> AsyncGenerator[Mapping[str, Any], None]:
-        header, started = self._header, set[int]()
-        item: tuple[int, TextDelta | GenerationEnd] | None = first
-        while item is not None:
-            number, part = item
-            choice = self._rows[number].choice
-            if header.kind == "chat" and number not in started:
-                yield first_chunk(header, number)
-            started.add(number)
-            if isinstance(part, TextDelta):
-                if part.text or part.tokens:
-                    yield piece_chunk(header, choice, part.text, part.tokens)
-                self._take(number, part)
-            else:
-                self._take(number, part)
-                yield last_chunk(header, choice)
-            item = await self._streams.next()
-        if self._completion.include_usage:
-            choices = [row.choice for row in self._rows]
-            yield header.chunk([], usage_of(choices, self._completion.num_choices))
-
-    def _take(self, number: int, part: TextDelta | GenerationEnd) -> None:
-        choice = self._rows[number].choice
-        if isinstance(part, GenerationEnd):
-            choice.end = part
-            return
-        choice.texts.append(part.text)
-        choice.num_chars += len(part.text)
-        choice.tokens.extend(part.tokens)
+    async def _events(self, first: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        yield first
+        async for body in self._bodies:
+            yield body
 
     async def end(self) -> None:
-        """Cancel the generation and release the admitted capacity; idempotent."""
+        """Cancel what is still being answered and release the admitted capacity; idempotent."""
         if not self._has_ended:
             self._has_ended = True
-            await self._streams.close()
-            self._held.close()
+            with self._held:
+                await self._bodies.aclose()
+                await self._source.close()
 
-    def _keep(self, is_whole: bool) -> None:
+    def _capture(self, is_whole: bool) -> None:
         """After the last byte: count, capture and mirror the answer."""
         gateway, route = self._gateway, self._route
         seconds = time.monotonic() - self._begun
@@ -185,52 +156,48 @@ class _CompletionCall:
             seconds=round(seconds, 3),
             key=self._options.caller.label,
         )
-        for row in self._rows:
-            end = row.choice.end
-            messages = _conversation(row.request)
-            if end is None and not row.choice.text:
-                continue  # nothing of it was sent
-            key = choice_key(self._header.id, row.choice.index)
-            if messages is None:
-                gateway.captures.leave_out(key, self._options, "the prompt was given as tokens, so its text is unknown")
-                continue
-            gateway.captures.keep(
+        for choice in self._choices:
+            self._capture_choice(choice, is_whole)
+        gateway.captures.end(self._header.id)
+        if is_whole and route.profile is not None:
+            self._mirror(route.profile, seconds)
+
+    def _capture_choice(self, choice: Choice, is_whole: bool) -> None:
+        captures, route = self._gateway.captures, self._route
+        key = choice_key(self._header.id, choice.index)
+        if choice.finish == TOOL_CALLS:
+            captures.leave_out(key, self._options, "answers with tool calls are not captured")
+        elif not choice.has_text:
+            return  # nothing of it was sent
+        elif (messages := choice.conversation) is None:
+            captures.leave_out(key, self._options, "the prompt was given as tokens, so its text is unknown")
+        else:
+            captures.keep(
                 key,
                 route.profile,
                 route.served.capture,
                 self._options,
                 messages=messages,
-                answer=row.choice.text,
+                answer=choice.text,
                 served_by=route.version.name,
-                is_finished=is_whole and end is not None and end.is_by_itself,
+                is_finished=is_whole and choice.is_by_itself,
             )
-        gateway.captures.end(self._header.id)
-        if is_whole and route.profile is not None:
-            self._mirror(route.profile, seconds)
 
     def _mirror(self, profile: str, seconds: float) -> None:
-        row = self._rows[0]
-        messages = _conversation(row.request)
-        if messages is None or row.choice.end is None or not self._gateway.captures.keeps(self._header.id):
+        choice, version = self._choices[0], self._route.version
+        messages = choice.conversation
+        if messages is None or not self._gateway.captures.keeps(self._header.id):
             return
-        version = self._route.version
         exchange = Exchange(
             response_id=self._header.id,
             profile=profile,
             version=version.name,
             digest=version.digest,
             is_live=self._route.is_live,
-            request=row.request,
+            request=choice.request,
             messages=messages,
-            answer=row.choice.text,
-            finish=row.choice.end.finish,
+            answer=choice.text,
+            finish=choice.finish or "",
             seconds=seconds,
         )
         self._gateway.shadow.answered(exchange)
-
-
-def _conversation(row: GenerationRequest) -> list[dict[str, Any]] | None:
-    """The messages before the answer; None for a prompt of tokens, whose text is unknown."""
-    if row.messages is not None:
-        return [dict(message) for message in row.messages]
-    return [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else None

@@ -1,14 +1,24 @@
-"""The choices of one request: generated concurrently, merged into one stream, within one deadline."""
+"""Answers of the embedded engine: the choices of one request, generated concurrently within one deadline."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 from tunesmith.serving.gateway.adapter_cache import LOST
+from tunesmith.serving.gateway.answers import (
+    Choice,
+    Header,
+    first_chunk,
+    last_chunk,
+    piece_chunk,
+    usage_of,
+    whole_choice,
+)
 from tunesmith.serving.gateway.api_errors import ApiError
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.parameters import CompletionRequest
@@ -20,37 +30,74 @@ _Item = tuple[int, TextDelta | GenerationEnd | Exception]
 
 def max_tokens_of(completion: CompletionRequest, otherwise: int, most: int) -> int:
     """Maximum tokens per answer: of the request, else of the profile; at most serve.max_tokens."""
-    return min(otherwise if completion.max_tokens is None else completion.max_tokens, most)
+    asked = completion.generation.max_tokens
+    return min(otherwise if asked is None else asked, most)
 
 
 def expand_choices(
     completion: CompletionRequest, response_id: str, adapter: str | None, max_tokens: int
 ) -> list[GenerationRequest]:
     """One generation request per prompt and choice; each choice has its own seed."""
-    row = GenerationRequest(
-        id=response_id,
-        adapter=adapter,
-        max_tokens=max_tokens,
-        temperature=completion.temperature,
-        top_p=completion.top_p,
-        presence_penalty=completion.presence_penalty,
-        frequency_penalty=completion.frequency_penalty,
-        stop=completion.stop,
-        top_logprobs=completion.top_logprobs,
-    )
+    row, seed = replace(completion.generation, adapter=adapter, max_tokens=max_tokens), completion.generation.seed
     rows: list[GenerationRequest] = []
     for prompt in completion.prompts or (None,):
         for choice in range(completion.num_choices):
-            rows.append(
-                replace(
-                    row,
-                    id=f"{response_id}/{len(rows)}",
-                    messages=completion.messages if prompt is None else None,
-                    prompt=prompt,
-                    seed=None if completion.seed is None else (completion.seed + choice) % 2**63,
-                )
-            )
+            choice_seed = None if seed is None else (seed + choice) % 2**63
+            rows.append(replace(row, id=f"{response_id}/{len(rows)}", prompt=prompt, seed=choice_seed))
     return rows
+
+
+class EmbeddedSource:
+    """Implements `AnswerSource` with the embedded engine."""
+
+    def __init__(
+        self,
+        generate: Generate,
+        completion: CompletionRequest,
+        header: Header,
+        choices: Sequence[Choice],
+        timeout_s: float,
+    ) -> None:
+        self._completion = completion
+        self._header = header
+        self._choices = choices
+        requests = [choice.request for choice in choices]
+        self._streams = ChoiceStreams(generate, requests, timeout_s, is_buffered=not completion.stream)
+
+    async def bodies(self) -> AsyncGenerator[Mapping[str, Any], None]:
+        if self._completion.stream:
+            async with aclosing(self._chunks()) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            return
+        while (item := await self._streams.next()) is not None:
+            number, part = item
+            self._choices[number].add(part)
+        yield self._header.whole([whole_choice(self._header, choice) for choice in self._choices], self._usage())
+
+    async def _chunks(self) -> AsyncGenerator[Mapping[str, Any], None]:
+        header, started = self._header, set[int]()
+        while (item := await self._streams.next()) is not None:
+            number, part = item
+            choice = self._choices[number]
+            if header.kind == "chat" and number not in started:
+                yield first_chunk(header, number)
+            started.add(number)
+            if isinstance(part, TextDelta):
+                if part.text or part.tokens:
+                    yield piece_chunk(header, choice, part.text, part.tokens)
+                choice.add(part)
+            else:
+                choice.add(part)
+                yield last_chunk(header, choice)
+        if self._completion.include_usage:
+            yield header.chunk([], self._usage())
+
+    def _usage(self) -> dict[str, Any]:
+        return usage_of(self._choices, self._completion.num_choices)
+
+    async def close(self) -> None:
+        await self._streams.close()
 
 
 class ChoiceStreams:

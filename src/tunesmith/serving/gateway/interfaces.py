@@ -1,11 +1,11 @@
-"""Interfaces between the parts of the gateway: engine control, hand-over, shadow traffic and upstream servers.
+"""Interfaces between the parts of the gateway: sources of answers, engine control, hand-over, shadow traffic.
 
 Each implementation is made by `gateway/server.py` and runs beside the HTTP server.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -82,10 +82,25 @@ class Shadow(Protocol):
         """Run the mirrored requests until cancelled."""
 
 
+class AnswerSource(Protocol):
+    """Where the answer to one request comes from: the embedded engine, or an upstream server."""
+
+    def bodies(self) -> AsyncGenerator[Mapping[str, Any], None]:
+        """What the client is sent: the chunks of a stream, or the whole answer once. At least one.
+
+        Adds to the choices of the request what each body says about them.
+        """
+
+    async def close(self) -> None:
+        """Cancel what is still being written."""
+
+
 class Upstream(Protocol):
     """The upstream server of a profile (vLLM, llama.cpp, Ollama)."""
 
-    def ask(self, path: str, body: Mapping[str, Any], adapter: ServedAdapter | None) -> AsyncIterator[dict[str, Any]]:
+    def ask(
+        self, path: str, body: Mapping[str, Any], adapter: ServedAdapter | None
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """`body` sent to `path` (/v1/chat/completions or /v1/completions) with the name this server has for `adapter`.
 
         Yields the parsed chunks of a stream (`body["stream"]`), without `[DONE]`; else the whole answer, once. An

@@ -11,6 +11,7 @@ from tunesmith.core.errors import did_you_mean, quoted
 from tunesmith.serving.gateway.api_errors import ApiError, invalid_parameter
 from tunesmith.serving.gateway.bodies import can_be_passed_on
 from tunesmith.serving.gateway.messages import check_messages
+from tunesmith.serving.generation import GenerationRequest
 
 Kind = Literal["chat", "text"]
 MAX_CHOICES = 8
@@ -50,27 +51,16 @@ class CompletionRequest:
 
     kind: Kind
     model: str
-    messages: tuple[dict[str, Any], ...] = ()
+    generation: GenerationRequest
+    """What each choice is generated from; its id, adapter, prompt and final limits come with the choice."""
     prompts: tuple[str | list[int], ...] = ()
     stream: bool = False
     include_usage: bool = False
     num_choices: int = 1
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-    top_logprobs: int | None = None
     user: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     store: bool | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def num_rows(self) -> int:
-        return self.num_choices * max(1, len(self.prompts))
 
 
 def read_chat(body: dict[str, Any]) -> CompletionRequest:
@@ -84,24 +74,24 @@ def read_chat(body: dict[str, Any]) -> CompletionRequest:
     limit = "max_completion_tokens" if said.get("max_completion_tokens") is not None else "max_tokens"
     return CompletionRequest(
         kind="chat",
-        messages=check_messages(said.get("messages")),
-        top_logprobs=(top_logprobs or 0) if with_log_probs else None,
+        generation=_generation(
+            said,
+            messages=check_messages(said.get("messages")),
+            max_tokens=_max_tokens(said, limit),
+            top_logprobs=(top_logprobs or 0) if with_log_probs else None,
+        ),
         store=_flag(said, "store") if "store" in said else None,
-        **_shared(said, limit),
+        **_shared(said),
     )
 
 
 def read_completion(body: dict[str, Any]) -> CompletionRequest:
     said = _known(body, "text")
-    shared = _shared(said, "max_tokens")
-    if shared["max_tokens"] is None:
-        shared["max_tokens"] = 16  # as this old route has always had it
-    return CompletionRequest(
-        kind="text",
-        prompts=_prompts(said.get("prompt")),
-        top_logprobs=_whole(said, "logprobs", 0, _MAX_TOP_LOGPROBS),
-        **shared,
-    )
+    shared = _shared(said)
+    max_tokens = _max_tokens(said, "max_tokens") or 16  # as this old route has always had it
+    prompts, top_logprobs = _prompts(said.get("prompt")), _whole(said, "logprobs", 0, _MAX_TOP_LOGPROBS)
+    generation = _generation(said, max_tokens=max_tokens, top_logprobs=top_logprobs)
+    return CompletionRequest(kind="text", generation=generation, prompts=prompts, **shared)
 
 
 def _known(body: dict[str, Any], kind: Kind) -> dict[str, Any]:
@@ -125,7 +115,21 @@ def refuse_extra(completion: CompletionRequest) -> None:
         raise ApiError(400, message, code="unsupported_parameter", param=name)
 
 
-def _shared(said: dict[str, Any], limit: str) -> dict[str, Any]:
+def _generation(said: dict[str, Any], **more: Any) -> GenerationRequest:
+    return GenerationRequest(
+        id="",
+        adapter=None,
+        temperature=_number(said, "temperature", 0.0, 2.0, 1.0),
+        top_p=_number(said, "top_p", 0.0, 1.0, 1.0),
+        presence_penalty=_number(said, "presence_penalty", -2.0, 2.0, 0.0),
+        frequency_penalty=_number(said, "frequency_penalty", -2.0, 2.0, 0.0),
+        stop=_stops(said.get("stop")),
+        seed=_whole(said, "seed", -_MAX_SEED, _MAX_SEED - 1),
+        **more,
+    )
+
+
+def _shared(said: dict[str, Any]) -> dict[str, Any]:
     model = said.get("model")
     if not isinstance(model, str) or not model or len(model) > _MAX_NAME:
         raise invalid_parameter("model", "must name a model: PROFILE, PROFILE@v7 or PROFILE@base", "invalid_model")
@@ -135,13 +139,6 @@ def _shared(said: dict[str, Any], limit: str) -> dict[str, Any]:
         "stream": stream,
         "include_usage": _include_usage(said.get("stream_options"), stream),
         "num_choices": _whole(said, "n", 1, MAX_CHOICES) or 1,
-        "max_tokens": _max_tokens(said, limit),
-        "temperature": _number(said, "temperature", 0.0, 2.0, 1.0),
-        "top_p": _number(said, "top_p", 0.0, 1.0, 1.0),
-        "presence_penalty": _number(said, "presence_penalty", -2.0, 2.0, 0.0),
-        "frequency_penalty": _number(said, "frequency_penalty", -2.0, 2.0, 0.0),
-        "stop": _stops(said.get("stop")),
-        "seed": _whole(said, "seed", -_MAX_SEED, _MAX_SEED - 1),
         "user": _text(said, "user"),
         "metadata": _metadata(said.get("metadata")),
         "extra": _extra(said),
