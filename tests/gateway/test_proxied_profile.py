@@ -158,3 +158,17 @@ def test_an_answer_that_a_stop_text_of_the_caller_ended_is_not_a_whole_one(
     wait_for(lambda: len(captured(proxied, strict).keys() - {"break off"}) >= 8, 10.0, "until they are kept")
     kept = {question for question, name in captured(proxied, strict).items() if name == "gold"}
     assert kept == {"not cut False", "plain False", "not cut True", "plain True"}
+
+
+def test_a_target_that_cannot_be_made_holds_no_capacity(door: ServerProcess, proxied: Client) -> None:
+    targets = [{"name": "gpu", "kind": "vllm", "options": {"url": "http://127.0.0.1:9", "timeout_s": -1.0}}]
+    a_profile(proxied.workspace.root, "wrong", targets=targets)
+    wait_for(lambda: "wrong" in door.health()["serving"], 10.0, "until the profile is served")
+    settings = proxied.serving.session.settings.serve
+    asked = {"model": "wrong", "messages": [{"role": "user", "content": "hi"}]}
+    with door.http() as http:
+        statuses = {
+            http.post("/v1/chat/completions", json=asked).status_code
+            for _ in range(settings.max_batch + settings.max_waiting + 1)
+        }
+    assert statuses == {422}
