@@ -14,8 +14,8 @@ from tunesmith.serving.gateway.api_errors import ApiError
 from tunesmith.serving.gateway.choice_streams import EmbeddedSource, expand_choices
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.interfaces import AnswerSource
-from tunesmith.serving.gateway.parameters import read_chat
 from tunesmith.serving.gateway.proxy import ProxiedSource
+from tunesmith.serving.gateway.schemas import ChatBody
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 
 NAMES = {"id": "chatcmpl-1", "model": "support@v1", "system_fingerprint": "fp_0"}
@@ -23,7 +23,8 @@ Make = Callable[..., tuple[AnswerSource, list[Choice], list[str]]]
 
 
 def asked(**wishes: Any) -> tuple[Any, Header, list[Choice]]:
-    completion = read_chat({"model": "support", "messages": [{"role": "user", "content": "hi"}], **wishes})
+    said = {"model": "support", "messages": [{"role": "user", "content": "hi"}], **wishes}
+    completion = ChatBody.model_validate(said).request()
     header = Header("chatcmpl-1", "chat", 1, "support@v1", "fp_0", False, completion.include_usage)
     rows = expand_choices(completion, header.id, "support@v1", 8)
     return completion, header, [Choice(index, row) for index, row in enumerate(rows)]

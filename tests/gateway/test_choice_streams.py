@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,14 @@ from tunesmith.serving.gateway.admission import AdmissionControl
 from tunesmith.serving.gateway.api_errors import ApiError, headers_of, status_of
 from tunesmith.serving.gateway.choice_streams import ChoiceStreams, expand_choices, max_tokens_of
 from tunesmith.serving.gateway.engine_contract import EngineError
-from tunesmith.serving.gateway.parameters import read_chat, read_completion
+from tunesmith.serving.gateway.schemas import ChatBody, CompletionRequest, TextBody
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 
 CHAT = {"model": "support", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def chat(**wishes: Any) -> CompletionRequest:
+    return ChatBody.model_validate({**CHAT, **wishes}).request()
 
 
 def writes(*pieces: str, then_hangs: bool = False, left: list[str] | None = None):  # type: ignore[no-untyped-def]
@@ -35,7 +40,7 @@ def writes(*pieces: str, then_hangs: bool = False, left: list[str] | None = None
 
 
 def rows(num: int = 1) -> list[GenerationRequest]:
-    return expand_choices(read_chat({**CHAT, "n": num}), "chatcmpl-1", "support@v1", 64)
+    return expand_choices(chat(n=num), "chatcmpl-1", "support@v1", 64)
 
 
 async def all_of(writing: ChoiceStreams) -> list[str]:
@@ -90,11 +95,11 @@ def test_one_row_that_fails_fails_all_of_them() -> None:
 
 
 def test_rows_have_seeds_of_their_own_and_the_limit_of_the_server() -> None:
-    asked = read_chat({**CHAT, "n": 2, "seed": 7, "max_tokens": 1e9})
+    asked = chat(n=2, seed=7, max_tokens=1e9)
     made = expand_choices(asked, "chatcmpl-1", None, max_tokens_of(asked, 256, 64))
     assert [row.seed for row in made] == [7, 8]
     assert {row.max_tokens for row in made} == {64}
-    completion = read_completion({"model": "support", "prompt": ["a", "b"], "n": 2})
+    completion = TextBody.model_validate({"model": "support", "prompt": ["a", "b"], "n": 2}).request()
     texts = expand_choices(completion, "cmpl-1", None, max_tokens_of(completion, 256, 64))
     assert [row.prompt for row in texts] == ["a", "a", "b", "b"]
     assert {row.max_tokens for row in texts} == {16}
@@ -152,7 +157,7 @@ def test_a_whole_answer_that_is_late_says_whether_it_was_begun() -> None:
     ("asked", "most", "expected"), [(None, 1024, 256), (None, 64, 64), (900, 1024, 900), (9, 64, 9)]
 )
 def test_a_request_without_a_limit_gets_that_of_the_profile(asked: int | None, most: int, expected: int) -> None:
-    assert max_tokens_of(read_chat({**CHAT, "max_tokens": asked}), 256, most) == expected
+    assert max_tokens_of(chat(max_tokens=asked), 256, most) == expected
 
 
 def test_whoever_reads_too_slowly_does_not_hold_a_place_beyond_the_deadline() -> None:

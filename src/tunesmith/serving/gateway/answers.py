@@ -14,7 +14,7 @@ from starlette.responses import Response
 from tunesmith.core.ids import secret_id
 from tunesmith.serving.gateway.api_errors import error_body
 from tunesmith.serving.gateway.bodies import ClientDisconnected
-from tunesmith.serving.gateway.parameters import Kind
+from tunesmith.serving.gateway.schemas import Kind
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta, TokenLogprob
 
 T = TypeVar("T")

@@ -1,11 +1,15 @@
-"""The HTTP application: the table of routes with their scopes. The server does not start if a route has no scope."""
+"""The HTTP application: the table of routes with their scopes. The server does not start if a route has no scope.
+
+A route that takes a JSON body declares it as a model of `schemas`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NamedTuple, cast
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,10 +19,12 @@ from tunesmith.profiles.settings import ServeSettings
 from tunesmith.serving.gateway import chat, control, feedback, models
 from tunesmith.serving.gateway.access import AccessMiddleware, CallerFinder, error_response
 from tunesmith.serving.gateway.api_errors import ApiError
+from tunesmith.serving.gateway.bodies import JsonRequest, read_json
 from tunesmith.serving.gateway.gateway import Gateway
 from tunesmith.serving.gateway.scopes import Scope
+from tunesmith.serving.gateway.validation import Body, validated
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[..., Awaitable[Response]]
 
 
 class ScopedRoute(NamedTuple):
@@ -44,9 +50,37 @@ ROUTES = (
 )
 
 
+class BodyRoute(APIRoute):
+    """Gives a handler the body that its signature declares, a model of `schemas`, read once within our limits.
+
+    FastAPI would read a body of any size, depth and time, and name errors in its own way. A request of an application
+    may carry an idempotency key; one that is refused frees its key.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        if self.body_field is None:
+            return super().get_route_handler()
+        model = cast(type[Body], self.body_field.field_info.annotation)
+        scope, endpoint = next((route.scope, route.handler) for route in ROUTES if route.path == self.path)
+
+        async def handle(request: Request) -> Response:
+            gateway: Gateway = request.app.state.gateway
+            if scope is Scope.CHAT:
+                gateway.refuse_while_ending()
+            said = await read_json(request.headers, request.receive, gateway.settings.max_body_bytes)
+            read = JsonRequest(request, said)
+            if scope is Scope.CONTROL:
+                return await endpoint(read, validated(model, said, self.path))
+            with gateway.idempotency.entry(request.headers, self.path, said) as record:
+                return record.answer or record.store(await endpoint(read, validated(model, said, self.path)))
+
+        return handle
+
+
 def make_app(gateway: Gateway, keys: CallerFinder) -> AccessMiddleware:
     """The application with its access control."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.router.route_class = BodyRoute
     app.state.gateway = gateway
     for route in ROUTES:
         app.add_api_route(route.path, route.handler, methods=[route.method], response_model=None)

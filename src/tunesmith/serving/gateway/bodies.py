@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import orjson
+from starlette.requests import Request
 
 from tunesmith.core import strict_json
 from tunesmith.core.errors import quoted
@@ -21,6 +22,17 @@ _LARGE = 256 << 10  # parsed in a thread, so that nobody else waits
 
 class ClientDisconnected(Exception):
     """The client has closed the connection."""
+
+
+class JsonRequest(Request):
+    """A request whose body was read and parsed: whoever asks for it again is given the same object."""
+
+    def __init__(self, request: Request, said: dict[str, Any]) -> None:
+        super().__init__(request.scope, request.receive)
+        self._said = said
+
+    async def json(self) -> dict[str, Any]:
+        return self._said
 
 
 async def read_json(headers: Mapping[str, str], receive: Receive, max_bytes: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from tunesmith.experience.queries import experiences
 from tunesmith.profiles.sections.experience import CapturePolicy
 from tunesmith.runs.session import Session
 from tunesmith.serving.gateway.api_errors import ApiError, invalid_parameter
-from tunesmith.serving.gateway.parameters import CompletionRequest
+from tunesmith.serving.gateway.schemas import CompletionRequest
 from tunesmith.serving.gateway.scopes import Caller
 
 SOURCE = "serve"

@@ -7,7 +7,7 @@ source is the embedded engine or the upstream server of the profile.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -28,47 +28,47 @@ from tunesmith.serving.gateway.answers import (
     fingerprint_of,
     new_response_id,
 )
-from tunesmith.serving.gateway.bodies import read_json
+from tunesmith.serving.gateway.api_errors import ApiError
 from tunesmith.serving.gateway.captures import CaptureOptions
 from tunesmith.serving.gateway.choice_streams import EmbeddedSource, expand_choices, max_tokens_of
 from tunesmith.serving.gateway.gateway import Gateway
 from tunesmith.serving.gateway.interfaces import AnswerSource, Exchange
 from tunesmith.serving.gateway.model_router import Route
-from tunesmith.serving.gateway.parameters import CompletionRequest, read_chat, read_completion, refuse_extra
 from tunesmith.serving.gateway.proxy import TOOL_CALLS, ProxiedSource
+from tunesmith.serving.gateway.schemas import ChatBody, CompletionRequest, TextBody
 
 log = logger("gateway")
 
 
-async def chat_completions(request: Request) -> Response:
-    return await _answer(request, read_chat)
+async def chat_completions(request: Request, body: ChatBody) -> Response:
+    return await _answer(request, body.request())
 
 
-async def completions(request: Request) -> Response:
-    return await _answer(request, read_completion)
+async def completions(request: Request, body: TextBody) -> Response:
+    return await _answer(request, body.request())
 
 
-async def _answer(request: Request, read: Callable[[dict[str, Any]], CompletionRequest]) -> Response:
+async def _answer(request: Request, completion: CompletionRequest) -> Response:
     gateway: Gateway = request.app.state.gateway
-    gateway.refuse_while_ending()
-    body = await read_json(request.headers, request.receive, gateway.settings.max_body_bytes)
-    with gateway.idempotency.entry(request.headers, request.url.path, body) as record:
-        return record.answer or record.store(await _answer_to(gateway, request, body, read(body)))
-
-
-async def _answer_to(
-    gateway: Gateway, request: Request, body: dict[str, Any], completion: CompletionRequest
-) -> Response:
     options = CaptureOptions.of(request.headers, completion, caller_of(request))
     route = await gateway.route_for(completion.model, options.caller)
+    body = await request.json()  # as it was sent: an upstream server is sent the same
     if route.served.is_embedded:
-        refuse_extra(completion)
+        _refuse_extra(completion, body)
     call = CompletionCall(gateway, completion, options, route, body)
     try:
         return await call.answer(request.receive)
     except BaseException:
         await call.end()
         raise
+
+
+def _refuse_extra(completion: CompletionRequest, body: Mapping[str, Any]) -> None:
+    """Refuse the first parameter that the embedded engine does not support."""
+    for name in body:
+        if name in completion.extra:
+            message = f"{name} is not supported by the embedded engine; leave it out, or serve the profile with vLLM"
+            raise ApiError(400, message, code="unsupported_parameter", param=name)
 
 
 class CompletionCall:

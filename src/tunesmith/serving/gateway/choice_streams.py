@@ -21,7 +21,7 @@ from tunesmith.serving.gateway.answers import (
 )
 from tunesmith.serving.gateway.api_errors import ApiError
 from tunesmith.serving.gateway.engine_contract import EngineError
-from tunesmith.serving.gateway.parameters import CompletionRequest
+from tunesmith.serving.gateway.schemas import CompletionRequest
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 
 Generate = Callable[[GenerationRequest], AsyncGenerator[TextDelta | GenerationEnd, None]]

@@ -15,7 +15,7 @@ from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.gateway import Gateway
 from tunesmith.serving.gateway.interfaces import Upstream
 from tunesmith.serving.gateway.model_router import Route
-from tunesmith.serving.gateway.parameters import Kind
+from tunesmith.serving.gateway.schemas import Kind
 from tunesmith.serving.generation import GenerationRequest, was_cut
 
 TOOL_CALLS = "tool_calls"
