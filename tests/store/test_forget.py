@@ -19,7 +19,7 @@ from support.rows import ACTOR, a_claimed_run, a_run, an_adapter, force
 from support.workspaces import PROFILE, a_workspace
 from tunesmith.client import Client
 from tunesmith.core.errors import InvalidTransition, NotFound, Refused, UsageError
-from tunesmith.core.files import read_manifest
+from tunesmith.core.files import json_lines, read_manifest
 from tunesmith.datasets.example import Split
 from tunesmith.deployment import queries as deployments
 from tunesmith.experience.forgetting import forget
@@ -465,8 +465,9 @@ def test_copies_of_cases_and_samples_in_the_folders_of_attempts_go_too(
             run = a_run(tx, RunState.COMPLETED, dataset_id=dataset)
         folder = client.workspace.runs_dir / run.id / "at-1"
         folder.mkdir(parents=True)
-        cases = [{"id": held.group, "messages": [held.messages[0]["content"]]}, {"id": "other", "messages": []}]
-        (folder / "cases.jsonl").write_text("".join(json.dumps(case) + "\n" for case in cases))
+        other = {"id": "other", "messages": ["two\u2028lines"]}  # the end of a line for a str, not for JSONL
+        cases = [{"id": held.group, "messages": [held.messages[0]["content"]]}, other]
+        (folder / "cases.jsonl").write_text("".join(json.dumps(case, ensure_ascii=False) + "\n" for case in cases))
         sample = {"prompt": shown.messages[0]["content"], "expected": "x", "answer": "y"}
         told = [{"seq": 1, "type": "log"}, {"seq": 2, "type": "validation", "samples": [sample], "values": {}}]
         (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in told))
@@ -475,7 +476,7 @@ def test_copies_of_cases_and_samples_in_the_folders_of_attempts_go_too(
             as_member(client, database, dataset, shown, Split.VALIDATION),
         ]
         client.experiences.forget(ids, reason="asked")
-        assert [json.loads(line)["id"] for line in (folder / "cases.jsonl").read_text().splitlines()] == ["other"]
+        assert json_lines((folder / "cases.jsonl").read_bytes()) == [other]
         left = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
         assert left == [told[0], {**told[1], "samples": []}]
 

@@ -148,7 +148,7 @@ class LocalTeacher:
         return launch(PROGRAM, spec, self._directory, env=child_environment(os.environ, self._grip.pass_environment))
 
     def ask(self, prompt_id: str) -> Reply:
-        """The answer to a prompt that was started with; raises TeacherFailed, or Abandoned if we are to end."""
+        """The answer to a prompt that was started with; raises TeacherFailed, or TeacherCancelled if we are to end."""
         if prompt_id not in self._answers and self._failed is None and self._program is not None:
             self._wait_for(prompt_id, self._program)
         said = self._answers.pop(prompt_id, None)

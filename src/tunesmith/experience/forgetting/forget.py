@@ -181,13 +181,13 @@ def _cases_left(folder: Path, groups: set[str]) -> list[HeldoutCase]:
 def _clear_cases(workspace: Workspace, run_ids: Iterable[str], groups: set[str]) -> None:
     """Evaluations were given the cases of the pool as a file each; their scores do not need it any more."""
     for path in _files_of(workspace, run_ids, "cases.jsonl") if groups else ():
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().splitlines(keepends=True)
         kept = [line for line in lines if _case_id(line) not in {None, *groups}]
         if len(kept) < len(lines):
-            write_atomic(path, "".join(f"{line}\n" for line in kept))
+            write_atomic(path, b"".join(kept))
 
 
-def _case_id(line: str) -> str | None:
+def _case_id(line: bytes) -> str | None:
     try:
         return str(json.loads(line)["id"])
     except (ValueError, KeyError, TypeError):
