@@ -271,7 +271,7 @@ def _run_with_data(tx: Tx, before: str, *, num: int = 3, dataset_id: str | None 
     owner = dataset_id or a_dataset(tx)
     ids = [an_experience(tx) for _ in range(num)]
     experiences.reserve(tx, ids, owner, actor=ACTOR)
-    campaign = campaigns.active(tx, PROFILE) or a_campaign(tx)
+    campaign = campaigns.in_force(tx, PROFILE) or a_campaign(tx)
     return a_run(tx, RunState(before), dataset_id=owner, campaign_id=campaign.id), ids
 
 

@@ -30,6 +30,7 @@ from tunesmith.core.errors import Conflict, Refused
 from tunesmith.experience.rules.experience import ExperienceState
 from tunesmith.models.rules import AdapterState
 from tunesmith.profiles import queries as campaigns
+from tunesmith.profiles.queries import NewCampaign
 from tunesmith.profiles.rules.campaign import CampaignState
 from tunesmith.runs.queries import requests, runs, tasks
 from tunesmith.runs.rules.request import RequestKind
@@ -113,7 +114,7 @@ def test_second_active_campaign_of_a_profile_is_refused(database: Database) -> N
 
 def test_campaign_of_an_unknown_profile_is_not_called_a_second_one(database: Database) -> None:
     with pytest.raises(exc.IntegrityError), database.write() as tx:
-        campaigns.add(tx, "nobody", overrides={}, budget={}, code_version="", config_hash="", actor=ACTOR)
+        campaigns.add(tx, NewCampaign("nobody", {}, {}, code_version="", config_hash=""), actor=ACTOR)
 
 
 def test_second_unfinished_automatic_run_of_a_campaign_is_refused(database: Database) -> None:

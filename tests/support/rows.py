@@ -36,7 +36,7 @@ from tunesmith.profiles.profile import (
     Validation,
     Watch,
 )
-from tunesmith.profiles.queries import Campaign
+from tunesmith.profiles.queries import Campaign, NewCampaign
 from tunesmith.profiles.rules.campaign import CampaignState
 from tunesmith.profiles.rules.lock import ArchitectureLock, ProfileLock
 from tunesmith.runs.queries import profile_locks as profiles
@@ -187,9 +187,8 @@ def an_adapter(
 
 def a_campaign(tx: Tx, state: CampaignState = CampaignState.ACTIVE, profile: str = PROFILE) -> Campaign:
     a_profile(tx, profile)
-    campaign = campaigns.add(
-        tx, profile, overrides={}, budget={}, code_version="v", config_hash="h", actor=ACTOR
-    )  # fmt: skip
+    new = NewCampaign(profile, overrides={}, budget={}, code_version="v", config_hash="h")
+    campaign = campaigns.add(tx, new, actor=ACTOR)
     force(tx, tables.campaigns, campaign.id, state=state)
     return campaigns.get(tx, campaign.id)
 

@@ -16,7 +16,7 @@ from tunesmith.experience.tables import (
 from tunesmith.models.tables import adapters
 from tunesmith.profiles.tables import campaigns, profiles
 from tunesmith.programs.device.tables import hand_overs, servers
-from tunesmith.runs.tables import attempts, checkpoints, requests, runs, switches, tasks, workers
+from tunesmith.runs.tables import attempts, checkpoints, requests, runs, scheduler_leases, switches, tasks, workers
 from tunesmith.store.columns import metadata
 from tunesmith.store.events import events
 
@@ -43,6 +43,7 @@ __all__ = [
     "requests",
     "reviews",
     "runs",
+    "scheduler_leases",
     "servers",
     "shadow_answers",
     "spends",

@@ -6,7 +6,6 @@ run consumes. Whoever is killed on the way leaves at most a folder that no row k
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from tunesmith.datasets.example import Example, Split
 from tunesmith.datasets.prepare import heldout_cases, judging_cases, options_of, remove_unrecorded, unrecorded
 from tunesmith.datasets.queries import Dataset
 from tunesmith.datasets.report import DatasetReport, MemberRole, MixKind, MixReport, PreparedDataset, PrepareOptions
-from tunesmith.experience.assembly_lines import Splitter, line_of, provenance, told_of
+from tunesmith.experience.assembly_lines import Splitter, line_of, provenance, told_of, why_refused
 from tunesmith.experience.held_out import shortage_of_experiences
 from tunesmith.experience.queries import candidates, members
 from tunesmith.experience.queries.candidates import StoredCandidate
@@ -96,6 +95,15 @@ def preview(
     database: Database, workspace: Workspace, checked: CheckedProfile, *, kind: WantedKind = "auto"
 ) -> MixReport:
     """What would be chosen now, before preparing looks at it; changes nothing."""
+    report, short = next_choice(database, workspace, checked, kind=kind)
+    warning = None if short is None else short.told(is_decided=checked.lock.is_split_decided)
+    return report.model_copy(update={"warning": warning})
+
+
+def next_choice(
+    database: Database, workspace: Workspace, checked: CheckedProfile, *, kind: WantedKind = "auto"
+) -> tuple[MixReport, Shortage | None]:
+    """The same, with the held-out cases that a run would lack."""
     profile = checked.profile
     mixed = kind_of(kind, profile.recipe.method)
     kept = kept_splits(database, workspace, checked)
@@ -108,8 +116,7 @@ def preview(
     num_held_out = _num_held_out(selection.picks)
     problem = _refusal(profile.name, policy, report.num_new, num_held_out, report.left_out)
     short = shortage_of_experiences(database, checked, found, selection, mixed, is_first_round=is_first_round)
-    warning = None if short is None else short.told(is_decided=checked.lock.is_split_decided)
-    return report.model_copy(update={"refusal": problem, "warning": warning})
+    return report.model_copy(update={"refusal": problem}), short
 
 
 def _options(checked: CheckedProfile) -> PrepareOptions:
@@ -203,7 +210,7 @@ class _Assembly:
             folder = staged / f"round-{number}" / "dataset"  # a level deeper: the lock on `staged` is ours
             prepared = prepare([source], folder, self._options_for(selection, stored), cases=cases, kept=self.kept)
             kept = {pick.id for pick, _ in self._kept(selection, prepared)}
-            lost = _why_refused(selection, prepared, kept)
+            lost = why_refused(selection, prepared, kept)
             self.refused.update(lost)
             if not lost or selection.left_out.keys().isdisjoint((WAITS, LEARNT)):
                 break
@@ -365,23 +372,6 @@ def _read_candidates(
                     exclusion=each.exclusion,
                 )
             )
-
-
-def _why_refused(selection: Selection, prepared: PreparedDataset, kept: set[str]) -> dict[str, str]:
-    """By experience that preparing left out: what it said about its line."""
-    from tunesmith.datasets.quarantine.file import FILE_NAME
-
-    told: dict[int, str] = {}
-    for drop in prepared.report.drops:
-        told.update((line.line, f"a bad row, {drop.reason}") for line in drop.first)
-    aside = prepared.path / FILE_NAME
-    if aside.exists():
-        with aside.open(encoding="utf-8") as source:
-            for text in source:
-                row = json.loads(text)
-                told[row["line"]] = f"suspect by screen {row['findings'][0]['screen']}"
-    other = "an exact copy of another one" if prepared.report.num_duplicates else "a bad row"
-    return {pick.id: told.get(line, other) for line, pick in enumerate(selection.picks, start=1) if pick.id not in kept}
 
 
 def _report(

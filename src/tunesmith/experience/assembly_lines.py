@@ -1,4 +1,4 @@
-"""What an experience looks like as a line of a dataset's source, and in which split the hash of its prompt puts it."""
+"""What an experience looks like as a line of a dataset's source, the split of its prompt, why a line is refused."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import orjson
 
 from tunesmith.datasets.example import TOOLS, Split, num_prompt_of
-from tunesmith.datasets.report import MixKind, PrepareOptions
+from tunesmith.datasets.report import MixKind, PreparedDataset, PrepareOptions
 from tunesmith.datasets.splits import SplitRule, group_of, held_out_from
 from tunesmith.experience.queries.candidates import StoredCandidate
 from tunesmith.experience.rules.experience import ExperienceClass
+from tunesmith.experience.rules.mix import Selection
 
 Fields = dict[str, Any]
 IN_TWO_SPLITS = "of a conversation that began in another split"
@@ -109,3 +110,20 @@ def provenance(candidate: StoredCandidate, told: Mapping[str, Any]) -> bytes:
         "captured_at": candidate.captured_at.isoformat(),
     }
     return orjson.dumps(about) + b"\n"
+
+
+def why_refused(selection: Selection, prepared: PreparedDataset, kept: set[str]) -> dict[str, str]:
+    """By experience that preparing left out: what it said about its line."""
+    from tunesmith.datasets.quarantine.file import FILE_NAME
+
+    told: dict[int, str] = {}
+    for drop in prepared.report.drops:
+        told.update((line.line, f"a bad row, {drop.reason}") for line in drop.first)
+    aside = prepared.path / FILE_NAME
+    if aside.exists():
+        with aside.open(encoding="utf-8") as source:
+            for text in source:
+                row = json.loads(text)
+                told[row["line"]] = f"suspect by screen {row['findings'][0]['screen']}"
+    other = "an exact copy of another one" if prepared.report.num_duplicates else "a bad row"
+    return {pick.id: told.get(line, other) for line, pick in enumerate(selection.picks, start=1) if pick.id not in kept}

@@ -61,6 +61,8 @@ class Submission:
     repeats: RunSpec | None = None
     """The run that is tried again: what it was told holds, unless an override says otherwise."""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    may_open: Callable[[Tx, RunSpec], None] | None = None
+    """Makes it an automatic round: called in the transaction that queues it, and raises if it must not be opened."""
 
 
 @dataclass(frozen=True)
@@ -302,6 +304,8 @@ def queue_once(
         known = runs.by_key(tx, submission.idempotency_key, body_hash)
         if known is not None:
             return known.id, False
+    if submission.may_open is not None:
+        submission.may_open(tx, spec)
     erasures.refuse_while_pending(tx, spec.dataset.id, spec.dataset.fingerprint)
     shares = (prepared.heldout_share, prepared.validation_share)
     if spec.dry_run:
@@ -317,6 +321,7 @@ def queue_once(
         body_hash=body_hash,
         idempotency_key=submission.idempotency_key,
         parent_id=submission.parent_id,
+        automatic=submission.may_open is not None,
     )
     tasks.add(
         tx, TaskKind.TRAIN, actor=actor, run_id=spec.run_id, profile=spec.profile, priority=submission.priority.rank

@@ -34,6 +34,7 @@ from tunesmith.experience.queries import members
 from tunesmith.orchestration import control, lifecycle
 from tunesmith.orchestration import disk_space as room
 from tunesmith.orchestration.check import check_now
+from tunesmith.orchestration.rounds.scheduler import Scheduler
 from tunesmith.profiles.settings import Settings, WorkerSettings
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.programs.process_identity import ProcessIdentity, identify, kill_orphans
@@ -71,7 +72,8 @@ class Worker:
         self.settings = settings
         self.kinds = frozenset(kinds) & frozenset(STAGES)
         self.stopping = threading.Event()
-        self._swept = self._looked = self._erase_after = self._targets_due = 0.0
+        self._swept = self._looked = self._erase_after = self._targets_due = self._rounds_due = 0.0
+        self._scheduler = Scheduler(database, workspace, self.id, settings.worker.lease_s)
         self._unsure = False
         self._short_of: str | None = None
         self._pulse: Pulse | None = None
@@ -188,6 +190,7 @@ class Worker:
             self.sweep()
             self._swept = boot_seconds()
             self._open_cycles()
+            self._open_rounds()
             self._look_at_targets()
         with self.database.write(durable=False) as tx:
             # after an error we cannot know whether the last claim was committed: look before taking another
@@ -250,6 +253,12 @@ class Worker:
             open_due(self.database, self.workspace, actor=self.id)
             self._looked = boot_seconds()
 
+    def _open_rounds(self) -> None:
+        """Let campaigns open the rounds that are due, if we hold the scheduler's lease."""
+        if TaskKind.TRAIN in self.kinds and boot_seconds() >= self._rounds_due:
+            self._scheduler.open_due()
+            self._rounds_due = boot_seconds() + self.timing.triggers_s
+
     def _look_at_targets(self) -> None:
         """Have targets brought back that lost what they should serve: a server restarted, somebody moved a link."""
         begun = boot_seconds()
@@ -275,6 +284,7 @@ class Worker:
 
     def _leave(self) -> None:
         try:
+            self._scheduler.leave()
             with self.database.write() as tx:
                 workers.leave(tx, self.id)
         except StoreError as error:

@@ -107,11 +107,11 @@ def resolve_now(
     environ: Mapping[str, str] | None = None,
     kept: Entries | None = None,
 ) -> tuple[Resolved, Campaign | None]:
-    """The same with the overrides of the profile's active campaign, and that campaign."""
-    from tunesmith.profiles.queries import active  # now: who only reads files needs no SQL
+    """The same with the overrides of the campaign that is in force for the profile, and that campaign."""
+    from tunesmith.profiles.queries import in_force  # now: who only reads files needs no SQL
 
     with database.read() as tx:
-        campaign = active(tx, profile_name)
+        campaign = in_force(tx, profile_name)
     resolved = resolve(
         profile_name,
         workspace=workspace,

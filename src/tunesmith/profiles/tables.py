@@ -29,6 +29,13 @@ campaigns = sa.Table(
     sa.Column("parent_id", sa.Text, sa.ForeignKey("campaigns.id")),
     sa.Column("counters", sa.JSON, nullable=False),
     sa.Column("created_at", Instant, nullable=False),
+    sa.Column("name", sa.Text, nullable=False, server_default=sa.text("''")),
+    sa.Column("description", sa.Text, nullable=False, server_default=sa.text("''")),
+    # its overrides hold: it is active, or was paused and nothing has taken its place
+    sa.Column("in_force", sa.Boolean, nullable=False, server_default=sa.text("false")),
+    sa.Column("moved_at", Instant, nullable=False, server_default="0"),  # when its state was set
     one_of("state", CampaignState),
     sa.Index("uq_campaigns_active", "profile", unique=True, **where("state = 'active'")),
+    sa.Index("uq_campaigns_in_force", "profile", unique=True, **where("in_force")),
+    sa.Index("uq_campaigns_name", "name", unique=True),
 )

@@ -1,4 +1,4 @@
-"""Tables of the record: runs, tasks, attempts, requests, checkpoints, workers, switches."""
+"""Tables of the record: runs, tasks, attempts, requests, checkpoints, workers, leases, switches."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ runs = sa.Table(
     sa.Index("ix_runs_unfinished", "profile", **where("finished_at IS NULL")),
     sa.Index("ix_runs_dataset", "dataset_id"),
     sa.Index("ix_runs_state", "state", "seq"),
+    sa.Index("ix_runs_campaign", "campaign_id", "seq", **where("campaign_id IS NOT NULL")),
 )
 tasks = sa.Table(
     "tasks",
@@ -139,6 +140,15 @@ workers = sa.Table(
     sa.Column("started_at", Instant, nullable=False),
     sa.Column("seen_clock", sa.Text, nullable=False),
     sa.Column("seen_until", sa.Float, nullable=False),  # alive until then on that clock
+)
+scheduler_leases = sa.Table(
+    "scheduler_leases",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),  # what only one may do at a time
+    sa.Column("token", sa.Text, nullable=False),
+    sa.Column("holder", sa.Text, nullable=False),
+    sa.Column("lease_clock", sa.Text, nullable=False),
+    sa.Column("lease_until", sa.Float, nullable=False),
 )
 switches = sa.Table(
     "switches",

@@ -89,6 +89,11 @@ def spent(tx: Tx, profile: str, purpose: str, cycle_id: str | None) -> Spent:
     return Spent(cycle=0 if cycle_id is None else _sum(tx, *this_cycle), month=_sum(tx, *this_month))
 
 
+def spent_since(tx: Tx, profile: str, since: datetime) -> int:
+    """What teachers of a profile have cost since then, whatever for."""
+    return _sum(tx, spends.c.profile == profile, spends.c.created_at >= since)
+
+
 def num_in_cycle(tx: Tx, cycle_id: str) -> int:
     """How many calls a cycle has paid for, over all its attempts."""
     query = sa.select(sa.func.count()).select_from(spends).where(spends.c.cycle_id == cycle_id)

@@ -50,8 +50,8 @@ class NextDataset:
     num_new: int
     """Examples to train on that were never learnt."""
     min_new: int
-    num_held_out: int
-    """Cases to judge it on, with those of earlier rounds."""
+    num_held_out: int | None
+    """Cases to judge it on, with those of earlier rounds; None: enough."""
     min_held_out: int
     refusal: str | None = None
     """Why nothing could be assembled, whatever the numbers."""
@@ -172,9 +172,10 @@ def _not_now(policy: CampaignPolicy, facts: RoundFacts) -> Iterator[Condition]:
     )  # fmt: skip
     data = facts.data
     if data is not None:
+        num = data.num_held_out
         yield condition(
-            "held-out cases", f"{data.num_held_out} to judge the round on",
-            f"≥ {data.min_held_out} (gate.min_cases)", data.num_held_out >= data.min_held_out,
+            "held-out cases", f"{'enough' if num is None else num} to judge the round on",
+            f"≥ {data.min_held_out} (gate.min_cases)", num is None or num >= data.min_held_out,
         )  # fmt: skip
 
 

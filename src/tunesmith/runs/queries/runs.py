@@ -90,7 +90,7 @@ def by_key(tx: Tx, idempotency_key: str, body_hash: str) -> Run | None:
         return None
     if row["body_hash"] != body_hash:
         raise Conflict(f"the idempotency key {quoted(idempotency_key)} belongs to another request ({row['id']})")
-    return _run(row)
+    return from_row(row)
 
 
 def move(tx: Tx, run_id: str, new: RunState, *, actor: str, reason: str, lease: Lease | None = None) -> RunState:
@@ -126,12 +126,12 @@ def _state(tx: Tx, run_id: str) -> RunState:
 
 
 def get(tx: Tx, run_id: str) -> Run:
-    return _run(get_one(tx, runs, run_id, hint="`tunesmith run list` shows them"))
+    return from_row(get_one(tx, runs, run_id, hint="`tunesmith run list` shows them"))
 
 
 def find(tx: Tx, text: str) -> Run:
     """A run by id or by an unambiguous beginning of one."""
-    return _run(find_one(tx, runs, "run", text))
+    return from_row(find_one(tx, runs, "run", text))
 
 
 def listing(
@@ -143,7 +143,7 @@ def listing(
         query = query.where(runs.c.profile == profile)
     if states is not None:
         query = query.where(runs.c.state.in_(sorted(states)))
-    return [_run(row) for row in tx.all(query)]
+    return [from_row(row) for row in tx.all(query)]
 
 
 def unfinished_on_dataset(tx: Tx, dataset_id: str) -> int:
@@ -155,7 +155,7 @@ def unfinished_on_dataset(tx: Tx, dataset_id: str) -> int:
 def about(tx: Tx, made_by: str, adapter_id: str) -> list[Run]:
     """The run that made an adapter version, and those that deployed it again, oldest first."""
     query = sa.select(runs).where(sa.or_(runs.c.id == made_by, runs.c.parent_id == made_by)).order_by(runs.c.seq)
-    found = [_run(row) for row in tx.all(query)]
+    found = [from_row(row) for row in tx.all(query)]
     return [run for run in found if run.id == made_by or (run.spec.deploys and run.spec.deploys.id == adapter_id)]
 
 
@@ -168,9 +168,9 @@ def retried(tx: Tx, ids: Collection[str]) -> frozenset[str]:
 def watching(tx: Tx, profile: str) -> Run | None:
     """The run whose deployment is being watched; while there is one, nothing else is flipped."""
     row = tx.first(sa.select(runs).where(runs.c.profile == profile, runs.c.state == RunState.WATCHING))
-    return None if row is None else _run(row)
+    return None if row is None else from_row(row)
 
 
-def _run(row: sa.RowMapping) -> Run:
+def from_row(row: sa.RowMapping) -> Run:
     fields: dict[str, Any] = dict(row)
     return Run(**{**fields, "state": RunState(row["state"]), "spec": RunSpec.model_validate(row["spec"])})

@@ -194,7 +194,7 @@ class ModelRouter:
     def _read(self) -> _Wanted:
         with self._session.database.read() as tx:
             live = {found.profile: found for found in adapters.all_live(tx)}
-            overrides = {active.profile: active.overrides for active in campaigns.all_active(tx)}
+            overrides = {each.profile: each.overrides for each in campaigns.all_in_force(tx)}
             before = [found.previous_adapter_id for found in deployments.listing(tx)]
             others = [version.adapter_id for version in self._known.values()]
             rows = adapters.by_ids(tx, {row_id for row_id in (*before, *others) if row_id is not None})

@@ -54,7 +54,7 @@ class ServedProfiles:
             return sorted(self._read)
 
     def refresh(self, overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, ServedProfile]:
-        """Every profile that can be served; `overrides` are those of active campaigns."""
+        """Every profile that can be served; `overrides` are those of campaigns."""
         found = {}
         names = self.names()
         for name in names:
