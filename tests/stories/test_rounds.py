@@ -105,7 +105,7 @@ def test_rejected_data_waits_for_the_cooldown_of_rejections(fleet: Fleet) -> Non
     fleet.work()
     [run] = automatic(fleet)
     assert run.state == "rejected"
-    [line] = fleet.client.campaigns.next_round(campaign.id).decision.why_not
+    [line] = fleet.client.campaigns.next_round(campaign.id).status.decision.why_not
     assert line.startswith("cooldown after a rejection: ")
     fleet.work()
     assert len(automatic(fleet)) == 1

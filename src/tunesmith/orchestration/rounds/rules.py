@@ -136,8 +136,8 @@ def _never(budget: CampaignBudget, facts: RoundFacts) -> Iterator[Condition]:
         ("budget, money", budget.money, facts.spent.money, facts.most.money),
     ):
         if limit is not None:
-            value = f"{spent:.2f} spent, and the next round may cost {most:.2f}"
-            yield Condition(name, value, f"≤ {limit:.2f} together", spent + most <= limit + _TOLERANCE)
+            value = f"{spent:.4g} spent, and the next round may cost {most:.4g}"
+            yield Condition(name, value, f"≤ {limit:g} together", spent + most <= limit + _TOLERANCE)
     data = facts.data
     if data is not None:
         told = f"{data.num_new} new examples to train on"
