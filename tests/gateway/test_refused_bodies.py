@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import httpx2
 import pytest
+from pydantic import PlainValidator
 
 from support.gateway import PROFILE, ServerProcess
+from tunesmith.serving.gateway.api_errors import ApiError
 from tunesmith.serving.gateway.app import ROUTES
+from tunesmith.serving.gateway.schemas import ChatBody
+from tunesmith.serving.gateway.validation import Body, Told, validated
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parents[1] / "fixtures" / "refused_bodies.json").read_text())
 JSON = {"Content-Type": "application/json"}
@@ -232,6 +237,31 @@ def test_a_bad_body_is_told_what_is_recorded(server: ServerProcess, path: str) -
 
 def test_every_recorded_refusal_is_tried() -> None:
     assert sorted(RECORDED) == sorted(cases())
+
+
+def bodies() -> dict[str, type[Body]]:
+    """By path, the model that a handler declares."""
+    return {route.path: get_type_hints(route.handler)["body"] for route in ROUTES if route.method == "POST"}
+
+
+def test_every_route_that_is_posted_to_declares_the_model_of_its_body() -> None:
+    assert len(bodies()) == 8
+    assert all(issubclass(model, Body) for model in bodies().values())
+
+
+@pytest.mark.parametrize("path", bodies())
+def test_every_parameter_that_can_be_wrong_has_words_for_it(path: str) -> None:
+    for name, about in bodies()[path].model_fields.items():
+        has_words = any(isinstance(each, Told | PlainValidator) for each in about.metadata)
+        assert has_words or about.annotation is Any, name
+
+
+def test_a_million_unknown_parameters_are_told_of_the_first_at_once() -> None:
+    said = {f"x{number}": 1 for number in range(1_000_000)}
+    begun = time.process_time()
+    with pytest.raises(ApiError, match="unknown parameter 'x0'"):
+        validated(ChatBody, said, "/v1/chat/completions")
+    assert time.process_time() - begun < 0.5
 
 
 def test_a_known_idempotency_key_with_another_body_is_told_so_before_that_body_is_checked(
