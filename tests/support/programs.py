@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.quick_processes import run_code
 from tunesmith.core.files import sha256_file
 from tunesmith.datasets.example import Split
 from tunesmith.datasets.preparation import prepare
@@ -105,7 +104,8 @@ config = LlamaConfig(
 LlamaForCausalLM(config).save_pretrained(sys.argv[1])
 tokenizer.save_pretrained(sys.argv[1])
 """
-    subprocess.run([sys.executable, "-c", script, str(folder)], check=True, capture_output=True)
+    made = run_code(script, folder, with_torch=True)
+    assert made.returncode == 0, made.stderr
     return folder
 
 

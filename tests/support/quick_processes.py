@@ -388,12 +388,14 @@ def start_quickly(
     return _start(_warm_with_torch if argv[:1] in (["serve"], ["worker"]) else _warm, request, stdout, stderr)
 
 
-def run_code(code: str, *argv: str | os.PathLike[str], timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+def run_code(
+    code: str, *argv: str | os.PathLike[str], with_torch: bool = False, timeout_s: float = 120.0
+) -> subprocess.CompletedProcess[str]:
     """`python -c CODE ARGV…` in a fork that has tunesmith's modules: a drill that kills itself in the middle of it."""
     words = ["-c", *map(os.fspath, argv)]
     request = {"argv": words, "cwd": os.getcwd(), "env": dict(os.environ), "fork": False, "code": code}
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = _start(_warm, request, out.fileno(), err.fileno())
+        process = _start(_warm_with_torch if with_torch else _warm, request, out.fileno(), err.fileno())
         try:
             process.wait(timeout_s)
         except subprocess.TimeoutExpired:
