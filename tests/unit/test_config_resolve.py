@@ -264,3 +264,21 @@ def test_profile_said_in_profile_file_of_other_name_is_its_own(tmp_path: Path) -
     write_profile(workspace, "recipe: {seed: 9}\n", head=HEAD.replace("dates", "other"), name="other")
     assert resolve("other", workspace=workspace, environ={}).profile.recipe.seed == 9
     assert resolve("dates", workspace=workspace, environ={}).profile.recipe.seed == 1
+
+
+def test_same_words_are_resolved_once_and_every_change_counts_at_once(tmp_path: Path) -> None:
+    """Every captured answer asks for the rules of its profile."""
+    workspace = a_workspace(tmp_path)
+    first = resolve("dates", workspace=workspace, environ={})
+    assert resolve("dates", workspace=workspace, environ={"HOME": "/elsewhere"}) is first
+    by_campaign = resolve("dates", workspace=workspace, campaign_overrides={"recipe.seed": 5}, environ={})
+    assert (first.profile.recipe.seed, by_campaign.profile.recipe.seed) == (1, 5)
+    assert resolve("dates", workspace=workspace, environ={"TUNESMITH__RECIPE__SEED": "6"}).profile.recipe.seed == 6
+    assert resolve("dates", workspace=workspace, overrides=["recipe.seed=7"], environ={}).profile.recipe.seed == 7
+    before = workspace.project_file.read_text()
+    workspace.project_file.write_text(before + "recipe: {seed: 8}\n")
+    assert resolve("dates", workspace=workspace, environ={}).profile.recipe.seed == 8
+    workspace.project_file.write_text(before)
+    assert resolve("dates", workspace=workspace, environ={}) is first
+    write_profile(workspace, "recipe: {seed: 9}\n")
+    assert resolve("dates", workspace=workspace, environ={}).profile.recipe.seed == 9

@@ -14,7 +14,7 @@ from tunesmith.profiles.resolve import resolve, resolve_settings
 from tunesmith.profiles.sample import sample_profile, sample_project
 from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.workspace import Workspace, find_workspace, init_workspace
-from tunesmith.profiles.yaml_files import read_yaml
+from tunesmith.profiles.yaml_files import parse_yaml, read_text
 
 
 def uncommented(sample: str) -> str:
@@ -123,7 +123,7 @@ def test_sample_profile_loads_as_it_is_and_with_every_default_written_out(tmp_pa
 def test_sample_project_file_names_every_setting(tmp_path: Path) -> None:
     workspace = a_workspace(tmp_path, project=uncommented(sample_project()))
     assert resolve_settings(workspace, environ={}) == Settings()
-    tree = read_yaml(workspace.project_file, "tunesmith.yaml").tree
+    tree = parse_yaml(read_text(workspace.project_file, "tunesmith.yaml"), "tunesmith.yaml").tree
     known = {key for key in schema_fields() if key.partition(".")[0] in Settings.model_fields}
     assert {f"{section}.{key}" for section, keys in tree.items() for key in keys} == {
         ".".join(key.split(".")[:2]) for key in known

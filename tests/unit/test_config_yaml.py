@@ -12,14 +12,14 @@ import pytest
 from support.config import HEAD, a_workspace, write_profile
 from tunesmith.core.errors import ConfigError
 from tunesmith.profiles.resolve import resolve
-from tunesmith.profiles.yaml_files import MAX_BYTES, parse_inline, read_yaml
+from tunesmith.profiles.yaml_files import MAX_BYTES, parse_inline, parse_yaml, read_text
 
 
 def refusal(path: Path, content: str | bytes) -> str:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     started = time.monotonic()
     with pytest.raises(ConfigError) as caught:
-        read_yaml(path, "profiles/x.yaml")
+        parse_yaml(read_text(path, "profiles/x.yaml"), "profiles/x.yaml")
     assert time.monotonic() - started < 1.0
     assert "\n" not in caught.value.message
     return caught.value.message
@@ -72,7 +72,7 @@ def test_yaml_alias_bomb_refused_quickly(tmp_path: Path) -> None:
 
 def test_yaml_modest_alias_means_what_it_stands_for(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("a: &here {b: 1}\nc: *here")
-    assert read_yaml(tmp_path / "x.yaml", "x").tree == {"a": {"b": 1}, "c": {"b": 1}}
+    assert parse_yaml(read_text(tmp_path / "x.yaml", "x"), "x").tree == {"a": {"b": 1}, "c": {"b": 1}}
 
 
 def test_yaml_too_large_refused_without_reading_it_all(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_yaml_too_large_refused_without_reading_it_all(tmp_path: Path) -> None:
     with path.open("wb") as sink:
         sink.truncate(5 << 30)  # sparse: 5 GB that take no room
     with pytest.raises(ConfigError, match="larger than 1 MiB"):
-        read_yaml(path, "x.yaml")
+        parse_yaml(read_text(path, "x.yaml"), "x.yaml")
 
 
 def test_yaml_largest_allowed_file_answers_within_a_second(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_yaml_fifo_and_folder_refused_without_hanging(tmp_path: Path) -> None:
     (tmp_path / "zero.yaml").symlink_to("/dev/zero")
     for name in ("pipe.yaml", "folder.yaml", "zero.yaml"):
         with pytest.raises(ConfigError, match="not a regular file"):
-            read_yaml(tmp_path / name, name)
+            parse_yaml(read_text(tmp_path / name, name), name)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_plain_scalars_mean_what_people_expect(text: str, value: object) -> None
 def test_yaml_byte_order_mark_is_ignored_and_crlf_keeps_lines(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_bytes(b"\xef\xbb\xbfa: 1\r\nb:\r\n  c: 2\r\n")
-    document = read_yaml(path, "x.yaml")
+    document = parse_yaml(read_text(path, "x.yaml"), "x.yaml")
     assert document.tree == {"a": 1, "b": {"c": 2}}
     assert document.where(("b", "c")) == "x.yaml:3"
     assert document.where(("b", "c", "deeper")) == "x.yaml:3"

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property, reduce
+from functools import cache, cached_property, lru_cache, reduce
 from operator import getitem
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -37,7 +37,7 @@ from tunesmith.profiles.profile import Profile
 from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.value_checks import describe
 from tunesmith.profiles.workspace import Workspace
-from tunesmith.profiles.yaml_files import Document, KeyPath, read_yaml
+from tunesmith.profiles.yaml_files import KeyPath, parse_yaml, read_text
 
 if TYPE_CHECKING:
     from tunesmith.profiles.queries import Campaign
@@ -131,20 +131,57 @@ def _resolve(
     environ: Mapping[str, str] | None,
     kept: Entries | None,
 ) -> Resolved:
-    document = _read_profile(workspace, profile_name)
+    profile = _profile_text(workspace, profile_name)
+    project = _Text(read_text(workspace.project_file, workspace.project_file.name), workspace.project_file.name)
+    ours = _of_ours(os.environ if environ is None else environ)
+    if kept or overrides:
+        return _lay(profile_name, profile, project, campaign_overrides or {}, ours, kept or {}, overrides)
+    return _lay_once(profile_name, profile, project, json.dumps(dict(campaign_overrides or {})), ours)
+
+
+class _Text(NamedTuple):
+    """A file as it was read, and how errors call it."""
+
+    content: str
+    shown: str
+
+
+_Environ = tuple[tuple[str, str], ...]
+
+
+def _of_ours(environ: Mapping[str, str]) -> _Environ:
+    return tuple(sorted(item for item in environ.items() if item[0].upper().startswith("TUNESMITH")))
+
+
+@lru_cache(maxsize=64)
+def _lay_once(name: str, profile: _Text, project: _Text, campaign: str, environ: _Environ) -> Resolved:
+    """The same words mean the same profile: every captured answer asks, and the files hardly ever change."""
+    return _lay(name, profile, project, json.loads(campaign), environ, {}, ())
+
+
+def _lay(
+    profile_name: str,
+    profile_text: _Text,
+    project: _Text,
+    campaign_overrides: Mapping[str, Any],
+    environ: _Environ,
+    kept: Entries,
+    overrides: Sequence[str] | Mapping[str, Any],
+) -> Resolved:
+    document = parse_yaml(*profile_text)
     problems = Problems()
     entries = merge(default_layer(), document_layer(Layer.PROFILE, document, problems))
     named = document.tree.get("name")
     if isinstance(named, str) and named != profile_name:
         reason = f"is {quoted(named)}, but the file is {profile_name}.yaml; make them equal"
         problems.add(document.where(("name",)), Problem(("name",), reason))
-    entries = merge(entries, mapping_layer(Layer.CAMPAIGN, "campaign", campaign_overrides or {}, problems))
-    entries = _lay_workspace_over(entries, workspace, environ, problems)
-    entries = merge(entries, kept or {})
+    entries = merge(entries, mapping_layer(Layer.CAMPAIGN, "campaign", campaign_overrides, problems))
+    entries = _lay_workspace_over(entries, project, environ, problems)
+    entries = merge(entries, kept)
     entries = merge(entries, override_layer(overrides, problems, Layer.OVERRIDE))
     problems.raise_any()
     profile = _build(Profile, entries, document.shown)
-    settings = _build(Settings, entries, workspace.project_file.name)
+    settings = _build(Settings, entries, project.shown)
     dump = {**settings.model_dump(mode="json"), **profile.model_dump(mode="json")}
     paths = sorted(entries, key=_rank)
     return Resolved(
@@ -163,11 +200,14 @@ def resolve_settings(
     """The workspace's settings, without any profile; `overrides` are options of one command, such as `serve --port`."""
     problems = Problems()
     with _repeating_nothing_of_foreign((workspace.project_file,), workspace):
-        entries = _lay_workspace_over(default_layer(), workspace, environ, problems)
+        name = workspace.project_file.name
+        project = _Text(read_text(workspace.project_file, name), name)
+        ours = _of_ours(os.environ if environ is None else environ)
+        entries = _lay_workspace_over(default_layer(), project, ours, problems)
         # what holds for the whole workspace may be said here, which an override of one run may not
         entries = merge(entries, override_layer(overrides, problems, Layer.ENVIRONMENT))
         problems.raise_any()
-        return _build(Settings, entries, workspace.project_file.name)
+        return _build(Settings, entries, name)
 
 
 @contextmanager
@@ -218,7 +258,7 @@ def objection(workspace: Workspace, name: str) -> str | None:
     """
     try:
         with _repeating_nothing_of_foreign((workspace.profiles_dir / f"{name}.yaml",), workspace):
-            document = _read_profile(workspace, name)
+            document = parse_yaml(*_profile_text(workspace, name))
     except NotFound:
         return f"profile {name} is gone: there is no {workspace.profiles_dir.name}/{name}.yaml"
     except ConfigError as error:
@@ -229,25 +269,20 @@ def objection(workspace: Workspace, name: str) -> str | None:
     return f"profile {name} is disabled: {document.tree.get('disabled_reason') or 'its file gives no reason'}"
 
 
-def _lay_workspace_over(
-    entries: Entries,
-    workspace: Workspace,
-    environ: Mapping[str, str] | None,
-    problems: Problems,
-) -> Entries:
+def _lay_workspace_over(entries: Entries, project: _Text, environ: _Environ, problems: Problems) -> Entries:
     """Project file and environment hold for every profile, and for the settings."""
-    project = read_yaml(workspace.project_file, workspace.project_file.name)
-    entries = merge(entries, document_layer(Layer.PROJECT, project, problems))
-    return merge(entries, environment_layer(os.environ if environ is None else environ, problems))
+    entries = merge(entries, document_layer(Layer.PROJECT, parse_yaml(*project), problems))
+    return merge(entries, environment_layer(dict(environ), problems))
 
 
-def _read_profile(workspace: Workspace, name: str) -> Document:
+def _profile_text(workspace: Workspace, name: str) -> _Text:
     path = workspace.profiles_dir / f"{name}.yaml"
     if not is_name(name) or not path.exists():
         hint = f"profiles are files in {workspace.profiles_dir.name}/, e.g. profiles/NAME.yaml"
         known = [known.stem for known in _profile_files(workspace)]
         raise NotFound.named("profile", name, known, hint)
-    return read_yaml(path, f"{workspace.profiles_dir.name}/{path.name}")
+    shown = f"{workspace.profiles_dir.name}/{path.name}"
+    return _Text(read_text(path, shown), shown)
 
 
 def _profile_files(workspace: Workspace) -> list[Path]:

@@ -56,9 +56,8 @@ class _Refused(Exception):
         self.reason = reason
 
 
-def read_yaml(path: Path, shown: str) -> Document:
-    """Read one file; `shown` is how errors call it."""
-    text = _read_text(path, shown)
+def parse_yaml(text: str, shown: str) -> Document:
+    """Parse the text of one file; `shown` is how errors call it."""
     try:
         value, lines = _parse(text)
     except _Refused as problem:
@@ -79,7 +78,8 @@ def parse_inline(text: str) -> Any:
         raise ValueError(problem.reason) from None
 
 
-def _read_text(path: Path, shown: str) -> str:
+def read_text(path: Path, shown: str) -> str:
+    """Read the text of one file; `shown` is how errors call it."""
     try:
         raw = read_capped(path, MAX_BYTES, follow_links=True)
     except NotPlainFile:
