@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tunesmith.training.trainers import registry as trainers
+from tunesmith.triggers import registry as triggers
 from tunesmith.verifiers import registry as verifiers
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "extending"
@@ -59,5 +60,5 @@ def on_path(site: Path) -> Iterator[None]:
 
 
 def _forget_installed() -> None:
-    for loaded in (trainers._installed, verifiers._installed):
+    for loaded in (trainers._installed, triggers._installed, verifiers._installed):
         loaded.cache_clear()

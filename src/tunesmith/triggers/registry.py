@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any
 
 from pydantic import ValidationError
 
 from tunesmith.core.errors import ConfigError, did_you_mean, quoted
+from tunesmith.core.plugins import load_plugin, plugin_names
 from tunesmith.core.section import Section
 from tunesmith.triggers import age, cron, new_data, quality
 from tunesmith.triggers.base import Condition, Trigger, TriggerFacts
@@ -27,18 +27,15 @@ class SettingsError(ValueError):
         self.reason = reason
 
 
-def known_triggers() -> dict[str, Trigger]:
-    return {**_installed(), **TRIGGERS}
-
-
 def find_trigger(name: str) -> Trigger:
-    """The trigger of that name. Raises SettingsError with the nearest known name."""
-    if name in TRIGGERS:
-        return TRIGGERS[name]
-    known = known_triggers()
-    if name not in known:
-        raise SettingsError("", f"no trigger {quoted(name)}{did_you_mean(name, known)}")
-    return known[name]
+    """The trigger of that name. Raises SettingsError with the nearest known name, or if its package is broken."""
+    try:
+        found = TRIGGERS.get(name) or _installed(name)
+    except ConfigError as error:
+        raise SettingsError("", error.message) from error
+    if found is None:
+        raise SettingsError("", f"no trigger {quoted(name)}{did_you_mean(name, {*TRIGGERS, *plugin_names(GROUP)})}")
+    return found
 
 
 def settings_of(name: str, said: Mapping[str, Any]) -> Section:
@@ -71,11 +68,5 @@ def look(trigger: Trigger, settings: Section, facts: TriggerFacts) -> Condition:
 
 
 @cache
-def _installed() -> dict[str, Trigger]:
-    found: dict[str, Trigger] = {}
-    for point in entry_points(group=GROUP):
-        trigger = point.load()
-        if not isinstance(trigger, Trigger) or trigger.name != point.name:
-            raise ConfigError(f"the installed trigger {point.name!r} ({point.value}) is not a Trigger of that name")
-        found[point.name] = trigger
-    return found
+def _installed(name: str) -> Trigger | None:
+    return load_plugin(GROUP, name, Trigger, "trigger")
