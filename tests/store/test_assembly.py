@@ -30,10 +30,19 @@ from tunesmith.datasets.example import Example, Split
 from tunesmith.datasets.prepare import remove_unrecorded
 from tunesmith.datasets.reading import iter_examples
 from tunesmith.deployment import queries as deployments
+from tunesmith.experience.assemble import refuse_other_than_chosen
 from tunesmith.experience.queries import candidates, experiences, feedback, members
+from tunesmith.experience.queries.experiences import NotReservable
 from tunesmith.experience.rules.classes import Rating
 from tunesmith.experience.rules.experience import CorrectionState, ExperienceState
-from tunesmith.experience.rules.mix import BASE_BESIDE_LIVE, BASE_UNRATED, FIRST_ROUND, NEVER_LIVE, TAKEN_BACK
+from tunesmith.experience.rules.mix import (
+    BASE_BESIDE_LIVE,
+    BASE_UNRATED,
+    FIRST_ROUND,
+    NEVER_LIVE,
+    TAKEN_BACK,
+    MixCandidate,
+)
 from tunesmith.models import queries as adapters
 from tunesmith.orchestration import lifecycle
 from tunesmith.runs.rules.run import RUN, DataEffect, RunState, effect_of_end
@@ -633,6 +642,24 @@ def test_what_is_rated_down_while_a_dataset_is_assembled_is_in_only_if_it_was_re
                 history = events.of_entity(tx, "experience", member.experience_id)
                 reserved = next(e.seq for e in history if e.reason == f"dataset {member.dataset_id}")
                 assert reserved < next(e.seq for e in history if e.action == "classified")
+
+
+def test_what_is_rated_down_between_its_choice_and_the_reading_of_its_text_is_not_trained_as_gold(
+    tmp_path: Path, store_url: str, database: Database
+) -> None:
+    with _client(tmp_path, store_url, min_new=1) as client:
+        [rated, silent] = _gold(client, 2)
+        with database.read() as tx:
+            chosen = [
+                MixCandidate(each.id, each.seq, each.class_name, each.correction is not None, False, Split.TRAIN)
+                for each in candidates.page(tx, PROFILE, 0, 10)
+            ]
+        client.feedback.add(rated, "down", rater="ann")
+        with database.read() as tx:
+            stored = candidates.by_ids(tx, [rated, silent])
+        refuse_other_than_chosen([each for each in chosen if each.id == silent], stored)
+        with pytest.raises(NotReservable, match=f"experience {rated} changed"):
+            refuse_other_than_chosen(chosen, stored)
 
 
 def test_preview_says_what_the_real_thing_refuses(tmp_path: Path, store_url: str) -> None:

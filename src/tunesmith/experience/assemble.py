@@ -204,6 +204,7 @@ class _Assembly:
                 stored = candidates.by_ids(tx, [pick.id for pick in selection.picks], trusts_base=trusts_base)
             if len(stored) < len(selection.picks):
                 raise NotReservable("an experience vanished while a dataset was assembled from it; try again")
+            refuse_other_than_chosen(able, stored)
             source = staged / _SOURCE
             with source.open("wb") as sink:
                 sink.writelines(line_of(stored[pick.id], self.kind) + b"\n" for pick in selection.picks)
@@ -302,6 +303,14 @@ def _refusal(profile: str, policy: Mix, num_new: int, num_held_out: int, left_ou
             "runs have ended, or 24 hours after they were assembled; else capture answers to other prompts"
         )
     return None
+
+
+def refuse_other_than_chosen(chosen: Iterable[MixCandidate], stored: Mapping[str, StoredCandidate]) -> None:
+    """What was chosen by its class and correction must still have them when its text is read."""
+    for each in chosen:
+        now = stored.get(each.id)
+        if now and (now.class_name, now.correction is not None) != (each.class_name, each.has_correction):
+            raise NotReservable(f"experience {each.id} changed while a dataset was assembled from it; try again")
 
 
 def _refuse_changed(
