@@ -32,7 +32,7 @@ TORCH |= {"trl", "datasets", "unsloth"}
 MAY_IMPORT_TORCH_AT_TOP = (
     "training/trainers/native/",
     "training/trainers/trl/",
-    "evaluation/evaluators/held_out",
+    "evaluation/evaluators/transformers_backend",
     "evaluation/evaluators/probe",
     "models/",
     "serving/engine/",
@@ -171,6 +171,19 @@ def test_each_file_of_a_walk_is_imported_by_an_earlier_one_or_is_a_named_hop(nam
         module = ".".join(("tunesmith", *path.relative_to(SOURCE).with_suffix("").parts))
         assert number == 0 or bool(hop) != (module in reached), f"{module}: imported, or a hop, and not both"
         reached |= imports_of(path)
+
+
+def test_plug_ins_have_a_contract_a_registry_and_a_contract_test() -> None:
+    sentence = re.search(r"^(.*) are plug-ins:", PAGE, flags=re.M)
+    assert sentence is not None
+    names = re.findall(r"`(\w+)/`", sentence[1])
+    assert {"trainers", "targets", "evaluators", "verifiers"} <= set(names)
+    registries = {path.parent.name: path for path in MODULES if path.name == "registry.py"}
+    assert set(registries) == set(names)
+    for name, registry in registries.items():
+        assert (registry.parent / "base.py").is_file(), f"{name} has no contract"
+        assert f'GROUP = "tunesmith.{name}"' in registry.read_text(), f"no package can add to {name}"
+        assert (ROOT / "tests" / "contracts" / f"test_{name}.py").is_file(), f"nothing holds {name} to a contract"
 
 
 def test_architecture_fits_two_pages() -> None:

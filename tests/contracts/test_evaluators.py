@@ -1,9 +1,15 @@
-"""What every evaluator owes: scores of every case under every subject, digests of what it read, errors as errors."""
+"""What every evaluator owes, ours and one that a package brings: a value per metric and case, errors as errors.
+
+And what the program around them owes: digests of what it read, subjects that do not touch each other, strict checks.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +30,20 @@ from support.native import (
     small_rows,
     train_here,
 )
+from support.plugins import EXAMPLES, install_module, install_project, on_path
 from support.programs import World, finish
+from support.workspaces import PROFILE, a_profile, a_workspace
 from tunesmith.core.errors import ConfigError, DataError
 from tunesmith.core.files import sha256_file
 from tunesmith.deployment.rules.parity import compare
-from tunesmith.evaluation.evaluators.held_out import evaluate
+from tunesmith.evaluation.evaluators.main import evaluate
+from tunesmith.evaluation.evaluators.registry import (
+    EVALUATORS,
+    GROUP,
+    evaluator_of,
+    evaluators_of,
+    find_metric,
+)
 from tunesmith.profiles.settings import Phase
 from tunesmith.programs.host import ProgramFailure
 from tunesmith.programs.launch import launch
@@ -39,6 +54,16 @@ from tunesmith.runs.spec import AdapterRef, BaseModelRef, EvaluateSpec, Subject,
 
 ARGV = ("python", "-m", "tunesmith.evaluation.evaluators.main")
 ALL = ("heldout_loss", "exact_match_greedy", "exact_match_sampled")
+INSTALLED = ("json_valid", "answer_words")
+PINNED = [[1.4910584917924983, 0.0, 0.0], [1.5673676738895836, 1.0, 1.0], [1.4331249842604485, 1.0, 1.0]]
+METRICS_OF = {name: tuple(metric.name for metric in info.metrics) for name, info in EVALUATORS.items()}
+METRICS_OF["json_answers"] = INSTALLED
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with on_path(install_project(EXAMPLES, tmp_path_factory.mktemp("site"))):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +96,162 @@ def sim_spec(tmp_path: Path, base: BaseModelRef, adapter: AdapterRef) -> Evaluat
     made = AdapterRef(id="ad-1", path=str(world.folder(spec) / "artifact"), digest=result["artifact"]["digest"])
     subjects = (Subject(label="candidate", adapter=made), Subject(label="baseline", adapter=None))
     return world.evaluate_spec(subjects, num_cases=9)
+
+
+def wanting(spec: EvaluateSpec, *metrics: str) -> EvaluateSpec:
+    return spec.model_copy(update={"evaluation": spec.evaluation.model_copy(update={"metrics": metrics})})
+
+
+@pytest.mark.parametrize("name", METRICS_OF)
+@pytest.mark.parametrize("make_spec", [held_out_spec, sim_spec], ids=["held_out", "sim"])
+def test_evaluator_gives_every_case_a_value_of_each_metric_or_an_error(
+    tmp_path: Path, base: BaseModelRef, adapter: AdapterRef, make_spec: Any, name: str
+) -> None:
+    metrics = METRICS_OF[name]
+    for metric in metrics:
+        info = evaluator_of(metric)
+        assert (info.name, find_metric(metric).name) == (name, metric)
+        assert find_metric(metric).better in ("higher", "lower")
+        assert info.description
+        assert find_metric(metric).description
+    spec = wanting(make_spec(tmp_path, base, adapter), *metrics)
+    result, scores = evaluate_here(spec, tmp_path / "all")
+    assert result.status is ResultStatus.SUCCEEDED
+    for by_case in scores.by_subject.values():
+        assert [score.case_id for score in by_case] == [f"case-{number}" for number in range(9)]
+        for score in by_case:
+            assert set(score.values) == (set(metrics) if score.error is None else set())
+            assert all(math.isfinite(value) for value in score.values.values())
+    for metric in metrics:  # asked for alone, a metric has the same values
+        _, alone = evaluate_here(wanting(spec, metric), tmp_path / metric)
+        for label, by_case in alone.by_subject.items():
+            for score, other in zip(by_case, scores.by_subject[label], strict=True):
+                assert score.values == {key: value for key, value in other.values.items() if key == metric}
+
+
+def test_importing_an_evaluator_is_cheap() -> None:
+    code = (
+        "import sys; from tunesmith.evaluation.evaluators.registry import find_metric; find_metric('json_valid');"
+        "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_numbers_of_ours_do_not_depend_on_others_that_run_too(
+    tmp_path: Path, base: BaseModelRef, adapter: AdapterRef
+) -> None:
+    spec = held_out_spec(tmp_path, base, adapter)
+    _, ours = evaluate_here(spec, tmp_path / "ours")
+    _, both = evaluate_here(wanting(spec, "answer_words", *reversed(ALL)), tmp_path / "both")
+    # the references of these rows are no JSON: an error of one evaluator leaves no values of the others
+    assert {score.error for score in both.by_subject["candidate"]} == {
+        "the reference answer is not JSON, so the answer need not be"
+    }
+    for label, by_case in ours.by_subject.items():
+        for score, other in zip(by_case, both.by_subject[label], strict=True):
+            assert score.answers == {key: value for key, value in other.answers.items() if key in ALL}
+    order = [info.name for info, _ in evaluators_of(["answer_words", *reversed(ALL)])]
+    assert order == [*EVALUATORS, "json_answers"]
+
+
+def test_answers_are_generated_once_for_all_evaluators(tmp_path: Path, base: BaseModelRef, adapter: AdapterRef) -> None:
+    spec = wanting(held_out_spec(tmp_path, base, adapter), "exact_match_greedy", *INSTALLED)
+    evaluate_here(spec, tmp_path / "out")
+    events = events_of(tmp_path / "out")
+    phases = [event.detail for event in events if isinstance(event, PhaseEvent) and event.phase is Phase.GENERATE]
+    assert phases == ["candidate greedy", "baseline greedy"]
+    last = next(event for event in reversed(events) if isinstance(event, Progress))
+    assert last.done == last.total == 9 * 2 * 3
+
+
+def test_simulated_scores_stay_what_they_were(tmp_path: Path, base: BaseModelRef, adapter: AdapterRef) -> None:
+    """Drills compare by them: the same quality has the same scores for ever."""
+    _, scores = evaluate_here(wanting(sim_spec(tmp_path, base, adapter), *ALL), tmp_path / "out")
+    told = [[score.values[metric] for metric in ALL] for score in scores.by_subject["candidate"][:3]]
+    assert told == PINNED
+
+
+CODE = """
+from tunesmith.evaluation.evaluators.base import CaseScore, EvaluatorInfo, Metric
+def measure(model, cases, metrics):
+    {body}
+EVALUATOR = EvaluatorInfo("odd", "breaks its contract", (Metric("oddness", "higher", "how odd it is"),), measure)
+"""
+VALID = "[CaseScore(case_id=case.id, values={'oddness': 1}) for case in cases]"
+
+
+def installed_odd(site: Path, code: str) -> Path:
+    return install_module(site, "odd_evaluator", code, {GROUP: {"odd": "odd_evaluator:EVALUATOR"}})
+
+
+@pytest.mark.parametrize(
+    ("body", "error_class", "reason"),
+    [
+        ("raise KeyError('x')", ErrorClass.BUG, "evaluator odd: KeyError: 'x'"),
+        ("import no_such_package", ErrorClass.MISSING, "evaluator odd: ModuleNotFoundError: .*no_such_package"),
+        ("return [1.0 for case in cases]", ErrorClass.BUG, "broke its contract: it returned a float, not a CaseScore"),
+        (f"return {VALID}[1:]", ErrorClass.BUG, "it scored 8 cases, not the 9 given, in their order"),
+        (f"return {VALID}[::-1]", ErrorClass.BUG, "it scored 9 cases, not the 9 given, in their order"),
+        (f"return {VALID.replace('oddness', 'heldout_loss')}", ErrorClass.BUG, "it was not asked for 'heldout_loss'"),
+        (f"return {VALID.replace('1}', '1j}')}", ErrorClass.BUG, "evaluator odd: ValidationError: "),
+    ],
+)
+def test_evaluator_that_breaks_its_contract_ends_the_evaluation_by_name(
+    tmp_path: Path, base: BaseModelRef, adapter: AdapterRef, body: str, error_class: ErrorClass, reason: str
+) -> None:
+    spec = wanting(sim_spec(tmp_path, base, adapter), "heldout_loss", "oddness")
+    site = installed_odd(tmp_path / "site", CODE.format(body=body))
+    with on_path(site), pytest.raises(ProgramFailure, match=reason) as failure:
+        evaluate_here(spec, tmp_path / "out")
+    assert failure.value.error_class is error_class
+    assert not (tmp_path / "out" / "scores.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [("{}", "evaluator odd gave no value of oddness"), ("{'oddness': float('inf')}", "oddness is inf")],
+)
+def test_value_that_is_missing_or_not_finite_is_an_error_of_its_case(
+    tmp_path: Path, base: BaseModelRef, adapter: AdapterRef, value: str, error: str
+) -> None:
+    body = f"return [CaseScore(case_id=case.id, values={value}) for case in cases]"
+    with on_path(installed_odd(tmp_path / "site", CODE.format(body=body))):
+        spec = wanting(sim_spec(tmp_path, base, adapter), "oddness")
+        _, scores = evaluate_here(spec, tmp_path / "out")
+    assert {(score.error, len(score.values)) for score in scores.by_subject["candidate"]} == {(error, 0)}
+
+
+def test_metric_that_two_installed_evaluators_measure_is_refused(tmp_path: Path) -> None:
+    code = CODE.format(body="return []").replace("oddness", "json_valid")
+    with (
+        on_path(installed_odd(tmp_path, code)),
+        pytest.raises(ConfigError, match="'json_answers' and 'odd' both measure 'json_valid'; uninstall one"),
+    ):
+        find_metric("json_valid")
+
+
+def test_evaluator_of_a_package_cannot_take_a_metric_of_ours(tmp_path: Path) -> None:
+    with on_path(installed_odd(tmp_path, CODE.format(body="return []").replace("oddness", "heldout_loss"))):
+        assert evaluator_of("heldout_loss") is EVALUATORS["heldout_loss"]
+
+
+def test_metric_that_nobody_measures_is_refused_before_queueing_with_the_nearest(tmp_path: Path) -> None:
+    with a_workspace(tmp_path) as client:
+        a_profile(client.workspace.root, evaluation={"metrics": ["heldout_loss", "json_vald"]})
+        expected = "profile support: evaluation.metrics: no evaluator measures 'json_vald'; did you mean 'json_valid'?"
+        with pytest.raises(ConfigError) as refusal:
+            client.profiles.check(PROFILE)
+        assert refusal.value.message == expected
+        source = client.workspace.root / "data.jsonl"
+        source.write_text('{"prompt": "a", "completion": "b"}\n')
+        with pytest.raises(ConfigError, match="no evaluator measures 'json_vald'"):
+            client.runs.submit(PROFILE, source)
+        a_profile(client.workspace.root, evaluation={"metrics": ["heldout_loss"]}, gate={"primary": "heldout_los"})
+        with pytest.raises(ConfigError, match=r"gate\.primary: 'heldout_los' is not .*; did you mean 'heldout_loss'"):
+            client.profiles.check(PROFILE)
+        a_profile(client.workspace.root, evaluation={"metrics": [*ALL, *INSTALLED]}, gate={"primary": "json_valid"})
+        client.profiles.check(PROFILE)
 
 
 @pytest.mark.parametrize("make_spec", [held_out_spec, sim_spec], ids=["held_out", "sim"])

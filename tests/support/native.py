@@ -242,7 +242,7 @@ def train_here(spec: TrainSpec, folder: Path) -> Result:
 
 
 def evaluate_here(spec: EvaluateSpec, folder: Path) -> tuple[Result, Scores]:
-    from tunesmith.evaluation.evaluators.held_out import evaluate
+    from tunesmith.evaluation.evaluators.main import evaluate
 
     result = evaluate(a_program(spec, folder))
     return result, Scores.model_validate_json((folder / "scores.json").read_bytes())

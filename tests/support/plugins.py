@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tunesmith.evaluation.evaluators import registry as evaluators
 from tunesmith.training.trainers import registry as trainers
 from tunesmith.triggers import registry as triggers
 from tunesmith.verifiers import registry as verifiers
@@ -60,5 +61,5 @@ def on_path(site: Path) -> Iterator[None]:
 
 
 def _forget_installed() -> None:
-    for loaded in (trainers._installed, triggers._installed, verifiers._installed):
+    for loaded in (trainers._installed, evaluators._installed, verifiers._installed, triggers._installed):
         loaded.cache_clear()

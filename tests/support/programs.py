@@ -226,12 +226,7 @@ class World:
             program.kill_tree(0.0)
 
 
-EVALUATE = (
-    "python",
-    "-c",
-    "import sys; from tunesmith.programs.host import host; from tunesmith.evaluation.evaluators.sim import evaluate; "
-    "sys.exit(host(evaluate))",
-)
+EVALUATE = ("python", "-m", "tunesmith.evaluation.evaluators.main")
 
 
 def finish(program: RunningProgram, timeout_s: float = 30.0) -> int:

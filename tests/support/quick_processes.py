@@ -48,7 +48,7 @@ PROGRAMS = (
     "tunesmith.evaluation.evaluators.main",
     "tunesmith.curriculum.teachers.main",
 )
-_EVALUATOR = "tunesmith.evaluation.evaluators.held_out"
+_EVALUATOR = "tunesmith.evaluation.evaluators.transformers_backend"
 _TEACHER = "tunesmith.curriculum.teachers.answering"
 _TRAINERS = {"native": "tunesmith.training.trainers.native.train"}
 _PRELOADED = (
@@ -61,7 +61,7 @@ _PRELOADED = (
     "tunesmith.cli.main",
     "tunesmith.client",
     "tunesmith.datasets.preparation",
-    "tunesmith.evaluation.evaluators.sim",
+    "tunesmith.evaluation.evaluators.main",
     "tunesmith.serving.gateway.server",
     "tunesmith.programs.host",
     "tunesmith.training.trainers.sim.sim",

@@ -11,6 +11,7 @@ import pytest
 from support.config import HEAD, a_base, a_workspace, write_profile
 from tunesmith.core.errors import ConfigError, LockedError
 from tunesmith.datasets.screens.detectors import check_installed
+from tunesmith.evaluation.evaluators.registry import find_metric
 from tunesmith.profiles.checks import CheckedProfile, check_profile
 from tunesmith.profiles.profile import HardwareTier, Method
 from tunesmith.profiles.resolve import resolve
@@ -42,6 +43,7 @@ def check(workspace: Workspace, *overrides: str, locked: ProfileLock | None = No
         trainer=ATrainer(),
         target_kinds={"directory"},
         check_detector=check_installed,
+        check_metric=find_metric,
     )
 
 
@@ -67,7 +69,13 @@ def test_profile_is_checked_against_every_registered_trainer(workspace: Workspac
     resolved = resolve("dates", workspace=workspace, environ={})
     trainer = TRAINERS[name]
     checked = check_profile(
-        resolved, workspace, locked=None, trainer=trainer, target_kinds={"directory"}, check_detector=check_installed
+        resolved,
+        workspace,
+        locked=None,
+        trainer=trainer,
+        target_kinds={"directory"},
+        check_detector=check_installed,
+        check_metric=find_metric,
     )
     assert checked.tier is trainer.default_tier
 
@@ -194,6 +202,7 @@ def test_method_auto_needs_a_trainer_for_one_of_its_outcomes(
             trainer=trainer,
             target_kinds={"directory"},
             check_detector=check_installed,
+            check_metric=find_metric,
         )
     else:
         with pytest.raises(ConfigError, match="cannot do auto; it can do: dpo"):
@@ -204,6 +213,7 @@ def test_method_auto_needs_a_trainer_for_one_of_its_outcomes(
                 trainer=trainer,
                 target_kinds={"directory"},
                 check_detector=check_installed,
+                check_metric=find_metric,
             )
 
 

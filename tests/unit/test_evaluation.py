@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tunesmith.evaluation.evaluators.registry import find_metric
 from tunesmith.evaluation.rules.comparison import Report, compare, paired_interval
 from tunesmith.evaluation.rules.gate import Decision, decide
 from tunesmith.profiles.profile import GateSettings
 from tunesmith.programs.protocol import CaseScore
 
 LOSS, GREEDY = "heldout_loss", "exact_match_greedy"
+OF_LOSS = find_metric(LOSS)
 
 
 def scores(values: Sequence[float], metric: str = LOSS) -> tuple[CaseScore, ...]:
@@ -28,7 +30,7 @@ def ids(num: int) -> list[str]:
 
 def compared(candidate: Sequence[CaseScore], baseline: Sequence[CaseScore], num: int, metric: str = LOSS) -> Report:
     sides = {"candidate": candidate, "baseline": baseline}
-    return compare(ids(num), sides, (metric,), primary=metric, confidence=0.95, seed=1)
+    return compare(ids(num), sides, (find_metric(metric),), primary=find_metric(metric), confidence=0.95, seed=1)
 
 
 def verdict(seen: Report, metric: str = LOSS) -> Decision:
@@ -89,7 +91,7 @@ def test_one_flawed_case_among_many_never_promotes(side: str, flaw: str) -> None
 
 @pytest.mark.parametrize("sides", [{}, {"candidate": scores(BETTER)}, {"baseline": scores(BETTER)}])
 def test_absent_side_never_promotes(sides: dict[str, tuple[CaseScore, ...]]) -> None:
-    seen = compare(ids(10), sides, (LOSS,), primary=LOSS, confidence=0.95, seed=1)
+    seen = compare(ids(10), sides, (OF_LOSS,), primary=OF_LOSS, confidence=0.95, seed=1)
     assert verdict(seen) is Decision.HOLD
 
 
@@ -113,12 +115,12 @@ def test_values_too_large_to_add_up_are_a_problem_not_a_crash(huge: float) -> No
 def test_established_cases_are_measured_apart() -> None:
     candidate, baseline = [0.1] * 5 + [2.0] * 5, [1.0] * 10
     sides = {"candidate": scores(candidate), "baseline": scores(baseline)}
-    seen = compare(ids(10), sides, (LOSS,), primary=LOSS, established={"c5", "c6", "c7", "c8", "c9", "not here"},
+    seen = compare(ids(10), sides, (OF_LOSS,), primary=OF_LOSS, established={"c5", "c6", "c7", "c8", "c9", "not here"},
                    confidence=0.95, seed=1)  # fmt: skip
     assert seen.established is not None
     assert (seen.established.n, seen.established.difference) == (5, -1.0)
     assert seen.of(LOSS) is not seen.established
-    none = compare(ids(10), sides, (LOSS,), primary=LOSS, established={"gone"}, confidence=0.95, seed=1)
+    none = compare(ids(10), sides, (OF_LOSS,), primary=OF_LOSS, established={"gone"}, confidence=0.95, seed=1)
     assert none.established is None
 
 

@@ -8,11 +8,13 @@ from typing import Any, Literal
 
 import pytest
 
+from tunesmith.evaluation.evaluators.registry import EVALUATORS
 from tunesmith.evaluation.rules.comparison import Comparison, Report
 from tunesmith.evaluation.rules.gate import Decision, decide, describe
-from tunesmith.profiles.profile import METRICS, GateSettings
+from tunesmith.profiles.profile import GateSettings
 
 LOSS, GREEDY, SAMPLED = "heldout_loss", "exact_match_greedy", "exact_match_sampled"
+METRICS = {metric.name: metric.better for evaluator in EVALUATORS.values() for metric in evaluator.metrics}
 
 
 def measured(metric: str = LOSS, difference: float = 0.3, spread: float = 0.1, **changes: Any) -> Comparison:
@@ -21,6 +23,7 @@ def measured(metric: str = LOSS, difference: float = 0.3, spread: float = 0.1, *
     sign = 1.0 if METRICS[metric] == "higher" else -1.0
     fields = {
         "metric": metric,
+        "better": METRICS[metric],
         "n": 100,
         "baseline": baseline,
         "candidate": baseline + sign * difference,

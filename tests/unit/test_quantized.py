@@ -15,6 +15,7 @@ from support.config import a_base, a_workspace
 from support.native import a_base_ref, a_dataset, a_micro_base, a_recipe, a_train_spec, small_rows, train_here
 from tunesmith.core.errors import ConfigError
 from tunesmith.datasets.screens.detectors import check_installed
+from tunesmith.evaluation.evaluators.registry import find_metric
 from tunesmith.models.loading import load_base
 from tunesmith.models.quantized import dense_weight, is_quantized
 from tunesmith.profiles.checks import check_profile
@@ -36,6 +37,7 @@ def check(folder: Path, trainer: str, *overrides: str) -> None:
         trainer=TRAINERS[trainer],
         target_kinds={"directory"},
         check_detector=check_installed,
+        check_metric=find_metric,
     )
 
 

@@ -11,6 +11,7 @@ from support.config import a_base, a_workspace
 from tunesmith.core.environment import child_environment
 from tunesmith.core.errors import ConfigError
 from tunesmith.datasets.screens.detectors import check_installed
+from tunesmith.evaluation.evaluators.registry import find_metric
 from tunesmith.profiles.checks import check_profile
 from tunesmith.profiles.resolve import resolve
 from tunesmith.training.trainers.command import argv_of, changed_since_sealed, environment_of, sealed
@@ -98,4 +99,5 @@ def test_unsloth_on_a_cpu_is_refused_before_queueing(tmp_path: Path) -> None:
             trainer=find_trainer("unsloth"),
             target_kinds={"directory"},
             check_detector=check_installed,
+            check_metric=find_metric,
         )

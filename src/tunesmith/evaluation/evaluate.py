@@ -7,8 +7,10 @@ import os
 from dataclasses import dataclass
 
 from tunesmith.core.environment import child_environment
+from tunesmith.core.errors import ConfigError
 from tunesmith.core.files import canonical_json, sha256_file, sha256_text, write_atomic
 from tunesmith.datasets import queries as datasets
+from tunesmith.evaluation.evaluators.registry import find_metric
 from tunesmith.evaluation.rules.comparison import compare
 from tunesmith.evaluation.rules.gate import BARE_BASE, Evidence, Judged, decide
 from tunesmith.models import queries as adapters
@@ -46,12 +48,9 @@ def evaluate(context: StageContext) -> StageEnd:
         pool = datasets.pool(tx, run.profile, run.dataset_id, run.spec.evaluation.max_cases)
     if candidate is None:
         return StageEnd.failed(ErrorClass.BUG, f"run {run.id} has no adapter to evaluate")
-    if not pool:
-        return StageEnd.failed(ErrorClass.DATA, f"profile {run.profile} has no held-out cases")
-    changed = base_trouble(context.workspace, run.spec)
-    if changed is not None:
-        again = f"then have it measured and deployed: tunesmith adapter deploy {candidate.name}"
-        return StageEnd.failed(ErrorClass.MISMATCH, f"{changed}, {again}")
+    refused = _refused(context, run, candidate, pool)
+    if refused is not None:
+        return refused
     held = take_device(context, run.spec.trainer)
     if held is not None:
         return StageEnd.held(held)
@@ -93,6 +92,25 @@ def evaluate(context: StageContext) -> StageEnd:
     )
 
 
+def _refused(
+    context: StageContext, run: runs.Run, candidate: Adapter, pool: list[datasets.HeldoutCase]
+) -> StageEnd | None:
+    """Why an evaluation cannot begin; None if it can."""
+    if not pool:
+        return StageEnd.failed(ErrorClass.DATA, f"profile {run.profile} has no held-out cases")
+    try:
+        for metric in run.spec.evaluation.metrics:
+            find_metric(metric)
+    except ConfigError as error:  # its package was there when the run was submitted
+        again = f"install its package again, then: tunesmith adapter deploy {candidate.name}"
+        return StageEnd.failed(ErrorClass.CONFIG, f"{error.message}; {again}")
+    changed = base_trouble(context.workspace, run.spec)
+    if changed is not None:
+        again = f"then have it measured and deployed: tunesmith adapter deploy {candidate.name}"
+        return StageEnd.failed(ErrorClass.MISMATCH, f"{changed}, {again}")
+    return None
+
+
 def _ended_early(context: StageContext, end: ProgramEnd) -> StageEnd | None:
     """Where somebody ended the evaluator, there is nothing to judge."""
     if end.decided_by is RequestKind.CANCEL:
@@ -107,12 +125,11 @@ def _ended_early(context: StageContext, end: ProgramEnd) -> StageEnd | None:
 def _judge(
     run: RunSpec, spec: EvaluateSpec, scores: Scores, pool: list[datasets.HeldoutCase], references: str | None
 ) -> Judged:
-    metrics = run.evaluation.metrics
     report = compare(
         [case.id for case in pool],
         scores.by_subject,
-        metrics,
-        primary=run.gate.primary,
+        [find_metric(name) for name in run.evaluation.metrics],
+        primary=find_metric(run.gate.primary),
         established={case.id for case in pool if case.is_established},
         confidence=run.gate.confidence,
         seed=run.recipe.seed,
@@ -127,7 +144,7 @@ def _judge(
         baseline=BARE_BASE if baseline is None else baseline.digest,
         references=references,
     )
-    return Judged(evidence=evidence, report=report, verdict=decide(report, run.gate, metrics))
+    return Judged(evidence=evidence, report=report, verdict=decide(report, run.gate, run.evaluation.metrics))
 
 
 def policy_digest(run: RunSpec) -> str:

@@ -10,16 +10,9 @@ from typing import Any
 import numpy
 import torch
 
+from tunesmith.models.answer import Answer
 from tunesmith.models.chat import ChatFormat
 from tunesmith.models.scoring import evaluating, mixed_precision
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the model wrote, and whether it ended by itself rather than at the limit."""
-
-    text: str
-    finished: bool
 
 
 @dataclass(frozen=True)

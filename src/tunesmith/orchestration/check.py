@@ -9,6 +9,7 @@ from tunesmith.core.errors import ConfigError
 from tunesmith.datasets.screens.detectors import check_installed
 from tunesmith.deployment.target_conflicts import place_problems
 from tunesmith.deployment.targets.registry import make_target, target_kinds
+from tunesmith.evaluation.evaluators.registry import find_metric
 from tunesmith.orchestration.retry import said_at_submit
 from tunesmith.profiles.checks import CheckedProfile, check_profile
 from tunesmith.profiles.resolve import resolve_now
@@ -54,7 +55,13 @@ def check(
     resolved, campaign = resolve_now(database, workspace, profile, overrides=overrides, environ=environ, kept=kept)
     trainer = find_trainer(DRY_RUN if dry_run else resolved.profile.trainer.kind)
     checked = check_profile(
-        resolved, workspace, locked=locked, trainer=trainer, target_kinds=target_kinds(), check_detector=check_installed
+        resolved,
+        workspace,
+        locked=locked,
+        trainer=trainer,
+        target_kinds=target_kinds(),
+        check_detector=check_installed,
+        check_metric=find_metric,
     )
     if checked.profile.trainer.options and not trainer.takes_options and not dry_run:
         named = ", ".join(sorted(checked.profile.trainer.options))

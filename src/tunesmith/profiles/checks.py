@@ -114,10 +114,12 @@ def check_profile(
     trainer: TrainerFacts,
     target_kinds: Collection[str],
     check_detector: Callable[[str], None],
+    check_metric: Callable[[str], object],
 ) -> CheckedProfile:
     """Refuse what cannot work: one error, one line per problem.
 
-    `locked` is None before the first lock; `check_detector` raises where no detector of that name is installed.
+    `locked` is None before the first lock; `check_detector` raises where no detector of that name is installed,
+    `check_metric` where no evaluator measures a metric.
     """
     profile = resolved.profile
     found = _Findings(profile.name)
@@ -129,6 +131,8 @@ def check_profile(
             found.add(f"targets: no kind of target {quoted(target.kind)}{did_you_mean(target.kind, target_kinds)}")
     for name in profile.data.detectors:
         found.attempt(partial(check_detector, name))
+    for name in profile.evaluation.metrics:
+        found.attempt(partial(check_metric, name))
     for violation in limit_violations(profile.recipe, profile.targets):
         found.add(violation)
     folder = found.attempt(lambda: workspace.locate(profile.base.path))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from tunesmith.core.errors import did_you_mean
 from tunesmith.core.ids import is_name
 from tunesmith.core.section import (
     Section,
@@ -228,17 +229,9 @@ class Budgets(Section):
     """Tokens one run may train on."""
 
 
-METRICS: dict[str, Literal["higher", "lower"]] = {
-    "heldout_loss": "lower",
-    "exact_match_greedy": "higher",
-    "exact_match_sampled": "higher",
-}
-"""What can be measured, and which way is better: declared, never guessed from the name."""
-
-
 class EvaluationSettings(Section):
     metrics: tuple[str, ...] = ("heldout_loss",)
-    """What is measured on the held-out pool: heldout_loss, exact_match_greedy, exact_match_sampled."""
+    """What is measured on the held-out pool: heldout_loss, exact_match_greedy, exact_match_sampled, or a plug-in's."""
     max_cases: int = Field(default=500, ge=1, le=100_000)
     """Most cases of the pool that one evaluation uses."""
     max_new_tokens: int = Field(default=64, ge=1, le=4096)
@@ -384,11 +377,9 @@ class Profile(Section):
             raise ValueError("targets: name at least one target, or what is deployed is served nowhere")
         if len(set(names)) != len(names):
             raise ValueError("targets: two targets have the same name")
-        unknown = sorted(set(self.evaluation.metrics) - set(METRICS))
-        if unknown:
-            raise ValueError(f"evaluation.metrics: unknown metric {unknown[0]!r}; known: {', '.join(METRICS)}")
         if self.gate.primary not in self.evaluation.metrics:
-            raise ValueError(f"gate.primary: {self.gate.primary!r} is not among evaluation.metrics")
+            close = did_you_mean(self.gate.primary, self.evaluation.metrics)
+            raise ValueError(f"gate.primary: {self.gate.primary!r} is not among evaluation.metrics{close}")
         for metric in sorted(set(self.gate.floors) - set(self.evaluation.metrics)):
             raise ValueError(f"gate.floors.{metric}: not among evaluation.metrics, so it would never be measured")
         if self.data.heldout_share + self.data.validation_share >= 1.0:

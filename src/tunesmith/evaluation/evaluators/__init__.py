@@ -1,1 +1,1 @@
-"""What scores: the entry point of the child process, the held-out evaluator, and the scripted one for drills."""
+"""What is measured: one contract, one registry, our evaluators, and the program that loads a model for them."""

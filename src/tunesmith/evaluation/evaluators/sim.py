@@ -1,7 +1,7 @@
-"""The sim evaluator: scores as scripted by the sim trainer's adapter (`sim.json`), for drills. No torch, no model.
+"""The model that the sim trainer's adapter describes (`sim.json`): losses and answers by formula. No torch, no model.
 
 A subject of quality q has a held-out loss of about 2 − q on every case; the bare base has quality 0. Noise is a hash of
-case and subject, so the same question always has the same answer.
+case and subject, so the same question always has the same answer. `eval_script` tells the program how to go wrong.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tunesmith.core.files import json_lines, sha256_file, verify_folder, write_atomic
-from tunesmith.profiles.base_model import base_digest
+from tunesmith.core.files import sha256_text, write_atomic
+from tunesmith.evaluation.evaluators.base import Answer, Case
+from tunesmith.evaluation.evaluators.progress import CaseProgress
 from tunesmith.profiles.settings import Phase
-from tunesmith.programs.host import Program, ProgramFailure
-from tunesmith.programs.protocol import REFERENCES, Artifact, CaseScore, Result, ResultStatus, Scores
+from tunesmith.programs.host import Program
+from tunesmith.programs.protocol import Artifact, CaseScore, Result, ResultStatus, Scores
 from tunesmith.programs.readings import ProbeResult, References, choose_prompts
-from tunesmith.runs.rules.task import ErrorClass
-from tunesmith.runs.spec import AdapterRef, EvaluateSpec
+from tunesmith.runs.spec import AdapterRef, EvaluateSpec, Subject
 
 MARKER = "sim.json"
-_SCORES = "scores.json"
 
 
 def is_simulated(spec: EvaluateSpec) -> bool:
@@ -33,39 +33,82 @@ def is_simulated(spec: EvaluateSpec) -> bool:
     return any(subject.adapter and (Path(subject.adapter.path) / MARKER).is_file() for subject in spec.subjects)
 
 
-def evaluate(program: Program) -> Result:
-    """Verify what a real evaluator would verify, then score each case by formula."""
-    spec = program.evaluate_spec
-    program.phase(Phase.HASH)
-    cases_digest = sha256_file(Path(spec.cases.path))
-    if cases_digest != spec.cases.digest:
-        raise ProgramFailure(ErrorClass.DATA, "the cases changed since the evaluation was planned")
-    case_ids = [case["id"] for case in json_lines(Path(spec.cases.path).read_bytes())]
-    base = base_digest(Path(spec.base.path))
-    digests: dict[str, str | None] = {}
-    by_subject: dict[str, tuple[CaseScore, ...]] = {}
-    program.phase(Phase.SCORE)
-    for subject in spec.subjects:
-        if _side(subject.adapter).get("eval_script") == "chatter":
-            _chatter(program, len(case_ids))
-        digests[subject.label] = _digest(subject.adapter)
-        scores = [_score(case_id, subject.label, _side(subject.adapter), spec) for case_id in case_ids]
-        by_subject[subject.label] = tuple(_scripted(scores, _side(subject.adapter).get("eval_script")))
-        program.progress(len(by_subject) * len(case_ids), len(spec.subjects) * len(case_ids), "case")
-        if program.terminating:
-            return program.result(ResultStatus.INTERRUPTED)
-    write_atomic(program.dir / _SCORES, Scores(by_subject=by_subject).model_dump_json())
-    references = _refer(program, base)
-    if any(_side(subject.adapter).get("eval_script") == "wrong_digest" for subject in spec.subjects):
-        digests = dict.fromkeys(digests, "0" * 64)
-    return program.result(
-        ResultStatus.SUCCEEDED,
-        base_digest=base,
-        cases_digest=cases_digest,
-        scores=Artifact(path=_SCORES, digest=sha256_file(program.dir / _SCORES)),
-        references=references,
-        detail={"subject_digests": digests},
-    )
+class SimBackend:
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._spec = program.evaluate_spec
+
+    def case(self, case_id: str, messages: Sequence[Mapping[str, Any]]) -> Case:
+        reference = str(messages[-1].get("content") or "") if messages else ""
+        return Case(case_id, tuple(messages), reference)
+
+    @contextmanager
+    def loaded(self, subject: Subject, progress: CaseProgress) -> Iterator[SimModel]:
+        self._program.phase(Phase.SCORE, subject.label)
+        if _script(subject) == "chatter":
+            _chatter(self._program, self._spec.cases.num)
+        yield SimModel(self._spec, subject, progress)
+
+
+class SimModel:
+    model: Any | None = None
+    tokenizer: Any | None = None
+
+    def __init__(self, spec: EvaluateSpec, subject: Subject, progress: CaseProgress) -> None:
+        self.spec, self.subject = spec, subject
+        self._progress = progress
+        self._quality = float(_side(subject.adapter)["quality"])
+
+    def losses(self, cases: Sequence[Case]) -> list[float]:
+        self._progress.advance(len(cases))
+        return [
+            2.0 - self._quality + 0.2 * _noise(case.id) + 0.05 * _noise(f"{self.subject.label}:{case.id}")
+            for case in cases
+        ]
+
+    def answers(self, cases: Sequence[Case], *, sampled: bool = False) -> list[Answer]:
+        """The reference, or something else: right as often as the quality says."""
+        self._progress.advance(len(cases))
+        key = "exact_match_sampled" if sampled else "exact_match_greedy"
+        wrong = ["" if _noise(f"{key}:{case.id}") + 0.5 < self._quality else "not " for case in cases]
+        return [Answer(f"{before}{case.reference}", finished=True) for before, case in zip(wrong, cases, strict=True)]
+
+    def references(self, cases: Sequence[Case]) -> References | None:
+        assert self.subject.adapter is not None
+        digest = self.subject.adapter.digest
+        prompts = choose_prompts([case.messages[:-1] for case in cases])
+        return References(
+            adapter=digest,
+            base=self.spec.base.digest,
+            dtype="float32",
+            max_tokens=1,
+            readings=tuple(simulated_reading(digest, messages) for messages in prompts),
+        )
+
+
+def as_scripted(program: Program, result: Result) -> Result:
+    """An honest result, made wrong as the adapters' scripts say."""
+    if result.status is not ResultStatus.SUCCEEDED or result.scores is None:
+        return result
+    scripts: dict[str, str] = {
+        subject.label: script for subject in program.evaluate_spec.subjects if (script := _script(subject))
+    }
+    if not scripts:
+        return result
+    path = program.dir / result.scores.path
+    honest = Scores.model_validate_json(path.read_bytes()).by_subject
+    twisted = {label: tuple(_twisted(list(scores), scripts.get(label))) for label, scores in honest.items()}
+    content = Scores(by_subject=twisted).model_dump_json()
+    write_atomic(path, content)
+    update: dict[str, Any] = {"scores": Artifact(path=path.name, digest=sha256_text(content))}
+    if "wrong_digest" in scripts.values():
+        update["detail"] = {"subject_digests": dict.fromkeys(result.detail["subject_digests"], "0" * 64)}
+    return result.model_copy(update=update)
+
+
+def _script(subject: Subject) -> str | None:
+    script = _side(subject.adapter).get("eval_script")
+    return None if script is None else str(script)
 
 
 def _chatter(program: Program, num_cases: int) -> NoReturn:
@@ -74,24 +117,6 @@ def _chatter(program: Program, num_cases: int) -> NoReturn:
         program.log("still scoring")
         program.progress(1, num_cases, "case")
         time.sleep(0.02)
-
-
-def _refer(program: Program, base: str) -> Artifact | None:
-    spec = program.evaluate_spec
-    candidate = next((subject.adapter for subject in spec.subjects if subject.label == "candidate"), None)
-    if candidate is None:
-        return None
-    cases = json_lines(Path(spec.cases.path).read_bytes())
-    prompts = choose_prompts([case["messages"][:-1] for case in cases])
-    references = References(
-        adapter=candidate.digest,
-        base=base,
-        dtype="float32",
-        max_tokens=1,
-        readings=tuple(simulated_reading(candidate.digest, messages) for messages in prompts),
-    )
-    write_atomic(program.dir / REFERENCES, references.model_dump_json())
-    return Artifact(path=REFERENCES, digest=sha256_file(program.dir / REFERENCES))
 
 
 def simulated_reading(digest: str, messages: Sequence[Mapping[str, Any]]) -> ProbeResult:
@@ -112,10 +137,6 @@ def simulated_reading(digest: str, messages: Sequence[Mapping[str, Any]]) -> Pro
     )
 
 
-def _digest(adapter: AdapterRef | None) -> str | None:
-    return verify_folder(Path(adapter.path), adapter.digest).digest if adapter else None
-
-
 def _side(adapter: AdapterRef | None) -> dict[str, Any]:
     if adapter is None or not (Path(adapter.path) / MARKER).is_file():
         return {"quality": 0.0}
@@ -123,17 +144,7 @@ def _side(adapter: AdapterRef | None) -> dict[str, Any]:
     return side
 
 
-def _score(case_id: str, label: str, side: dict[str, Any], spec: EvaluateSpec) -> CaseScore:
-    quality = float(side["quality"])
-    loss = 2.0 - quality + 0.2 * _noise(case_id) + 0.05 * _noise(f"{label}:{case_id}")
-    values = {
-        name: loss if name == "heldout_loss" else float(_noise(f"{name}:{case_id}") + 0.5 < quality)
-        for name in spec.evaluation.metrics
-    }
-    return CaseScore(case_id=case_id, values=values)
-
-
-def _scripted(scores: list[CaseScore], script: str | None) -> list[CaseScore]:
+def _twisted(scores: list[CaseScore], script: str | None) -> list[CaseScore]:
     match script:
         case "crash":
             os.kill(os.getpid(), signal.SIGSEGV)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from tunesmith.core.section import Section
-from tunesmith.profiles.profile import METRICS
+from tunesmith.evaluation.evaluators.base import Direction, Metric
 from tunesmith.programs.protocol import CaseScore
 
 _RESAMPLES = 2000
@@ -20,6 +20,8 @@ class Comparison(Section):
     """One metric on both sides. `difference` is candidate − baseline, turned so that positive is better."""
 
     metric: str
+    better: Direction | None = None
+    """Which way the metric is better; None in reports from before this was stored."""
     n: int
     candidate: float | None
     baseline: float | None
@@ -47,9 +49,9 @@ class Report(Section):
 def compare(
     case_ids: Sequence[str],
     scores: Mapping[str, Sequence[CaseScore]],
-    metrics: Sequence[str],
+    metrics: Sequence[Metric],
     *,
-    primary: str,
+    primary: Metric,
     established: Collection[str] = (),
     confidence: float,
     seed: int,
@@ -64,7 +66,7 @@ def compare(
 
 
 def _compare_metric(
-    metric: str,
+    metric: Metric,
     case_ids: Sequence[str],
     candidate: Mapping[str, CaseScore],
     baseline: Mapping[str, CaseScore],
@@ -75,7 +77,7 @@ def _compare_metric(
         return _without_numbers(metric, "there are no cases", "evidence")
     pairs = []
     for case_id in case_ids:
-        ours, theirs = _value(candidate, case_id, metric), _value(baseline, case_id, metric)
+        ours, theirs = _value(candidate, case_id, metric.name), _value(baseline, case_id, metric.name)
         if isinstance(theirs, str):
             return _without_numbers(metric, f"baseline, case {case_id}: {theirs}", "evidence")
         if isinstance(ours, str):
@@ -84,11 +86,12 @@ def _compare_metric(
         pairs.append((ours, theirs))
     if any(abs(value) > _LARGEST for pair in pairs for value in pair):
         return _without_numbers(metric, "a score is too large to compare", "evidence")
-    sign = 1.0 if METRICS[metric] == "higher" else -1.0
+    sign = 1.0 if metric.better == "higher" else -1.0
     differences = [sign * (ours - theirs) for ours, theirs in pairs]
     low, high = paired_interval(differences, confidence, seed)
     return Comparison(
-        metric=metric,
+        metric=metric.name,
+        better=metric.better,
         n=len(pairs),
         candidate=_mean([ours for ours, _ in pairs]),
         baseline=_mean([theirs for _, theirs in pairs]),
@@ -138,9 +141,10 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _without_numbers(metric: str, problem: str, at_fault: Literal["candidate", "evidence"]) -> Comparison:
+def _without_numbers(metric: Metric, problem: str, at_fault: Literal["candidate", "evidence"]) -> Comparison:
     return Comparison(
-        metric=metric,
+        metric=metric.name,
+        better=metric.better,
         n=0,
         candidate=None,
         baseline=None,

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from tunesmith.core.section import Section
 from tunesmith.evaluation.rules.comparison import Comparison, Report
-from tunesmith.profiles.profile import METRICS, GateSettings
+from tunesmith.profiles.profile import GateSettings
 
 BARE_BASE = "base"  # what is live when no adapter is
 
@@ -110,7 +110,7 @@ def _broken_rules(report: Report, gate: GateSettings) -> list[str]:
         if metric != gate.primary and comparison.difference < -gate.max_drop:
             broken.append(f"{metric} fell by {-comparison.difference:.3f}, allowed {gate.max_drop:.3f}")
         floor = gate.floors.get(metric)
-        if floor is not None and _misses(metric, comparison.candidate, floor):
+        if floor is not None and _misses(comparison, comparison.candidate, floor):
             broken.append(f"{metric} is {comparison.candidate:.3f}, floor {floor:.3f}")
     return broken
 
@@ -125,8 +125,14 @@ def _forgotten(report: Report, gate: GateSettings) -> list[str]:
     return []
 
 
-def _misses(metric: str, value: float, floor: float) -> bool:
-    return value < floor if METRICS[metric] == "higher" else value > floor
+def _misses(comparison: Comparison, value: float, floor: float) -> bool:
+    match comparison.better:
+        case "higher":
+            return value < floor
+        case "lower":
+            return value > floor
+        case None:  # an old report: nobody can say, so it does not pass
+            return True
 
 
 def describe(comparison: Comparison, confidence: float) -> str:

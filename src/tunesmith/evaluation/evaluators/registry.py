@@ -1,0 +1,63 @@
+"""Every evaluator by name: ours, and what installed packages add under the entry-point group `tunesmith.evaluators`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+from tunesmith.core.errors import ConfigError, did_you_mean, quoted
+from tunesmith.core.plugins import load_plugins
+from tunesmith.evaluation.evaluators import exact_match, heldout_loss
+from tunesmith.evaluation.evaluators.base import EvaluatorInfo, Metric
+
+GROUP = "tunesmith.evaluators"
+EVALUATORS: dict[str, EvaluatorInfo] = {
+    evaluator.name: evaluator for evaluator in (heldout_loss.EVALUATOR, exact_match.EVALUATOR)
+}
+"""Ours, by name."""
+
+
+def find_metric(name: str) -> Metric:
+    """The metric of that name; raises ConfigError with the nearest known one if no evaluator measures it."""
+    return next(metric for metric in evaluator_of(name).metrics if metric.name == name)
+
+
+def evaluator_of(metric: str) -> EvaluatorInfo:
+    """The evaluator that measures this metric; raises ConfigError if there is none, or if there are two."""
+    found = _measuring(metric, EVALUATORS.values()) or _measuring(metric, _installed().values())
+    if not found:
+        known = [each.name for info in (*EVALUATORS.values(), *_installed().values()) for each in info.metrics]
+        raise ConfigError(f"evaluation.metrics: no evaluator measures {quoted(metric)}{did_you_mean(metric, known)}")
+    if len(found) > 1:
+        both = " and ".join(sorted(quoted(info.name) for info in found))
+        raise ConfigError(
+            f"evaluation.metrics: the installed evaluators {both} both measure {quoted(metric)}; uninstall one of them"
+        )
+    return found[0]
+
+
+def evaluators_of(metrics: Iterable[str]) -> list[tuple[EvaluatorInfo, tuple[str, ...]]]:
+    """The evaluators to run with the metrics wanted of each: ours first, whatever the order of the metrics.
+
+    What ours measure then does not depend on which others run after them.
+    """
+    wanted = {name: evaluator_of(name) for name in metrics}
+    order = [*EVALUATORS, *sorted({info.name for info in wanted.values()} - set(EVALUATORS))]
+    chosen = {info.name: info for info in wanted.values()}
+    return [
+        (chosen[name], tuple(metric.name for metric in chosen[name].metrics if metric.name in wanted))
+        for name in order
+        if name in chosen
+    ]
+
+
+def _measuring(metric: str, evaluators: Iterable[EvaluatorInfo]) -> list[EvaluatorInfo]:
+    return [info for info in evaluators if metric in {each.name for each in info.metrics}]
+
+
+@cache
+def _installed() -> dict[str, EvaluatorInfo]:
+    found = load_plugins(GROUP, EvaluatorInfo, "evaluator")
+    for name in sorted(set(found) & set(EVALUATORS)):
+        raise ConfigError(f"an installed package brings an evaluator {name!r}, which is one of ours; uninstall it")
+    return found
