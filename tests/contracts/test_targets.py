@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from support.plugins import EXAMPLES, install_project, on_path
 from support.target_contract import comes_back, keeps_the_contract
 from support.target_worlds import WORLDS, Made, World, shared_adapters
 from tunesmith.core.errors import ConfigError
@@ -20,9 +22,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return shared_adapters(tmp_path_factory.getbasetemp() / "adapters-of-targets")
 
 
-@pytest.fixture(params=sorted(TARGETS))
+@contextmanager
+def a_target_of_a_package(root: Path, made: Made) -> Iterator[World]:
+    def lose() -> None:
+        for version in (root / "served").glob("support@*"):
+            (version / "adapter_model.safetensors").write_bytes(b"")
+
+    why = "not what the manifest"
+    with on_path(install_project(EXAMPLES, root / "site")):
+        yield World("nginx_map", {"folder": "served"}, root, made.first, made.second, made.damaged(root), why, lose)
+
+
+@pytest.fixture(params=[*sorted(TARGETS), "nginx_map"])
 def world(request: pytest.FixtureRequest, made: Made, tmp_path: Path) -> Iterator[World]:
-    with WORLDS[request.param](tmp_path, made) as world:
+    with {**WORLDS, "nginx_map": a_target_of_a_package}[request.param](tmp_path, made) as world:
         yield world
 
 
