@@ -35,7 +35,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The test's detector as if a package had brought it."""
     point = EntryPoint("harbours", f"{__name__}:Harbours", GROUP)
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
-    monkeypatch.setattr(detectors, "entry_points", lambda *, group: [point] if group == GROUP else [])
+    monkeypatch.setattr(detectors, "entry_points_of", lambda group: {point.name: point} if group == GROUP else {})
     detector.cache_clear()
     yield "harbours"
     detector.cache_clear()

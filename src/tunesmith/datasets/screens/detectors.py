@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any, Protocol
 
 from tunesmith.core.errors import ConfigError, did_you_mean, quoted
+from tunesmith.core.plugins import entry_points_of
 from tunesmith.datasets.screens.finding import Hit
 
 GROUP = "tunesmith.detectors"
@@ -34,7 +34,7 @@ def check_installed(name: str) -> None:
         if find_spec(package) is None:
             raise ConfigError(f"data.detectors: {name} is not installed; pip install 'tunesmith[{name}]'")
         return
-    installed = _installed()
+    installed = entry_points_of(GROUP)
     if name not in installed:
         known = sorted({*_OURS, *installed})
         raise ConfigError(f"data.detectors: no detector {quoted(name)}{did_you_mean(name, known)}")
@@ -44,12 +44,8 @@ def check_installed(name: str) -> None:
 def detector(name: str) -> Detector:
     """The detector of this name, loaded once for each process."""
     check_installed(name)
-    made: Any = import_module(_OURS[name][1]).make() if name in _OURS else _installed()[name].load()()
+    made: Any = import_module(_OURS[name][1]).make() if name in _OURS else entry_points_of(GROUP)[name].load()()
     if not callable(getattr(made, "find", None)):
         raise ConfigError(f"data.detectors: the installed detector {name} has no find(text); ask who wrote it")
     found: Detector = made
     return found
-
-
-def _installed() -> dict[str, Any]:
-    return {point.name: point for point in entry_points(group=GROUP)}

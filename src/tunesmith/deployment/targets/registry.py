@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from tunesmith.core.errors import NotFound
+from tunesmith.core.plugins import entry_points_of
 from tunesmith.deployment.targets.base import Target
 from tunesmith.deployment.targets.command import CommandTarget
 from tunesmith.deployment.targets.directory import DirectoryTarget
@@ -28,15 +28,14 @@ TARGETS: dict[str, Callable[..., Target]] = {
 
 
 def target_kinds() -> frozenset[str]:
-    return frozenset(TARGETS) | frozenset(entry.name for entry in entry_points(group=GROUP))
+    return frozenset(TARGETS) | frozenset(entry_points_of(GROUP))
 
 
 def make_target(kind: str, options: dict[str, Any], *, root: Path, profile: str) -> Target:
     """The target of that kind, ready to use; the options are checked here."""
     factory = TARGETS.get(kind)
-    if factory is None:
-        for entry in entry_points(group=GROUP, name=kind):
-            factory = entry.load()
+    if factory is None and (point := entry_points_of(GROUP).get(kind)) is not None:
+        factory = point.load()
     if factory is None:
         raise NotFound.named("target kind", kind, target_kinds())
     return factory(options, root=root, profile=profile)
