@@ -9,7 +9,8 @@ from alembic.migration import MigrationContext
 from support import tables  # imports all of them
 from support.rows import dump
 from tunesmith.store.database import Database
-from tunesmith.store.schema import HEAD, REVISIONS, open_store
+from tunesmith.store.revisions import HEAD, REVISIONS
+from tunesmith.store.schema import open_store
 
 
 def test_migrated_schema_equals_the_tables(database: Database) -> None:

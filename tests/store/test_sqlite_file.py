@@ -23,10 +23,10 @@ from support.store_processes import (
 )
 from tunesmith.client import Client
 from tunesmith.core.errors import StoreCorrupt, StoreError, StoreTooNew, UsageError
-from tunesmith.store.connections import sqlite_module, wal_is_safe
 from tunesmith.store.database import Database, connect
 from tunesmith.store.schema import HEAD, integrity_problem, open_store
 from tunesmith.store.sqlite_files import file_system_of
+from tunesmith.store.sqlite_library import sqlite_module, wal_is_safe
 
 
 def _url(path: Path) -> str:

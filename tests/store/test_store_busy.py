@@ -17,8 +17,7 @@ from support.rows import a_task
 from support.workspaces import a_workspace, cli, wait_for
 from tunesmith.client import Client
 from tunesmith.core.errors import StoreBusy
-from tunesmith.store.database import Patience
-from tunesmith.store.lock_holder import find_holder
+from tunesmith.store.lock_holder import Patience, find_holder
 from tunesmith.store.schema import open_store
 
 _HOLD = """

@@ -14,7 +14,7 @@ import pytest
 
 from support.fleet import Fleet
 from tunesmith.client import Client
-from tunesmith.store.schema import HEAD
+from tunesmith.store.revisions import HEAD
 
 ARCHIVE = Path(__file__).parent.parent / "fixtures" / "workspace_of_schema_0006.tar.xz"
 

@@ -9,7 +9,8 @@ import pytest
 from tunesmith.profiles.profile import HardwareTier, Recipe
 from tunesmith.profiles.rules.lock import ArchitectureLock
 from tunesmith.runs.rules.run import RUN, RunState
-from tunesmith.training.rules.estimate import Estimate, Pace, QueueFacts, estimate_training, why_it_waits
+from tunesmith.runs.rules.waiting import QueueFacts, why_it_waits
+from tunesmith.training.rules.estimate import Estimate, Pace, estimate_training
 
 LOCK = ArchitectureLock(
     architecture="LlamaForCausalLM",

@@ -82,7 +82,7 @@ def open_client(ctx: typer.Context, *, serves: bool = False) -> Client:
     A person is told soon who holds the store's lock; what `serves` for hours waits longer and tries again by itself.
     """
     from tunesmith.client import Client
-    from tunesmith.store.database import Patience
+    from tunesmith.store.lock_holder import Patience
 
     patience = None if serves else Patience(busy_s=20.0, stopped_s=3.0, on_wait=note)
     return Client(ctx.find_root().obj, patience=patience)

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from tunesmith.client.system import System
     from tunesmith.experience.capture_queue import CaptureQueue
     from tunesmith.profiles.checks import CheckedProfile
-    from tunesmith.store.database import Database, Patience
+    from tunesmith.store.database import Database
+    from tunesmith.store.lock_holder import Patience
 
 __all__ = ["Client"]
 

@@ -1,172 +1,93 @@
-"""`client.adapters`: what was made, what is live, and who decides about it."""
+"""`client.adapters`: what was made, what is live, and who decides about it. Listings stay quick: see `one_adapter`."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from tunesmith.client.views import AdapterView, DeploymentView, EventView, RequestResult, to_json
-from tunesmith.core.errors import NotFound, Refused, UsageError
-from tunesmith.deployment import queries as deployments
-from tunesmith.models import queries as adapters
-from tunesmith.models.queries import Adapter
-from tunesmith.models.rules import AdapterState
-from tunesmith.orchestration import control, lifecycle
-from tunesmith.runs.base_check import base_trouble
-from tunesmith.runs.queries import profile_locks as profiles
-from tunesmith.runs.queries import runs
+from tunesmith.client.views import MAX_LISTED, AdapterView, DeploymentView, RequestResult, adapter_view
+from tunesmith.core.errors import UsageError
+from tunesmith.models import listings
 from tunesmith.runs.session import Session
-from tunesmith.store import events
-from tunesmith.store.database import Tx
+
+if TYPE_CHECKING:
+    from tunesmith.store.reader import Reader
 
 
 class Adapters:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def list(self, profile: str | None = None) -> list[AdapterView]:
-        profile = self._session.known_profile(profile)
-        with self._session.database.read() as tx:
-            return [self._view(tx, adapter) for adapter in adapters.listing(tx, profile)]
+    def list(self, profile: str | None = None, *, limit: int = 100) -> list[AdapterView]:
+        """The newest; by profile, the newest of each profile first."""
+        return list(self.page(profile, limit=limit)[0])
+
+    def page(self, profile: str | None = None, *, limit: int = 100) -> tuple[Sequence[AdapterView], int]:
+        """The newest; by profile, the newest of each profile first. And how many there are in all."""
+        if not 1 <= limit <= MAX_LISTED:
+            raise UsageError(f"limit must be between 1 and {MAX_LISTED}")
+        profile, data_dir = self._session.known_profile(profile), self._session.workspace.data_dir
+
+        def look(reader: Reader) -> tuple[Sequence[AdapterView], int]:
+            found = listings.adapters(reader, profile=profile, limit=limit)
+            num = len(found) if len(found) < limit else listings.num_adapters(reader, profile=profile)
+            return [adapter_view(adapter, data_dir) for adapter in found], num
+
+        return self._session.look(look)
 
     def show(self, adapter: str) -> AdapterView:
-        with self._session.database.read() as tx:
-            found = adapters.find(tx, adapter)
-            served_by = [each for each in deployments.observed(tx, found.profile) if _is_about(found, each)]
-            history = events.of_entity(tx, "adapter", found.id)
-            return replace(
-                self._view(tx, found),
-                targets=tuple(self._observation(tx, each) for each in served_by),
-                events=tuple(EventView(e.at, e.action, e.actor, e.old_state, e.new_state, e.reason) for e in history),
-            )
+        """One version, with the targets that serve it, or should, and its history."""
+        from tunesmith.client import one_adapter
+
+        return one_adapter.show(self._session, adapter)
 
     def live(self, profile: str) -> AdapterView | None:
         """What is live for a profile; None means the bare base."""
-        self._session.known_profile(profile)
-        with self._session.database.read() as tx:
-            live = adapters.live(tx, profile)
-            return None if live is None else self._view(tx, live)
+        from tunesmith.client import one_adapter
+
+        return one_adapter.live(self._session, profile)
 
     def deployment(self, profile: str) -> DeploymentView:
         """What is wanted live and what each target was last seen serving."""
-        with self._session.database.read() as tx:
-            if profiles.lock_of(tx, profile) is None:
-                raise NotFound.named("deployment for profile", profile, hint="nothing was ever run for it")
-            deployment = deployments.get(tx, profile)
-            return DeploymentView(
-                profile=profile,
-                wanted=_name(tx, deployment.wanted_adapter_id if deployment else None),
-                previous=_name(tx, deployment.previous_adapter_id if deployment else None),
-                flipped_at=deployment.flipped_at if deployment else None,
-                flipped_by=deployment.flipped_by if deployment else None,
-                targets=tuple(self._observation(tx, seen) for seen in deployments.observed(tx, profile)),
-            )
+        from tunesmith.client import one_adapter
+
+        return one_adapter.deployment(self._session, profile)
 
     def approve(self, adapter: str) -> RequestResult:
-        self._refuse_changed_base(adapter)
-        with self._session.database.write() as tx:
-            answer = control.approve(tx, adapters.find(tx, adapter), actor=self._session.actor)
-        return RequestResult(answer.run_id, answer.state, answer.message)
+        """Let a held version go live."""
+        from tunesmith.client import one_adapter
+
+        return one_adapter.approve(self._session, adapter)
 
     def deploy(self, adapter: str, *, force: bool = False, reason: str = "") -> RequestResult:
         """Ask for any version to go live, whatever its run was told: measured first, or, with `force`, past the gate.
 
         Forcing needs a reason; both are kept in the history. The answer names the run that carries it out.
         """
-        from tunesmith.orchestration.redeploy import deploy_again
+        from tunesmith.client import one_adapter
 
-        if force and not reason.strip():
-            raise UsageError("forcing a version past the gate needs a reason, which is kept: --reason TEXT")
-        session = self._session
-        self._refuse_changed_base(adapter)
-        with session.database.write() as tx:
-            found = adapters.find(tx, adapter)
-            if control.is_held(tx, found):
-                answer = (
-                    control.force(tx, found, actor=session.actor, reason=reason.strip())
-                    if force
-                    else control.approve(tx, found, actor=session.actor)
-                )
-                return RequestResult(answer.run_id, answer.state, answer.message)
-        made = deploy_again(
-            session.database,
-            session.workspace,
-            found.id,
-            actor=session.actor,
-            force=force,
-            reason=reason.strip(),
-            environ=session.environ,
-        )
-        return RequestResult(made.run_id, made.state, made.reason)
+        return one_adapter.deploy(self._session, adapter, force=force, reason=reason)
 
     def evaluate(self, adapter: str) -> RequestResult:
         """Measure a held adapter again."""
-        self._refuse_changed_base(adapter)
-        with self._session.database.write() as tx:
-            answer = control.evaluate_again(tx, adapters.find(tx, adapter), actor=self._session.actor)
-        return RequestResult(answer.run_id, answer.state, answer.message)
+        from tunesmith.client import one_adapter
+
+        return one_adapter.evaluate(self._session, adapter)
 
     def reject(self, adapter: str, reason: str = "") -> RequestResult:
-        with self._session.database.write() as tx:
-            answer = control.reject(tx, adapters.find(tx, adapter), actor=self._session.actor, reason=reason)
-        return RequestResult(answer.run_id, answer.state, answer.message)
+        """Decide against a held version."""
+        from tunesmith.client import one_adapter
+
+        return one_adapter.reject(self._session, adapter, reason)
 
     def rollback(self, profile: str, *, to: str | None = None, reason: str = "") -> str | None:
         """Put the version before the live one (or `to`) in its place; returns what is live now, None for the base."""
-        self._session.known_profile(profile)
-        with self._session.database.write() as tx:
-            target = None if to is None else adapters.find(tx, to)
-            if target is not None and target.profile != profile:
-                raise NotFound(f"{target.name} is not an adapter of profile {profile}")
-            actor = self._session.actor
-            now_live = lifecycle.roll_back(tx, profile, actor=actor, reason=reason or f"asked by {actor}", to=target)
-            return _name(tx, now_live)
+        from tunesmith.client import one_adapter
+
+        return one_adapter.rollback(self._session, profile, to=to, reason=reason)
 
     def revoke(self, adapter: str, reason: str) -> AdapterView:
-        with self._session.database.write() as tx:
-            found = adapters.find(tx, adapter)
-            control.revoke(tx, found, actor=self._session.actor, reason=reason)
-            return self._view(tx, adapters.get(tx, found.id))
+        """Withdraw a version: no target may load it any more."""
+        from tunesmith.client import one_adapter
 
-    def _refuse_changed_base(self, adapter: str) -> None:
-        """Neither a verdict nor an approval holds for a base that is another one by now."""
-        with self._session.database.read() as tx:
-            found = adapters.find(tx, adapter)
-            run = None if found.run_id is None else runs.get(tx, found.run_id)
-        trouble = None if run is None else base_trouble(self._session.workspace, run.spec)
-        if trouble is not None:
-            raise Refused(f"adapter {found.name}: {trouble}")
-
-    def _view(self, tx: Tx, adapter: Adapter) -> AdapterView:
-        return AdapterView(
-            id=adapter.id,
-            name=adapter.name,
-            profile=adapter.profile,
-            version=adapter.version,
-            state=adapter.state,
-            run_id=adapter.run_id,
-            run_state=None if adapter.run_id is None else runs.get(tx, adapter.run_id).state,
-            digest=adapter.digest,
-            path=self._session.workspace.data_dir / adapter.path,
-            metrics=adapter.metrics,
-            created_at=adapter.created_at,
-        )
-
-    def _observation(self, tx: Tx, seen: deployments.Observation) -> dict[str, Any]:
-        live = adapters.live(tx, seen.profile)
-        return {
-            "target": seen.target,
-            "wanted": None if live is None else live.name,
-            "observed": _name(tx, seen.observed_adapter_id),
-            "synced_at": to_json(seen.synced_at),
-            "error": seen.error,
-        }
-
-
-def _is_about(adapter: Adapter, seen: deployments.Observation) -> bool:
-    """Whether a target serves it, or should."""
-    return adapter.state is AdapterState.LIVE or seen.observed_adapter_id == adapter.id
-
-
-def _name(tx: Tx, adapter_id: str | None) -> str | None:
-    return None if adapter_id is None else adapters.get(tx, adapter_id).name
+        return one_adapter.revoke(self._session, adapter, reason)

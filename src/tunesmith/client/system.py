@@ -28,10 +28,10 @@ from tunesmith.runs.queries.switches import Switch
 from tunesmith.runs.queries.workers import Worker as AliveWorker
 from tunesmith.runs.rules.task import TaskKind
 from tunesmith.runs.session import Session
-from tunesmith.store.connections import sqlite_module, wal_is_safe
 from tunesmith.store.lock_holder import find_holder
 from tunesmith.store.schema import integrity_problem
 from tunesmith.store.sqlite_files import num_names
+from tunesmith.store.sqlite_library import sqlite_module, wal_is_safe
 
 _LOW_DISK_BYTES = 2 << 30
 

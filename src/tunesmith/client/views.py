@@ -7,15 +7,36 @@ from dataclasses import asdict, dataclass, is_dataclass
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from tunesmith.client.attempt_progress import AttemptProgress
-from tunesmith.experience.queries import shadow_answers as shadows
-from tunesmith.runs.queries.runs import Run
-from tunesmith.runs.rules.run import RunState
-from tunesmith.store.database import Tx
+from tunesmith.models.listings import ListedAdapter
+from tunesmith.models.listings import ListedRun as RunView
+
+if TYPE_CHECKING:
+    from tunesmith.client.attempt_progress import AttemptProgress
+
+__all__ = [
+    "MAX_LISTED",
+    "AdapterView",
+    "AttemptView",
+    "DeploymentView",
+    "EvaluationView",
+    "EventView",
+    "ExportedFile",
+    "PlannedRun",
+    "ProgressView",
+    "RequestResult",
+    "RunDetail",
+    "RunView",
+    "ShadowView",
+    "SubmittedView",
+    "adapter_view",
+    "to_json",
+]
+MAX_LISTED = 10_000
+"""The most that one listing shows."""
 
 
 def to_json(value: Any) -> Any:
@@ -44,29 +65,6 @@ class ExportedFile:
     form: str
     num_examples: int
     num_bytes: int
-
-
-@dataclass(frozen=True)
-class RunView:
-    """A run as listings show it."""
-
-    id: str
-    profile: str
-    state: str
-    reason: str
-    waits_for: str | None
-    priority: str
-    trainer: str
-    method: str
-    dataset_id: str
-    campaign_id: str | None
-    parent_id: str | None
-    adapter: str | None
-    adapter_state: str | None
-    """What became of its version since."""
-    created_at: datetime
-    created_by: str
-    finished_at: datetime | None
 
 
 @dataclass(frozen=True)
@@ -204,6 +202,10 @@ class AdapterView:
     """`show` alone: what became of it, with how close each target was when it went live."""
 
 
+def adapter_view(adapter: ListedAdapter, data_dir: Path) -> AdapterView:
+    return AdapterView(name=adapter.name, **{**vars(adapter), "path": data_dir / adapter.path})
+
+
 @dataclass(frozen=True)
 class DeploymentView:
     profile: str
@@ -222,15 +224,3 @@ class RequestResult:
     state: str
     message: str
     request_id: str | None = None
-
-
-_NO_PROGRESS = shadows.Progress(0, 0, 0, 0, 0, None, None, None)
-
-
-def shadow_of(tx: Tx, run: Run) -> ShadowView | None:
-    """None for a run that shadows nothing and never did."""
-    found = shadows.progress(tx, run.id) or (_NO_PROGRESS if run.state is RunState.SHADOWING else None)
-    if found is None:
-        return None
-    values = {name: value for name, value in vars(found).items() if name != "first_at"}
-    return ShadowView(**values, min_count=run.spec.shadow.min_count, since=found.first_at)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Mapping
+from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
@@ -14,7 +19,7 @@ _LARGEST_WHOLE = 2**53  # beyond it, JSON readers round
 class Section(BaseModel):
     """A frozen group of settings that refuses what it does not know, NaN, infinity and absurdly large numbers."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     aliases: ClassVar[Mapping[str, str]] = {}
     """Earlier names of this section's keys: `{earlier: current}`. Both are read, only the current one is documented
@@ -43,3 +48,24 @@ class Section(BaseModel):
 
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+def doc_of(section: type[Section], field: str) -> str:
+    """What the text below a field says it is for."""
+    return next((docs[field] for owner in section.__mro__ if field in (docs := _docs(owner))), "")
+
+
+@cache
+def _docs(owner: type) -> dict[str, str]:
+    """Read from the source when it is asked for: done for every class as it is made, it was half of all imports."""
+    if not issubclass(owner, Section):
+        return {}
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for field, below in pairwise(tree.body):
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            found[field.target.id] = inspect.cleandoc(str(below.value.value))
+    return found

@@ -149,12 +149,5 @@ def names_in(tx: Tx, profile: str, state: AdapterState) -> frozenset[str]:
     return frozenset(version_name(profile, row["version"]) for row in tx.all(query))
 
 
-def listing(tx: Tx, profile: str | None = None, limit: int = 100) -> list[Adapter]:
-    query = sa.select(adapters).order_by(adapters.c.profile, adapters.c.version.desc()).limit(limit)
-    if profile is not None:
-        query = query.where(adapters.c.profile == profile)
-    return [_adapter(row) for row in tx.all(query)]
-
-
 def _adapter(row: sa.RowMapping) -> Adapter:
     return Adapter(**{**row, "state": AdapterState(row["state"])})

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from tunesmith.core.errors import did_you_mean
-from tunesmith.core.section import Section
+from tunesmith.core.section import Section, doc_of
 from tunesmith.profiles.profile import Profile
 from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.yaml_files import KeyPath
@@ -42,6 +42,10 @@ class SchemaField:
     @property
     def info(self) -> FieldInfo:
         return self.section.model_fields[self.field]
+
+    @property
+    def doc(self) -> str:
+        return doc_of(self.section, self.field)
 
     @property
     def path(self) -> Names:

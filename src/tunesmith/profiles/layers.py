@@ -13,11 +13,10 @@ from tunesmith.core.errors import ConfigError, UsageError, quoted
 from tunesmith.profiles.keys import Names, Problem, SchemaField, UnknownKey, current_path, defaults, find, flatten
 from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.value_checks import check_value, coerce_text, parsed_or_text
+from tunesmith.profiles.workspace import PLAIN_VARIABLES
 from tunesmith.profiles.yaml_files import Document, KeyPath
 
 ENVIRONMENT_PREFIX = "TUNESMITH__"
-PLAIN_VARIABLES = frozenset({"TUNESMITH_WORKSPACE", "TUNESMITH_DEBUG", "TUNESMITH_ATTEMPT"})
-"""Variables that are no settings."""
 SET_FLAG = "--set"
 _MAX_SHOWN = 20
 

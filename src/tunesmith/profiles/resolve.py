@@ -304,7 +304,7 @@ def _build(model: type[S], entries: Entries, shown: str) -> S:
         for detail in error.errors():
             if detail["type"] == "missing":
                 key = dotted(detail["loc"])
-                doc = (schema_fields()[key].info.description or "").rstrip(".")
+                doc = schema_fields()[key].doc.rstrip(".")
                 problems.add(shown, Problem(detail["loc"], f"is required ({describe(key)}): {doc}"))
             else:  # a rule of ours: "key: reason"
                 key, _, reason = detail["msg"].removeprefix("Value error, ").partition(": ")
@@ -380,4 +380,4 @@ def without_password(url: str | None) -> str | None:
 
 def _doc(name: str) -> str:
     field = next(known for known in schema_fields() if name == known or name.startswith(f"{known}."))
-    return schema_fields()[field].info.description or ""
+    return schema_fields()[field].doc

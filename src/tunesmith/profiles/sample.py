@@ -9,7 +9,7 @@ import yaml
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from tunesmith.core.section import Section
+from tunesmith.core.section import Section, doc_of
 from tunesmith.profiles.keys import Names, subsection
 from tunesmith.profiles.profile import Profile
 from tunesmith.profiles.settings import Settings
@@ -51,7 +51,7 @@ def _section(section: type[Section], prefix: Names) -> list[str]:
     for name, info in section.model_fields.items():
         path = (*prefix, name)
         below = subsection(info)
-        doc = info.description or ""
+        doc = doc_of(section, name)
         if not prefix:
             lines.append("")
         if below is not None:

@@ -14,6 +14,8 @@ from tunesmith.core.files import write_atomic
 PROJECT_FILE = "tunesmith.yaml"
 DATA_FOLDER = ".tunesmith"
 ENVIRONMENT_VARIABLE = "TUNESMITH_WORKSPACE"
+PLAIN_VARIABLES = frozenset({ENVIRONMENT_VARIABLE, "TUNESMITH_DEBUG", "TUNESMITH_ATTEMPT"})
+"""Variables that are no settings."""
 SAMPLE_FILE = "example.yaml.sample"
 _OWN = 0o700
 _MAX_PATH = 4096

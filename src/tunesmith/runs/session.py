@@ -6,24 +6,29 @@ import getpass
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tunesmith.core.errors import NotFound, StoreError, UsageError
 from tunesmith.core.files import sha256_text, write_atomic
 from tunesmith.core.ids import is_id
-from tunesmith.profiles.resolve import resolve_settings
+from tunesmith.profiles import listings as profiles
+from tunesmith.profiles.plain_settings import plain_settings
 from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.workspace import Workspace
-from tunesmith.runs.queries import profile_locks as profiles
-from tunesmith.store.database import Database, Patience
-from tunesmith.store.schema import open_store
+from tunesmith.store.lock_holder import Patience
+from tunesmith.store.reader import NotQuick, Reader, read_sqlite
 
 if TYPE_CHECKING:
     from tunesmith.profiles.checks import ProfileCheck
+    from tunesmith.store.database import Database
 
+_Answer = TypeVar("_Answer")
+_MARKER = "store.json"
+"""In the data folder: which stores were made for this workspace."""
 _opening = threading.Lock()
 
 
@@ -61,6 +66,11 @@ class Session:
 
     @cached_property
     def settings(self) -> Settings:
+        plain = plain_settings(self.workspace, self.environ)
+        if plain is not None:
+            return plain
+        from tunesmith.profiles.resolve import resolve_settings
+
         return resolve_settings(self.workspace, self.environ)
 
     @property
@@ -75,6 +85,32 @@ class Session:
         """Why the disk keeps workers from training and evaluating; None if there is room."""
         return self.workspace.shortage(self.settings.worker.min_free_mb)
 
+    def look(self, question: Callable[[Reader], _Answer]) -> _Answer:
+        """The answer to a question that only reads, and may be asked twice.
+
+        Until the store has been opened, a sound SQLite store is read without opening it, and without SQLAlchemy, whose
+        import takes longer than a listing. Every other store is opened, which also says what is wrong with it.
+        """
+        if self._database is None:
+            with suppress(NotQuick), read_sqlite(self._known_file()) as reader:
+                return question(reader)
+        with self.database.read() as tx:
+            return question(tx)
+
+    def _known_file(self) -> Path:
+        """The file of a SQLite store that was opened before. Raises NotQuick if there is none."""
+        try:
+            known = json.loads((self.workspace.data_dir / _MARKER).read_text())
+        except (OSError, ValueError, RecursionError):
+            raise NotQuick from None
+        file = self.store_url.removeprefix("sqlite:///")
+        if file == self.store_url or not isinstance(known, list) or self._store_name() not in known:
+            raise NotQuick
+        return Path(file)
+
+    def _store_name(self) -> str:
+        return sha256_text(self.settings.store.url or "the workspace's own")  # a moved workspace keeps its own store
+
     @property
     def database(self) -> Database:
         """Opened at first use. A store that was made once is never made again: gone or empty is an error."""
@@ -88,8 +124,9 @@ class Session:
         return self._database
 
     def _open(self) -> Database:
-        marker = self.workspace.data_dir / "store.json"
-        name = sha256_text(self.settings.store.url or "the workspace's own")  # a moved workspace keeps its own store
+        from tunesmith.store.schema import open_store
+
+        marker, name = self.workspace.data_dir / _MARKER, self._store_name()
         try:
             if marker.exists() and not marker.is_file():
                 raise ValueError("it is not an ordinary file; move it away and restore a backup")
@@ -111,9 +148,8 @@ class Session:
         if name is None:
             return None
         files = [path.stem for path in self.workspace.profiles_dir.glob("*.yaml")]
-        with self.database.read() as tx:
-            if name not in files and profiles.lock_of(tx, name) is None:
-                raise NotFound.named("profile", name, files)
+        if name not in files and not self.look(lambda reader: profiles.is_locked(reader, name)):
+            raise NotFound.named("profile", name, files)
         return name
 
     def close(self) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.types import TypeDecorator
+
+from tunesmith.store.reader import EPOCH, instant_of
 
 Sequence = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 metadata = sa.MetaData(
@@ -20,10 +22,6 @@ metadata = sa.MetaData(
     }
 )
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_FIRST = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
-_LAST = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
-
 
 class Instant(TypeDecorator[datetime]):
     """An aware UTC instant, kept as microseconds so that both databases order and compare it alike."""
@@ -32,13 +30,10 @@ class Instant(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> int | None:
-        return None if value is None else (value - _EPOCH) // timedelta(microseconds=1)
+        return None if value is None else (value - EPOCH) // timedelta(microseconds=1)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> datetime | None:
-        if value is None:
-            return None
-        microseconds = min(max(int(value), _FIRST), _LAST)  # what no calendar shows is still there to be read
-        return _EPOCH + timedelta(microseconds=microseconds)
+        return None if value is None else instant_of(value)
 
 
 def one_of(column: str, enum: type[StrEnum]) -> sa.CheckConstraint:

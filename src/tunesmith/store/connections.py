@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,6 +12,7 @@ from sqlalchemy import exc
 from tunesmith.core import clock
 from tunesmith.core.errors import MissingExtra, UsageError
 from tunesmith.store.sqlite_files import refuse_unusable
+from tunesmith.store.sqlite_library import journal_of, sqlite_module
 
 JOURNAL = "journal"
 """What a SQLite connection's info remembers: the journal mode."""
@@ -37,19 +36,6 @@ def parse_url(url: str) -> sa.URL:
     raise UsageError(f"store.url: {backend} is not supported; use sqlite:///path or postgresql://host/name")
 
 
-def sqlite_module() -> ModuleType:
-    """The SQLite that is linked in: pysqlite3 where installed (no WAL-reset bug), else the standard library's."""
-    try:
-        return importlib.import_module("pysqlite3.dbapi2")
-    except ImportError:
-        return importlib.import_module("sqlite3.dbapi2")
-
-
-def wal_is_safe(version: tuple[int, ...]) -> bool:
-    """Older releases can drop committed pages when a WAL restarts; three branches carry the fix."""
-    return version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51) or (3, 44, 6) <= version < (3, 45)
-
-
 def sqlite_engine(url: sa.URL, patience_s: float) -> sa.Engine:
     refuse_unusable(Path(str(url.database)))
     module = sqlite_module()
@@ -61,7 +47,7 @@ def sqlite_engine(url: sa.URL, patience_s: float) -> sa.Engine:
         pool_size=4,
         max_overflow=64,
     )
-    journal = "WAL" if wal_is_safe(module.sqlite_version_info) else "DELETE"
+    journal = journal_of(module)
 
     @sa.event.listens_for(engine, "connect")
     def _configure(connection: Any, record: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +21,8 @@ from tunesmith.core import clock
 from tunesmith.core.disk import is_disk_trouble
 from tunesmith.core.errors import StoreBusy, StoreCorrupt, StoreError
 from tunesmith.store.connections import JOURNAL, parse_url, postgres_engine, sqlite_engine
-from tunesmith.store.lock_holder import Holder, find_holder
+from tunesmith.store.lock_holder import Holder, Patience, find_holder
+from tunesmith.store.reader import postgres_json_text, sqlite_json_text
 from tunesmith.store.reserve import Reserve
 from tunesmith.store.sqlite_files import CommitMark, FilesInUse, identity
 
@@ -32,18 +33,6 @@ _CORRUPT = ("malformed", "not a database", "disk image", "corrupt")
 _DATABASE_CLOCK = "database"
 STOP_SIGNALS = frozenset({signal.SIGTSTP, signal.SIGTTOU, signal.SIGTTIN})
 """Ctrl-Z, and use of a terminal that another program has. SIGSTOP cannot be blocked."""
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a SQLite store waits for a lock that another process holds."""
-
-    busy_s: float = 60.0
-    """While the holder runs, or nobody can say who it is."""
-    stopped_s: float = 60.0
-    """While the holder is stopped (Ctrl-Z, SIGSTOP, a debugger)."""
-    on_wait: Callable[[str], None] = lambda message: None
-    """Called once, after a few seconds, with who is waited for."""
 
 
 @dataclass
@@ -71,6 +60,14 @@ class Tx:
 
     def all(self, statement: sa.Executable) -> list[sa.RowMapping]:
         return list(self.conn.execute(statement).mappings())
+
+    def rows(self, text: str, **values: Any) -> Sequence[Any]:
+        """The rows of SQL text with named parameters; JSON and instants are as the driver gives them."""
+        return list(self.conn.execute(sa.text(text), values).mappings())
+
+    def json_text(self, column: str, *path: str) -> str:
+        """SQL for the text at a path inside a JSON column."""
+        return postgres_json_text(column, path) if self.is_postgres else sqlite_json_text(column, path)
 
     def first(self, statement: sa.Executable) -> sa.RowMapping | None:
         return self.conn.execute(statement).mappings().first()

@@ -1,10 +1,11 @@
-"""Which process holds SQLite's lock on a store, so that whoever waits for it can be told."""
+"""How long SQLite's lock on a store is waited for, and which process holds it, so that whoever waits can be told."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,6 +17,18 @@ _PENDING_BYTE = 0x40000000  # of the store file: where the locks of the other jo
 _LAST_BYTE = _PENDING_BYTE + 1 + 510
 _STOPPED = ("T", "t")  # by a signal, by a debugger
 _COMMAND_CHARS = 80
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a SQLite store waits for a lock that another process holds."""
+
+    busy_s: float = 60.0
+    """While the holder runs, or nobody can say who it is."""
+    stopped_s: float = 60.0
+    """While the holder is stopped (Ctrl-Z, SIGSTOP, a debugger)."""
+    on_wait: Callable[[str], None] = lambda message: None
+    """Called once, after a few seconds, with who is waited for."""
 
 
 @dataclass(frozen=True)

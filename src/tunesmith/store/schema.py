@@ -12,12 +12,12 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from tunesmith.core.errors import StoreCorrupt, StoreError, StoreTooNew
-from tunesmith.store.connections import sqlite_module
-from tunesmith.store.database import Database, Patience, connect
+from tunesmith.store.database import Database, connect
+from tunesmith.store.lock_holder import Patience
+from tunesmith.store.revisions import HEAD, REVISIONS
 from tunesmith.store.sqlite_files import wait_for_removed_log
+from tunesmith.store.sqlite_library import sqlite_module
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
-HEAD = REVISIONS[-1]
 _OWN = 0o600  # what people said is nobody else's; SQLite gives its other files the same rights
 _MIGRATION_LOCK = 0x74756E65  # any constant; PostgreSQL's advisory lock for migrations
 

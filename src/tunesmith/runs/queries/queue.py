@@ -92,15 +92,6 @@ def last_attempt(tx: Tx, task_id: str) -> Attempt:
     return attempt_of(row)
 
 
-def num_waiting_before(tx: Tx, task: Task, limit: int = 1000) -> int:
-    """How many waiting tasks a worker would take before this one, counted up to a limit."""
-    mine = sa.select(tasks.c.seq).where(tasks.c.id == task.id).scalar_subquery()
-    earlier = sa.or_(tasks.c.priority < task.priority, sa.and_(tasks.c.priority == task.priority, tasks.c.seq < mine))
-    some = sa.select(tasks.c.seq).where(sa.text("state = 'waiting'"), earlier).limit(limit).subquery()
-    query = sa.select(sa.func.count()).select_from(some)
-    return int(tx.conn.execute(query).scalar_one())
-
-
 def seconds_until_due(tx: Tx, task_id: str) -> float:
     """How long the retry table still keeps a waiting task back."""
     row = tx.first(sa.select(tasks.c.available_at, tasks.c.available_clock).where(tasks.c.id == task_id))

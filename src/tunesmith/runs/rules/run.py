@@ -65,6 +65,10 @@ class Priority(StrEnum):
         """Lower goes first."""
         return {"high": 0, "normal": 1, "low": 2}[self.value]
 
+    @classmethod
+    def of_rank(cls, rank: int) -> Priority:
+        return next(priority for priority in cls if priority.rank == rank)
+
 
 class DataEffect(StrEnum):
     """What the end of a run does to the experiences its dataset reserved."""
