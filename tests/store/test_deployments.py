@@ -14,6 +14,7 @@ from tunesmith.core.errors import Refused
 from tunesmith.deployment import queries as deployments
 from tunesmith.deployment.queries import LiveMoved
 from tunesmith.evaluation.rules.gate import BARE_BASE
+from tunesmith.models import listings
 from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
 from tunesmith.models.rules import AdapterState
@@ -343,8 +344,10 @@ def test_versions_are_numbered_per_profile_without_gaps_or_twins(database: Datab
 
     _in_threads([lambda r=run.id: register(r) for run in made])  # type: ignore[misc]
     with database.read() as tx:
-        assert sorted(adapter.version for adapter in adapters.listing(tx, PROFILE)) == list(range(1, 9))
-        assert [adapter.version for adapter in adapters.listing(tx, "other")] == [1]
+        assert sorted(adapter.version for adapter in listings.adapters(tx, profile=PROFILE, limit=100)) == list(
+            range(1, 9)
+        )
+        assert [adapter.version for adapter in listings.adapters(tx, profile="other", limit=100)] == [1]
         assert adapters.find(tx, f"{PROFILE}@v3").version == 3
 
 

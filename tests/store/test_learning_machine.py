@@ -38,7 +38,7 @@ from tunesmith.curriculum.queries.corrections import Correction
 from tunesmith.experience.forgetting import forget
 from tunesmith.experience.queries import experiences
 from tunesmith.experience.rules.experience import CorrectionState
-from tunesmith.models import queries as adapters
+from tunesmith.models import listings
 from tunesmith.models.rules import AdapterState
 from tunesmith.runs.queries import runs
 from tunesmith.runs.queries.runs import Run
@@ -292,7 +292,11 @@ class LearningMachine(RuleBasedStateMachine):
     @rule(pick=_pick)
     def revoke(self, pick: int) -> None:
         with self.world.database.read() as tx:
-            able = [each for each in adapters.listing(tx, PROFILE) if each.state is not AdapterState.REVOKED]
+            able = [
+                each
+                for each in listings.adapters(tx, profile=PROFILE, limit=100)
+                if each.state is not AdapterState.REVOKED
+            ]
         with suppress(Refused):
             self.client.adapters.revoke(able[pick % len(able)].id, "as the machine wants")
 

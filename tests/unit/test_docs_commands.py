@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from tunesmith.cli.main import app
+from tunesmith.cli.main import command_tree
 from tunesmith.profiles.settings import ServeSettings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -29,14 +27,9 @@ def _commands(page: Path) -> list[list[str]]:
     return found
 
 
-@cache
-def _tree() -> Any:
-    return typer.main.get_command(app)
-
-
 def _problem(words: list[str]) -> str | None:
     """What is wrong with a command line; None if the parser could take it."""
-    command = _tree()
+    command: Any = command_tree()
     options = {name for param in command.params for name in param.opts} | {"--help", "-h"}
     for word in words:
         if word.startswith("-") and word.split("=")[0] not in options and word != "--":

@@ -11,7 +11,7 @@ from tunesmith.cli.output import coloured, print_id, print_json, say, several, s
 from tunesmith.cli.parser import Json, open_client
 from tunesmith.core.errors import UsageError
 
-EXAMPLE = 'Example: tunesmith dataset release ds-4t9k 1 7 --to fine.jsonl --reason "sample keys"'
+RELEASE_EXAMPLE = 'Example: tunesmith dataset release ds-4t9k 1 7 --to fine.jsonl --reason "sample keys"'
 _SHOWN = 20
 
 

@@ -14,7 +14,7 @@ from tunesmith.core.errors import Refused, TunesmithError
 if TYPE_CHECKING:
     from tunesmith.client.experiences import ForgetView
 
-EXAMPLE = 'Example: tunesmith experience forget --profile support --session s1 --reason "asked by the person"'
+FORGET_EXAMPLE = 'Example: tunesmith experience forget --profile support --session s1 --reason "asked by the person"'
 
 
 def forget(  # noqa: PLR0913 - the options of one command

@@ -11,59 +11,40 @@ import sys
 import traceback
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from tunesmith.cli import (
-    adapter,
-    campaign,
-    curriculum,
-    dataset,
-    dataset_quarantine,
-    experience,
-    forget,
-    init,
-    outliers,
-    output,
-    plan,
-    profile,
-    review,
-    run,
-    system,
-)
-from tunesmith.cli.parser import CallError, SuggestingGroup, hoist_workspace, usage_message
+from tunesmith.cli import output
+from tunesmith.cli.parser import CallError, SuggestingGroup, hoist_workspace, take_plain_values, usage_message
 from tunesmith.core.errors import UsageError
 
-app = typer.Typer(
-    cls=SuggestingGroup,
-    add_completion=False,
-    rich_markup_mode=None,  # panels cost a hundred milliseconds, and help must be quick and fit any pipe
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 ok, 1 refused or failed, 2 usage. Every listing and `show` takes --json.",
-)
-app.command("init")(init.init)
-app.command("demo")(init.demo)
-app.command("worker")(system.worker)
-app.command("serve", epilog=system.SERVE_EXAMPLE)(system.serve)
-app.command("plan")(plan.plan)
-app.command("inbox", epilog=system.INBOX_EXAMPLE)(system.inbox)
-app.command("doctor")(system.doctor)
-app.add_typer(system.estop, name="estop")
-app.add_typer(profile.commands, name="profile")
-app.add_typer(campaign.commands, name="campaign")
-app.add_typer(profile.config_commands, name="config")
-experience.commands.command(epilog=review.EXAMPLE)(review.review)
-experience.commands.command(epilog=forget.EXAMPLE)(forget.forget)
-dataset.commands.command(epilog=outliers.EXAMPLE)(outliers.outliers)
-dataset.commands.command()(dataset_quarantine.quarantine)
-dataset.commands.command(epilog=dataset_quarantine.EXAMPLE)(dataset_quarantine.release)
-app.add_typer(experience.commands, name="experience")
-app.add_typer(experience.feedback_commands, name="feedback")
-app.add_typer(curriculum.commands, name="curriculum")
-app.add_typer(dataset.commands, name="dataset")
-app.add_typer(run.commands, name="run")
-app.add_typer(adapter.commands, name="adapter")
+NOUNS = {
+    "init": ("init", "init"),
+    "demo": ("init", "demo"),
+    "worker": ("system", "worker"),
+    "serve": ("system", "serve"),
+    "plan": ("plan", "plan"),
+    "inbox": ("system", "inbox"),
+    "doctor": ("system", "doctor"),
+    "estop": ("system", "estop"),
+    "profile": ("profile", "commands"),
+    "campaign": ("campaign", "commands"),
+    "config": ("profile", "config_commands"),
+    "experience": ("experience", "commands"),
+    "feedback": ("experience", "feedback_commands"),
+    "curriculum": ("curriculum", "commands"),
+    "dataset": ("dataset", "commands"),
+    "run": ("run", "commands"),
+    "adapter": ("adapter", "commands"),
+}
+"""By its first word, where a command or a group of them is; a call imports only its own."""
+VERBS = {
+    "experience": (("review", "review"), ("forget", "forget")),
+    "dataset": (("outliers", "outliers"), ("dataset_quarantine", "quarantine"), ("dataset_quarantine", "release")),
+}
+"""Commands of a group that have a module of their own."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -74,7 +55,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=False)
 def root(
     ctx: typer.Context,
     workspace: Annotated[
@@ -118,19 +98,51 @@ def call(words: Sequence[str]) -> int:
 
 
 @cache
-def command_tree() -> Any:
-    """Return the tree of all commands. Built once: that is most of the time of a second call in the same process."""
-    return typer.main.get_command(app)
+def command_tree(noun: str | None = None) -> Any:
+    """Return the tree of all commands, or of one noun's. Built once, because that is most of a second call's time."""
+    app = typer.Typer(
+        cls=SuggestingGroup,
+        add_completion=False,
+        rich_markup_mode=None,  # panels cost a hundred milliseconds, and help must be quick and fit any pipe
+        context_settings={"help_option_names": ["-h", "--help"]},
+        epilog="Exit codes: 0 ok, 1 refused or failed, 2 usage. Every listing and `show` takes --json.",
+    )
+    app.callback(invoke_without_command=False)(root)
+    for name in NOUNS if noun is None else (noun,):
+        place, attribute = NOUNS[name]
+        module = import_module(f"tunesmith.cli.{place}")
+        found = getattr(module, attribute)
+        if isinstance(found, typer.Typer):
+            _add_verbs(name)
+            app.add_typer(found, name=name)
+        else:
+            app.command(name, epilog=getattr(module, f"{name.upper()}_EXAMPLE", None))(found)
+    return take_plain_values(typer.main.get_command(app))
+
+
+@cache
+def _add_verbs(noun: str) -> None:
+    for place, verb in VERBS.get(noun, ()):
+        group, module = import_module(f"tunesmith.cli.{noun}").commands, import_module(f"tunesmith.cli.{place}")
+        group.command(epilog=getattr(module, f"{verb.upper()}_EXAMPLE", None))(getattr(module, verb))
 
 
 def _invoke(words: list[str]) -> int:
-    command = command_tree()
+    command = command_tree(_noun(words))
     try:
         with command.make_context("tunesmith", words) as context:
             code = command.invoke(context)
     except typer.Exit as end:
         return end.exit_code
     return code if isinstance(code, int) else 0
+
+
+def _noun(words: list[str]) -> str | None:
+    """The noun that a call names; None where it names none, which only the whole tree can answer."""
+    own = words
+    while own and own[0].startswith("--workspace"):  # which `hoist_workspace` has put in front
+        own = own[1:] if "=" in own[0] else own[2:]
+    return own[0] if own and own[0] in NOUNS else None
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from tunesmith.cli.progress import scoring
 if TYPE_CHECKING:
     from tunesmith.evaluation.outliers import OutlierReport
 
-EXAMPLE = "Example: tunesmith dataset outliers ds-4t9k --quarantine"
+OUTLIERS_EXAMPLE = "Example: tunesmith dataset outliers ds-4t9k --quarantine"
 _SHOWN = 20
 
 

@@ -42,6 +42,39 @@ class SuggestingGroup(TyperGroup):
         return name, self.commands[name], args[1:]
 
 
+def take_plain_values(command: Any) -> Any:
+    """The command, whose parameters take text and what was not given as it is.
+
+    The parser would build a pydantic model to find out that a text is a text, and importing pydantic takes longer than
+    a listing. Whatever is not so plain, or is refused, goes the parser's own way.
+    """
+    for param in command.params:
+        _plain_first(param)
+    find_help = command.get_help_option
+    command.get_help_option = lambda ctx: _plain_first(find_help(ctx))
+    for below in getattr(command, "commands", {}).values():
+        take_plain_values(below)
+    return command
+
+
+def _plain_first(param: Any) -> Any:
+    descriptor = getattr(param, "type_descriptor", None)  # of this generation of typer; others take the long way
+    kind, convert = getattr(descriptor, "annotation", None), getattr(param, "process_value", None)
+    if kind is None or convert is None or param.nargs != 1 or param.multiple or "process_value" in vars(param):
+        return param
+
+    def process(ctx: Any, value: Any) -> Any:
+        is_missing = value is None and not param.required
+        is_text = kind is str and type(value) is str
+        is_default = kind is int and type(value) is int and value == param.default
+        if not (is_missing or is_text or is_default):
+            return convert(ctx, value)
+        return value if param.callback is None else param.callback(ctx, param, value)
+
+    param.process_value = process
+    return param
+
+
 def command_group(text: str) -> typer.Typer:
     """Return a group for the commands of one resource."""
     return typer.Typer(cls=SuggestingGroup, help=text, add_completion=False, rich_markup_mode=None)

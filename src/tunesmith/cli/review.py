@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "xp-"
 _SHOWN = 20
-EXAMPLE = 'Example: tunesmith experience review xp-4t9k --accept --reason "the key is a sample"'
+REVIEW_EXAMPLE = 'Example: tunesmith experience review xp-4t9k --accept --reason "the key is a sample"'
 
 
 def review(  # noqa: PLR0913, PLR0917 - the options of one command

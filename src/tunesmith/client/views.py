@@ -9,8 +9,6 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
-
 from tunesmith.models.listings import ListedAdapter
 from tunesmith.models.listings import ListedRun as RunView
 
@@ -41,7 +39,7 @@ MAX_LISTED = 10_000
 
 def to_json(value: Any) -> Any:
     """A view as JSON holds it: ISO instants, plain names for enums, no paths as objects."""
-    if isinstance(value, BaseModel):
+    if hasattr(value, "model_dump"):  # a pydantic model; importing pydantic to ask would slow every listing
         return value.model_dump(mode="json")
     if is_dataclass(value) and not isinstance(value, type):
         return to_json(asdict(value))

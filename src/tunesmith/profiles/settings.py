@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from tunesmith.core.section import Section
+from tunesmith.profiles.workspace import MIN_FREE_MB
 
 
 class Phase(StrEnum):
@@ -67,7 +68,7 @@ class WorkerSettings(Section):
     """How often an idle worker looks whether the targets serve what is wanted."""
     grace_s: float = Field(default=10.0, ge=0.0)
     """Time a program gets between TERM and KILL."""
-    min_free_mb: float = Field(default=8.0, ge=0.0)
+    min_free_mb: float = Field(default=MIN_FREE_MB, ge=0.0)
     """While less is free under the workspace (10^6 bytes), nothing is trained or evaluated; 0: never looked at."""
     pass_environment: tuple[str, ...] = ()
     """Variables that trainers, evaluators, local teachers and engines see besides the usual ones, such as HF_TOKEN."""

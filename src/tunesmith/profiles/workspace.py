@@ -17,6 +17,8 @@ ENVIRONMENT_VARIABLE = "TUNESMITH_WORKSPACE"
 PLAIN_VARIABLES = frozenset({ENVIRONMENT_VARIABLE, "TUNESMITH_DEBUG", "TUNESMITH_ATTEMPT"})
 """Variables that are no settings."""
 SAMPLE_FILE = "example.yaml.sample"
+MIN_FREE_MB = 8.0
+"""The default of worker.min_free_mb."""
 _OWN = 0o700
 _MAX_PATH = 4096
 

@@ -16,14 +16,14 @@ from tunesmith.core.errors import NotFound, StoreError, UsageError
 from tunesmith.core.files import sha256_text, write_atomic
 from tunesmith.core.ids import is_id
 from tunesmith.profiles import listings as profiles
-from tunesmith.profiles.plain_settings import plain_settings
-from tunesmith.profiles.settings import Settings
-from tunesmith.profiles.workspace import Workspace
+from tunesmith.profiles.plain_settings import has_plain_settings
+from tunesmith.profiles.workspace import MIN_FREE_MB, Workspace
 from tunesmith.store.lock_holder import Patience
 from tunesmith.store.reader import NotQuick, Reader, read_sqlite
 
 if TYPE_CHECKING:
     from tunesmith.profiles.checks import ProfileCheck
+    from tunesmith.profiles.settings import Settings
     from tunesmith.store.database import Database
 
 _Answer = TypeVar("_Answer")
@@ -66,24 +66,33 @@ class Session:
 
     @cached_property
     def settings(self) -> Settings:
-        plain = plain_settings(self.workspace, self.environ)
-        if plain is not None:
-            return plain
-        from tunesmith.profiles.resolve import resolve_settings
+        if self._has_plain_settings:
+            from tunesmith.profiles.settings import Settings
+
+            return Settings()
+        from tunesmith.profiles.resolve import resolve_settings  # the schema of profiles: half of what a command costs
 
         return resolve_settings(self.workspace, self.environ)
+
+    @cached_property
+    def _has_plain_settings(self) -> bool:
+        return has_plain_settings(self.workspace, self.environ)
+
+    @property
+    def _store_setting(self) -> str | None:
+        return None if self._has_plain_settings else self.settings.store.url
 
     @property
     def store_url(self) -> str:
         """A relative SQLite file is the workspace's own, wherever the command is given."""
-        url = self.settings.store.url or f"sqlite:///{self.workspace.store_file}"
+        url = self._store_setting or f"sqlite:///{self.workspace.store_file}"
         file = url.removeprefix("sqlite:///")
         return f"sqlite:///{self.workspace.root / file}" if file not in (url, "", ":memory:") else url
 
     @property
     def no_room(self) -> str | None:
         """Why the disk keeps workers from training and evaluating; None if there is room."""
-        return self.workspace.shortage(self.settings.worker.min_free_mb)
+        return self.workspace.shortage(MIN_FREE_MB if self._has_plain_settings else self.settings.worker.min_free_mb)
 
     def look(self, question: Callable[[Reader], _Answer]) -> _Answer:
         """The answer to a question that only reads, and may be asked twice.
@@ -109,7 +118,7 @@ class Session:
         return Path(file)
 
     def _store_name(self) -> str:
-        return sha256_text(self.settings.store.url or "the workspace's own")  # a moved workspace keeps its own store
+        return sha256_text(self._store_setting or "the workspace's own")  # a moved workspace keeps its own store
 
     @property
     def database(self) -> Database:
