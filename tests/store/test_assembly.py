@@ -27,6 +27,7 @@ from tunesmith.core.errors import DataError, Refused, UsageError
 from tunesmith.core.ids import new_id
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.example import Example, Split
+from tunesmith.datasets.listings import newest
 from tunesmith.datasets.prepare import remove_unrecorded
 from tunesmith.datasets.reading import iter_examples
 from tunesmith.deployment import queries as deployments
@@ -605,7 +606,7 @@ def _check_reservations(client: Client, database: Database) -> None:
         os.utime(mark, (0, 0))
     remove_unrecorded(database, client.workspace)
     with database.read() as tx:
-        known = {dataset.id for dataset in datasets.listing(tx, limit=10_000)}
+        known = {dataset.id for dataset in newest(tx, limit=10_000)}
         table = tables.experiences
         for row in tx.all(sa.select(table).where(table.c.state == "reserved")):
             assert row["dataset_id"] in {member.dataset_id for member in members.of_experience(tx, row["id"])}

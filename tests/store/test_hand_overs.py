@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from support.local_teachers import DATES, add_dates, school_of
 from support.native import a_micro_base
-from support.rows import ACTOR, WORKER, Unreachable, a_claimed_run, a_run, claim_of
+from support.rows import ACTOR, WORKER, Unreachable, a_claimed_run, a_run, claim_of, seconds_until_due
 from support.workspaces import PROFILE, a_workspace
 from tunesmith.core.clock import boot_seconds
 from tunesmith.core.errors import InvalidTransition, StoreError
@@ -200,7 +200,7 @@ def test_curriculum_with_a_local_teacher_beside_a_serving_server_waits_and_asks_
         lifecycle.settle(tx, claim, end, actor=WORKER)
         task = tasks.get(tx, task_id)
         assert (task.state, task.reason) == (TaskState.WAITING, HELD)
-        assert queue.seconds_until_due(tx, task_id) > 0, "it would ask again and again without a pause"
+        assert seconds_until_due(tx, task_id) > 0, "it would ask again and again without a pause"
         a_worker(tx)
         [asked] = hand_overs.open_on(tx, HOST)
         assert hand_overs.taker_of(tx, asked).workers != ()

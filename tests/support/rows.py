@@ -256,6 +256,15 @@ def dump(database: Database) -> dict[str, list[tuple[Any, ...]]]:
         }
 
 
+def seconds_until_due(tx: Tx, task_id: str) -> float:
+    """How long the retry table still keeps a waiting task back."""
+    table = tables.tasks
+    row = tx.first(sa.select(table.c.available_at, table.c.available_clock).where(table.c.id == task_id))
+    if row is None or row["available_at"] is None or row["available_clock"] != tx.lease_clock:
+        return 0.0
+    return max(0.0, float(row["available_at"]) - tx.lease_now)
+
+
 class Unreachable:
     """A store that can be cut off, as a network does it."""
 

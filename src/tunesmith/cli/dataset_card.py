@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tunesmith.cli.output import Column, age, coloured, heading, say, say_prose, show_fields, show_table
 
 if TYPE_CHECKING:
-    from tunesmith.datasets.queries import Dataset
+    from tunesmith.datasets.listings import Dataset
     from tunesmith.datasets.report import DatasetReport, MixReport
 
 _BAR = 32  # characters of the longest bar

@@ -11,10 +11,10 @@ from tunesmith.client.views import ExportedFile
 from tunesmith.core.errors import DataError, UsageError, did_you_mean, quoted
 from tunesmith.core.files import read_manifest
 from tunesmith.datasets import queries as datasets
+from tunesmith.datasets.listings import Dataset, newest
 from tunesmith.datasets.prepare import Progress, ReadOptions, prepare_dataset
 from tunesmith.datasets.quarantine import review as quarantine_review
 from tunesmith.datasets.quarantine.review import QuarantinedRow, Released
-from tunesmith.datasets.queries import Dataset
 from tunesmith.datasets.report import DatasetReport, Split
 from tunesmith.evaluation.outliers import OnProgress, OutlierOptions, OutlierReport, find_outliers
 from tunesmith.evaluation.rules.outliers import THRESHOLD
@@ -238,5 +238,4 @@ class Datasets:
 
     def list(self, profile: str | None = None) -> list[Dataset]:  # last: it hides the built-in name in this class
         profile = self._session.known_profile(profile)
-        with self._session.database.read() as tx:
-            return datasets.listing(tx, profile)
+        return self._session.look(lambda reader: newest(reader, profile=profile, limit=100))

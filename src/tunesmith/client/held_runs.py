@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from tunesmith.evaluation import queries as evaluations
-from tunesmith.evaluation.rules.gate import missing_evidence
-from tunesmith.models import queries as adapters
+from tunesmith.evaluation.listings import HeldRun
 from tunesmith.models.rules import AdapterState
-from tunesmith.runs.queries.runs import Run
-from tunesmith.store.database import Tx
 
 
-def next_step(tx: Tx, run: Run) -> str:
+def next_step(run: HeldRun) -> str:
     """The command that settles a held run; where it cannot be approved, why not."""
-    adapter = adapters.of_run(tx, run.id)
-    if adapter is None:
+    name = run.adapter
+    if name is None:
         return f"`tunesmith run cancel {run.id}`"
-    if adapter.state is not AdapterState.CANDIDATE and run.spec.deploys is None:
+    if run.adapter_state is not AdapterState.CANDIDATE and not run.deploys_again:
         return (
-            f"it is {adapter.state}: `tunesmith adapter reject {adapter.name}`, "
-            f"then `tunesmith adapter deploy {adapter.name}` to try again"
+            f"it is {run.adapter_state}: `tunesmith adapter reject {name}`, "
+            f"then `tunesmith adapter deploy {name}` to try again"
         )
-    evaluation = evaluations.latest(tx, run.id)
-    if evaluation is not None and missing_evidence(evaluation.judged, run.spec.gate, run.spec.evaluation.metrics):
+    if run.lacks_evidence:
         return (
-            f"without evidence it cannot be approved: `tunesmith adapter evaluate {adapter.name}` measures it again, "
-            f"or `reject` it; `tunesmith adapter deploy {adapter.name} --force --reason …` puts it live all the same"
+            f"without evidence it cannot be approved: `tunesmith adapter evaluate {name}` measures it again, "
+            f"or `reject` it; `tunesmith adapter deploy {name} --force --reason …` puts it live all the same"
         )
-    return f"`tunesmith adapter approve {adapter.name}`, or `evaluate` or `reject` it"
+    return f"`tunesmith adapter approve {name}`, or `evaluate` or `reject` it"

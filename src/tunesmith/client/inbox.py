@@ -9,26 +9,22 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from tunesmith.client.held_runs import next_step
-from tunesmith.datasets import queries as datasets
-from tunesmith.datasets.quarantine import review as quarantine_review
-from tunesmith.deployment import queries as deployments
-from tunesmith.experience.forgetting import forget
-from tunesmith.experience.forgetting.queries import erasures
-from tunesmith.experience.queries import experiences, reviews
-from tunesmith.experience.review import REJECTED_RUNS
-from tunesmith.experience.rules.classes import screens_of
-from tunesmith.orchestration.lifecycle import PAUSED_ON_REQUEST
-from tunesmith.runs.queries import queue, runs
-from tunesmith.runs.rules.run import RunState
-from tunesmith.runs.rules.task import TaskState
+from tunesmith.datasets import listings as datasets
+from tunesmith.datasets.quarantine.undecided import num_quarantined, num_undecided
+from tunesmith.deployment import listings as deployments
+from tunesmith.evaluation import listings as evaluations
+from tunesmith.experience import listings as experiences
+from tunesmith.experience.rules.experience import REJECTED_RUNS, screens_of
+from tunesmith.runs import listings as runs
 from tunesmith.runs.session import Session
-from tunesmith.store.database import Tx
+from tunesmith.store.reader import Reader
 
 _COUNTED = 10_000  # more are "10000 or more"
 _LOOKED_AT = 1_000  # of the newest suspects, to tell why they wait
 _NAMED = 3
 _DATASETS = 100
 _RUNS = 1000
+_TASKS = 100
 _FAILED_FOR = timedelta(days=7)
 _AROUND_A_STACK = (
     " ", "\t", "Traceback (most", "Current thread", "Thread 0x", "Stack (most", "Extension modules:", "<truncated",
@@ -57,25 +53,37 @@ class InboxItem:
 
 def read_inbox(session: Session) -> list[InboxItem]:
     """Everything that waits, the oldest first."""
-    with session.database.read() as tx:
+    no_room, data_dir = session.no_room, session.workspace.data_dir
+
+    def look(reader: Reader) -> tuple[list[InboxItem], bool]:
         items = [
-            *_held(tx),
-            *_paused(tx),
-            *_failed(tx),
-            *_parked(tx),
-            *_troubled(tx),
-            *_suspects(tx),
-            *_rejected(tx),
-            *_erasures(tx),
+            *_held(reader),
+            *_paused(reader),
+            *_failed(reader),
+            *_parked(reader),
+            *_troubled(reader),
+            *_suspects(reader),
+            *_rejected(reader),
+            *_quarantined(reader, data_dir),
+            *_no_room(reader, no_room),
         ]
-        items += [*_quarantined(tx, session.workspace.data_dir), *_no_room(tx, session.no_room)]
+        return items, experiences.has_erasures(reader)
+
+    items, has_erasures = session.look(look)
+    if has_erasures:  # rare, and told from what forgetting itself knows
+        from tunesmith.client.pending_erasures import read_erasures
+
+        items += read_erasures(session)
     return sorted(items, key=lambda item: item.since)
 
 
-def _quarantined(tx: Tx, data_dir: Path) -> Iterator[InboxItem]:
+def _quarantined(reader: Reader, data_dir: Path) -> Iterator[InboxItem]:
     """Of the newest datasets, those with suspect rows that nobody has decided about."""
-    for dataset in datasets.listing(tx, limit=_DATASETS):
-        num = quarantine_review.num_undecided(tx, dataset.id, data_dir / dataset.path)
+    newest = datasets.newest(reader, limit=_DATASETS)
+    suspect = [dataset for dataset in newest if num_quarantined(data_dir / dataset.path)]
+    decisions = datasets.decisions(reader, [dataset.id for dataset in suspect])
+    for dataset in suspect:
+        num = num_undecided(data_dir / dataset.path, decisions[dataset.id])
         if num:
             yield InboxItem(
                 "rows kept aside",
@@ -88,62 +96,49 @@ def _quarantined(tx: Tx, data_dir: Path) -> Iterator[InboxItem]:
             )
 
 
-def _held(tx: Tx) -> Iterator[InboxItem]:
-    for run in runs.listing(tx, states=frozenset({RunState.HELD}), limit=_RUNS):
-        what_to_do = next_step(tx, run)
-        yield InboxItem("held run", run.id, run.profile, run.moved_at, run.reason, what_to_do)
+def _held(reader: Reader) -> Iterator[InboxItem]:
+    for run in evaluations.held(reader, limit=_RUNS):
+        yield InboxItem("held run", run.id, run.profile, run.since, run.reason, next_step(run))
 
 
-def _paused(tx: Tx) -> Iterator[InboxItem]:
-    """Runs that nobody asked to pause: their profile was disabled or removed."""
-    for run in runs.listing(tx, states=frozenset({RunState.PAUSED}), limit=_RUNS):
-        if run.reason != PAUSED_ON_REQUEST:
-            what_to_do = f"mend the profile, then `run resume {run.id}`; or `run cancel {run.id}`"
-            yield InboxItem("paused run", run.id, run.profile, run.moved_at, run.reason, what_to_do)
+def _paused(reader: Reader) -> Iterator[InboxItem]:
+    for run in runs.paused_unasked(reader, limit=_RUNS):
+        what_to_do = f"mend the profile, then `run resume {run.id}`; or `run cancel {run.id}`"
+        yield InboxItem("paused run", run.id, run.profile, run.since, run.reason, what_to_do)
 
 
-def _failed(tx: Tx) -> Iterator[InboxItem]:
+def _failed(reader: Reader) -> Iterator[InboxItem]:
     """Runs that failed for good, until they are tried again; after a week nobody waits for them any more."""
-    failed = runs.listing(tx, states=frozenset({RunState.FAILED}), limit=_RUNS)
-    retried = runs.retried(tx, [run.id for run in failed])
-    for run in failed:
-        if run.id in retried or tx.now - run.moved_at > _FAILED_FOR:
-            continue
-        attempts = queue.attempts_of_run(tx, run.id)
-        log = (attempts[-1].error or "") if attempts else ""
-        is_parked = any(task.state is TaskState.PARKED for task in queue.of_run(tx, run.id))
+    for run in runs.failed(reader, within=_FAILED_FOR, limit=_RUNS):
         what_to_do = f"read `run logs {run.id}`, mend the cause, then `run retry {run.id}`"
+        kind = "parked run" if run.is_parked else "failed run"
         yield InboxItem(
-            "parked run" if is_parked else "failed run", run.id, run.profile, run.moved_at, run.reason, what_to_do,
-            log, telling_line(log),
-        )  # fmt: skip
+            kind, run.id, run.profile, run.since, run.reason, what_to_do, run.error, telling_line(run.error)
+        )
 
 
-def _no_room(tx: Tx, why: str | None) -> Iterator[InboxItem]:
+def _no_room(reader: Reader, why: str | None) -> Iterator[InboxItem]:
     """What waits for room on a disk, this one or another."""
     if why is not None:
         yield InboxItem(
-            "full disk", "disk", "the workspace", tx.now, f"{why}: nothing is trained or evaluated",
+            "full disk", "disk", "the workspace", reader.now, f"{why}: nothing is trained or evaluated",
             "free some space; everything that waits goes on by itself",
         )  # fmt: skip
         return
-    for task, last in queue.waiting_for_room(tx):
+    for task in runs.without_room(reader, limit=_TASKS):
         yield InboxItem(
-            f"{task.kind} task without room", task.run_id or task.id, task.profile or "", last.ended_at or tx.now,
-            task.reason, "free some space where it says; it is tried again by itself", last.error or "",
-            telling_line(last.error or ""),
+            f"{task.kind} task without room", task.id, task.profile, task.since, task.reason,
+            "free some space where it says; it is tried again by itself", task.error, telling_line(task.error),
         )  # fmt: skip
 
 
-def _parked(tx: Tx) -> Iterator[InboxItem]:
+def _parked(reader: Reader) -> Iterator[InboxItem]:
     """Tasks without a run that crashed too often; a run's are told with the run."""
-    for task in queue.parked(tx):
-        if task.run_id is None:
-            log = queue.last_attempt(tx, task.id).error or ""
-            yield InboxItem(
-                f"parked {task.kind} task", task.id, task.profile or "", task.created_at, task.reason,
-                "mend the cause; a worker opens a new one when it is due", log, telling_line(log),
-            )  # fmt: skip
+    for task in runs.parked(reader):
+        yield InboxItem(
+            f"parked {task.kind} task", task.id, task.profile, task.since, task.reason,
+            "mend the cause; a worker opens a new one when it is due", task.error, telling_line(task.error),
+        )  # fmt: skip
 
 
 def telling_line(log: str) -> str:
@@ -152,80 +147,49 @@ def telling_line(log: str) -> str:
     return lines[-1].strip() if lines else ""
 
 
-def _troubled(tx: Tx) -> Iterator[InboxItem]:
-    for deployment in deployments.listing(tx):
-        for seen in deployments.observed(tx, deployment.profile):
-            if seen.error is not None:
-                yield InboxItem(
-                    f"target {seen.target}", deployment.profile, deployment.profile, deployment.flipped_at, seen.error,
-                    "mend the target; a worker brings it to what is wanted",
-                )  # fmt: skip
+def _troubled(reader: Reader) -> Iterator[InboxItem]:
+    for seen in deployments.troubled(reader):
+        yield InboxItem(
+            f"target {seen.target}", seen.profile, seen.profile, seen.flipped_at, seen.error,
+            "mend the target; a worker brings it to what is wanted",
+        )  # fmt: skip
 
 
-def _suspects(tx: Tx) -> Iterator[InboxItem]:
-    for profile in reviews.profiles_known(tx):
-        num, _ = reviews.num_waiting(tx, profile, _COUNTED)
-        if not num:
+def _suspects(reader: Reader) -> Iterator[InboxItem]:
+    for profile in experiences.profiles_known(reader):
+        waiting = experiences.suspects(reader, profile, at_most=_COUNTED, looked_at=_LOOKED_AT)
+        if waiting is None:
             continue
-        newest = reviews.suspicions_waiting(tx, profile, _LOOKED_AT)
-        why = Counter(screen for _, suspicions in newest for screen in screens_of(suspicions))
+        num, why = waiting.num, Counter(screen for each in waiting.suspicions for screen in screens_of(each))
         told = ", ".join(f"{screen} {count}" for screen, count in why.most_common())
         among = f" (of the newest {_LOOKED_AT})" if num > _LOOKED_AT else ""
         yield InboxItem(
             "suspects",
             profile,
             profile,
-            experiences.get(tx, newest[0][0]).created_at,
+            waiting.since,
             f"{_counted(num)} suspect {'experience waits' if num == 1 else 'experiences wait'}: {told}{among}",
             f"`experience review {profile}`, then `--accept` or `--reject` with a reason",
             num=num,
-            newest=tuple(each for each, _ in newest[:_NAMED]),
+            newest=waiting.newest[:_NAMED],
         )
 
 
-def _rejected(tx: Tx) -> Iterator[InboxItem]:
-    for profile in reviews.profiles_known(tx):
-        _, num = reviews.num_waiting(tx, profile, _COUNTED)
-        if num:
-            newest = reviews.ids_in_review(tx, profile, _NAMED)
+def _rejected(reader: Reader) -> Iterator[InboxItem]:
+    for profile in experiences.profiles_known(reader):
+        waiting = experiences.after_rejected_runs(reader, profile, at_most=_COUNTED, named=_NAMED)
+        if waiting is not None:
+            num = waiting.num
             yield InboxItem(
                 REJECTED_RUNS,
                 profile,
                 profile,
-                experiences.get(tx, newest[0]).created_at,
+                waiting.since,
                 f"{_counted(num)} {'experience was' if num == 1 else 'experiences were'} in two rejected runs",
                 f"`experience review {profile}`, then `--accept` or `--reject` with a reason",
                 num=num,
-                newest=tuple(newest),
+                newest=waiting.newest,
             )
-
-
-def _erasures(tx: Tx) -> Iterator[InboxItem]:
-    for pending in erasures.pending(tx):
-        dataset = datasets.get(tx, pending.dataset_id)
-        reading = forget.readers_of(tx, pending)
-        why = "a worker rewrites it at its next sweep"
-        what_to_do = f"start a worker; if it stays, `dataset verify {dataset.id}` says why: remove its folder then"
-        if reading:
-            why = f"{', '.join(reading[:_NAMED])} still {'reads' if len(reading) == 1 else 'read'} it"
-            what_to_do = f"wait, or `experience forget {pending.experience_ids[0]} --stop-runs`"
-        elif failure := forget.last_failure(tx, dataset.id, pending.since):
-            why = f"the rewrite failed: {failure}"
-            what_to_do = (
-                f"mend that, then `experience forget {pending.experience_ids[0]}`; "
-                f"if `dataset verify {dataset.id}` says that it is damaged, remove its folder first"
-            )
-        num = len(pending.experience_ids)
-        yield InboxItem(
-            "erasure",
-            dataset.id,
-            dataset.profile,
-            pending.since,
-            f"the text of {num} forgotten {'experience' if num == 1 else 'experiences'} is still in it: {why}",
-            what_to_do,
-            num=num,
-            newest=pending.experience_ids[-_NAMED:],
-        )
 
 
 def _counted(num: int) -> str:

@@ -24,6 +24,7 @@ from tunesmith.client.views import (
 from tunesmith.core.errors import TunesmithError
 from tunesmith.core.files import open_plain
 from tunesmith.evaluation import queries as evaluations
+from tunesmith.evaluation.listings import held
 from tunesmith.experience.forgetting.queries import erasures
 from tunesmith.experience.queries import shadow_answers as shadows
 from tunesmith.models import listings
@@ -120,7 +121,7 @@ def _planned(session: Session, run: Run, view: RunView) -> PlannedRun:
 
 
 def _what_to_do(tx: Tx, run: Run) -> str | None:
-    return next_step(tx, run) if run.state is RunState.HELD else None
+    return next(map(next_step, held(tx, run_id=run.id, limit=1)), None)
 
 
 def _attempt_progress(session: Session, run_id: str, attempts: Sequence[Attempt]) -> AttemptProgress | None:

@@ -169,7 +169,8 @@ class _Intake:
 
     def __init__(self, staged: Path, options: PrepareOptions) -> None:
         from tunesmith.datasets.dataset_screens import DatasetScreens
-        from tunesmith.datasets.quarantine.file import FILE_NAME, Quarantine
+        from tunesmith.datasets.quarantine.file import Quarantine
+        from tunesmith.datasets.quarantine.undecided import FILE_NAME
         from tunesmith.datasets.split_files import SplitWriter  # pyarrow takes longer to import than `--help` may take
 
         self.num_rows = 0

@@ -22,7 +22,8 @@ from tunesmith.core.ids import new_id
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.earlier_splits import kept_splits
 from tunesmith.datasets.example import Message
-from tunesmith.datasets.queries import Dataset, HeldoutCase
+from tunesmith.datasets.listings import Dataset
+from tunesmith.datasets.queries import HeldoutCase
 from tunesmith.datasets.report import DatasetReport, Format, PreparedDataset, PrepareOptions, Split, Windows
 from tunesmith.profiles.architecture import read_control_tokens
 from tunesmith.profiles.checks import CheckedProfile

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
 
 from tunesmith.datasets.example import Split
+from tunesmith.datasets.listings import Dataset
 from tunesmith.datasets.tables import datasets, heldout_cases, members
 from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.tables import runs
@@ -20,18 +21,6 @@ from tunesmith.store.lookup import find_one, get_one
 UNUSED_RESERVATION = timedelta(hours=24)
 _MOST_AT_ONCE = 500  # parameters of one statement
 _PROVEN = (RunState.DEPLOYED, RunState.COMPLETED, RunState.WATCHING)
-
-
-@dataclass(frozen=True)
-class Dataset:
-    id: str
-    profile: str
-    path: str
-    fingerprint: str
-    kind: str
-    counts: dict[str, int]
-    created_at: datetime
-    reserved_until: datetime | None
 
 
 @dataclass(frozen=True)
@@ -86,13 +75,6 @@ def same_content(tx: Tx, profile: str, fingerprint: str) -> Dataset | None:
     query = sa.select(datasets).where(datasets.c.profile == profile, datasets.c.fingerprint == fingerprint)
     row = tx.first(query)
     return None if row is None else _dataset(row)
-
-
-def listing(tx: Tx, profile: str | None = None, limit: int = 100) -> list[Dataset]:
-    query = sa.select(datasets).order_by(datasets.c.seq.desc()).limit(limit)
-    if profile is not None:
-        query = query.where(datasets.c.profile == profile)
-    return [_dataset(row) for row in tx.all(query)]
 
 
 def is_known_path(tx: Tx, path: str) -> bool:

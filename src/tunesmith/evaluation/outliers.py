@@ -11,8 +11,8 @@ from pathlib import Path
 from tunesmith.core.errors import Refused, UsageError
 from tunesmith.core.files import read_manifest
 from tunesmith.datasets.example import Example, Message, Split
+from tunesmith.datasets.listings import Dataset
 from tunesmith.datasets.prepare import publish_dataset
-from tunesmith.datasets.queries import Dataset
 from tunesmith.datasets.report import DatasetReport
 from tunesmith.datasets.screens.excerpts import escaped, safe_text
 from tunesmith.evaluation.rules.outliers import (

@@ -19,8 +19,8 @@ from tunesmith.core.ids import new_id
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.earlier_splits import kept_splits
 from tunesmith.datasets.example import Example, Split
+from tunesmith.datasets.listings import Dataset
 from tunesmith.datasets.prepare import heldout_cases, judging_cases, options_of, remove_unrecorded, unrecorded
-from tunesmith.datasets.queries import Dataset
 from tunesmith.datasets.report import DatasetReport, MemberRole, MixKind, MixReport, PreparedDataset, PrepareOptions
 from tunesmith.experience.assembly_lines import Splitter, line_of, provenance, told_of, why_refused
 from tunesmith.experience.held_out import shortage_of_experiences

@@ -10,8 +10,8 @@ from tunesmith.experience import capture, rate
 from tunesmith.experience.capture import CaptureRules
 from tunesmith.experience.policy import rules_of, thresholds_of
 from tunesmith.experience.queries import assessments, experiences
-from tunesmith.experience.rules.classes import Feedback, Rating, screens_of, value_of
-from tunesmith.experience.rules.experience import ReviewDecision
+from tunesmith.experience.rules.classes import Feedback, Rating, value_of
+from tunesmith.experience.rules.experience import ReviewDecision, screens_of
 from tunesmith.profiles.sections.experience import ExperiencePolicy
 from tunesmith.profiles.sections.screens import DEFAULT_SCREENS
 from tunesmith.runs.session import Session

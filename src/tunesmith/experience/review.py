@@ -12,15 +12,13 @@ from tunesmith.core.visible_text import says_nothing
 from tunesmith.datasets.screens.excerpts import _EXCERPT, escaped, safe_text
 from tunesmith.experience.queries import assessments, candidates, experiences, reviews
 from tunesmith.experience.queries.experiences import Experience
-from tunesmith.experience.rules.classes import Assessment, screens_of
-from tunesmith.experience.rules.experience import ExperienceState, ReviewDecision
+from tunesmith.experience.rules.classes import Assessment
+from tunesmith.experience.rules.experience import REJECTED_RUNS, ExperienceState, ReviewDecision, screens_of
 from tunesmith.profiles.sections.experience import Thresholds
 from tunesmith.profiles.sections.screens import Screen
 from tunesmith.store.database import Database, Tx
 from tunesmith.verifiers.base import Interaction
 
-REJECTED_RUNS = "rejected_runs"
-"""Why something waits that no screen has stopped."""
 _MAX_REASON = 2000
 _TOGETHER = 100  # in one transaction: well below a second
 

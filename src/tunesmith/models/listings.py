@@ -13,15 +13,16 @@ from tunesmith.runs.rules.run import Priority, RunState
 from tunesmith.runs.rules.waiting import why_it_waits
 from tunesmith.store.reader import Reader, instant_of, json_of
 
-_ADAPTERS_OF_RUNS = """
+ADAPTERS_OF_RUNS = """
 LEFT JOIN adapters made ON made.run_id = r.id
 LEFT JOIN adapters again ON made.id IS NULL AND again.id = {deploys}"""
+"""The version that a run `r` made, or deploys again."""
 _RUNS = f"""
 SELECT r.id, r.profile, r.state, r.reason, r.priority, {{trainer}} AS trainer, {{method}} AS method, r.dataset_id,
     r.campaign_id, r.parent_id, r.created_at, r.created_by, r.finished_at,
     COALESCE(made.profile, again.profile) AS adapter_profile, COALESCE(made.version, again.version) AS adapter_version,
     COALESCE(made.state, again.state) AS adapter_state, {OPEN_TASK_COLUMNS}
-FROM runs r{_ADAPTERS_OF_RUNS}{OPEN_TASK}
+FROM runs r{ADAPTERS_OF_RUNS}{OPEN_TASK}
 WHERE {{chosen}} ORDER BY r.seq DESC LIMIT :limit"""  # noqa: S608 - our own text
 _ADAPTERS = """
 SELECT a.id, a.profile, a.version, a.state, a.run_id, r.state AS run_state, a.digest, a.path, a.metrics, a.created_at

@@ -20,8 +20,8 @@ from tunesmith.core.environment import child_environment
 from tunesmith.core.errors import ConfigError, DataError, TunesmithError
 from tunesmith.core.ids import new_id
 from tunesmith.datasets.earlier_splits import kept_splits
+from tunesmith.datasets.listings import Dataset
 from tunesmith.datasets.prepare import Progress, judging_cases, options_of
-from tunesmith.datasets.queries import Dataset
 from tunesmith.datasets.report import DatasetReport
 from tunesmith.experience.assemble import rehearsed
 from tunesmith.experience.held_out import shortage_of_dataset

@@ -33,11 +33,10 @@ from tunesmith.runs.queries import requests, runs, tasks
 from tunesmith.runs.queries.runs import Run
 from tunesmith.runs.queries.tasks import Claim, Task
 from tunesmith.runs.rules.request import RequestKind, strongest
-from tunesmith.runs.rules.run import NO_EFFECT, RunState, effect_of_end
+from tunesmith.runs.rules.run import NO_EFFECT, PAUSED_ON_REQUEST, RunState, effect_of_end
 from tunesmith.runs.rules.task import AttemptState, ErrorClass, RetryDecision, TaskKind, TaskState, backoff_s
 from tunesmith.store.database import Tx
 
-PAUSED_ON_REQUEST = "paused on request"
 _WATCH_OPEN_RETRY_S = 5.0
 
 

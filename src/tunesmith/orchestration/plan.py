@@ -14,6 +14,7 @@ from tunesmith.core.files import read_manifest
 from tunesmith.core.ids import new_id
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.earlier_splits import kept_splits
+from tunesmith.datasets.listings import newest
 from tunesmith.datasets.prepare import Progress, options_of
 from tunesmith.datasets.report import DatasetReport, Split
 from tunesmith.orchestration.check import check
@@ -87,7 +88,7 @@ def plan_run(
 
 def _newest_dataset(database: Database, profile: str) -> str | None:
     with database.read() as tx:
-        return next((dataset.id for dataset in datasets.listing(tx, profile, limit=1)), None)
+        return next((dataset.id for dataset in newest(tx, profile=profile, limit=1)), None)
 
 
 def _method(wanted: Method, report: DatasetReport | None) -> Method:

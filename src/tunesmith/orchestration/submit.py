@@ -11,8 +11,8 @@ from tunesmith.core.errors import ConfigError, Conflict, DataError, Refused, Usa
 from tunesmith.core.files import canonical_json, read_manifest, sha256_text, verify_folder
 from tunesmith.core.ids import check_key, new_id
 from tunesmith.datasets import queries as datasets
+from tunesmith.datasets.listings import Dataset
 from tunesmith.datasets.prepare import Progress, prepare_dataset
-from tunesmith.datasets.queries import Dataset
 from tunesmith.datasets.report import DatasetReport, Kind, PrepareOptions
 from tunesmith.experience.forgetting.queries import erasures
 from tunesmith.experience.held_out import shortage_of_dataset

@@ -16,8 +16,6 @@ from tunesmith.datasets.screens.near_duplicates import NearDuplicates
 from tunesmith.datasets.split_files import keys_of
 from tunesmith.datasets.tally import Tally
 
-FILE_NAME = "quarantine.jsonl"
-
 
 class Quarantine:
     """Moves suspect rows to the quarantine file. Keeps the first few of each screen only for the report."""

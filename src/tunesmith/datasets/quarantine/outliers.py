@@ -15,7 +15,8 @@ from tunesmith.core.staging import staging_for
 from tunesmith.datasets.dataset_screens import rewrite_without, row_position
 from tunesmith.datasets.example import Split
 from tunesmith.datasets.preparation import few_heldout
-from tunesmith.datasets.quarantine.file import FILE_NAME, SCREEN, Quarantine
+from tunesmith.datasets.quarantine.file import SCREEN, Quarantine
+from tunesmith.datasets.quarantine.undecided import FILE_NAME
 from tunesmith.datasets.reading import summary
 from tunesmith.datasets.report import DatasetReport, PreparedDataset, Quarantined, fingerprint
 from tunesmith.datasets.screens.finding import ScreenFinding

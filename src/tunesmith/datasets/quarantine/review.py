@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.core.errors import Conflict, DataError, NotFound, UsageError, quoted
-from tunesmith.core.files import fsync_folder, read_manifest
+from tunesmith.core.files import fsync_folder
 from tunesmith.core.ids import new_token
 from tunesmith.datasets.example import Example, Message, codes_of, decode_message, num_prompt_of, to_json
+from tunesmith.datasets.listings import QUARANTINE_DECIDED
+from tunesmith.datasets.quarantine.undecided import FILE_NAME
 from tunesmith.datasets.screens.excerpts import escaped, safe_text
 from tunesmith.store import events
 from tunesmith.store.database import Tx
 
-FILE_NAME = "quarantine.jsonl"
-_DECIDED = "quarantine_decided"
 _Numbered = tuple[int, dict[str, Any]]
 
 
@@ -49,28 +49,9 @@ class Released:
     """Where the rows came from, which they keep when others are forgotten and the numbers move up."""
 
 
-def num_undecided(tx: Tx, dataset_id: str, folder: Path) -> int:
-    """Return how many quarantined rows nobody has released or dismissed. Reads the rows only if some were released."""
-    num = _num_rows(folder)
-    if num == 0:
-        return 0
-    decided: set[str] = set()
-    for event in events.of_entity(tx, "dataset", dataset_id):
-        if event.action == _DECIDED:
-            if "places" not in event.detail:
-                return 0  # all of them were dismissed
-            decided.update(event.detail["places"])
-    return sum(place not in decided for place, _ in _placed(_read(folder))) if decided else num
-
-
-def _num_rows(folder: Path) -> int:
-    """As the manifest says."""
-    if not (folder / FILE_NAME).is_file():
-        return 0
-    try:
-        return int(read_manifest(folder).meta.get("num_quarantined", 0))
-    except DataError:
-        return 0  # damaged; `dataset verify` tells
+def places(folder: Path) -> Iterator[str]:
+    """Where each quarantined row came from."""
+    return (place for place, _ in _placed(_read(folder)))
 
 
 def rows(folder: Path, limit: int) -> list[QuarantinedRow]:
@@ -138,7 +119,7 @@ def decide(
 ) -> None:
     """Record a person's decision: these rows were released, or (`released` None) all remaining rows are dismissed."""
     detail = {} if released is None else {"released": list(released[0]), "places": list(released[1].places)}
-    events.record(tx, "dataset", dataset_id, _DECIDED, actor=actor, reason=reason, detail=detail)
+    events.record(tx, "dataset", dataset_id, QUARANTINE_DECIDED, actor=actor, reason=reason, detail=detail)
 
 
 def _placed(rows: Iterable[_Numbered]) -> Iterator[tuple[str, _Numbered]]:

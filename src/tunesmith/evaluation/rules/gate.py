@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from tunesmith.core.section import Section
 from tunesmith.evaluation.rules.comparison import Comparison, Report
+from tunesmith.evaluation.rules.evidence import find_unusable
 from tunesmith.profiles.profile import GateSettings
 
 BARE_BASE = "base"  # what is live when no adapter is
@@ -45,9 +46,10 @@ class Judged(Section):
 
 def decide(report: Report, gate: GateSettings, metrics: tuple[str, ...]) -> Verdict:
     """Promote only what is measurably better and nowhere measurably worse than allowed."""
-    unusable = _unusable(report, gate, metrics)
+    unusable = find_unusable(report, _needed(gate, metrics), confidence=gate.confidence, min_cases=gate.min_cases)
     if unusable is not None:
-        return unusable
+        decision = Decision.REJECT if unusable.is_candidates_fault else Decision.HOLD
+        return Verdict(decision=decision, reasons=unusable.reasons)
     primary = report.of(gate.primary)
     assert primary is not None
     assert primary.low is not None
@@ -71,34 +73,12 @@ def missing_evidence(judged: Judged, gate: GateSettings, metrics: tuple[str, ...
     """
     if judged.verdict.decision is not Decision.HOLD:
         return None
-    unusable = _unusable(judged.report, gate.model_copy(update={"min_cases": 0}), metrics)
+    unusable = find_unusable(judged.report, _needed(gate, metrics), confidence=gate.confidence, min_cases=0)
     return None if unusable is None else "; ".join(unusable.reasons)
 
 
-def _unusable(report: Report, gate: GateSettings, metrics: tuple[str, ...]) -> Verdict | None:
-    """A verdict when the evidence does not allow a comparison at all."""
-    missing = [metric for metric in (*metrics, gate.primary, *gate.floors) if report.of(metric) is None]
-    if missing:
-        return Verdict(decision=Decision.HOLD, reasons=(f"not measured: {', '.join(sorted(set(missing)))}",))
-    measured = (*report.comparisons, *([report.established] if report.established is not None else []))
-    problems = [c for c in measured if c.problem is not None]
-    if problems:
-        reasons = tuple(f"{c.metric}: {c.problem}" for c in problems)
-        at_fault = any(c.at_fault == "candidate" for c in problems)
-        return Verdict(decision=Decision.REJECT if at_fault else Decision.HOLD, reasons=reasons)
-    incomplete = [c.metric for c in measured if None in (c.candidate, c.baseline, c.difference, c.low, c.high)]
-    if incomplete:
-        return Verdict(decision=Decision.HOLD, reasons=(f"numbers are missing: {', '.join(incomplete)}",))
-    if report.confidence < gate.confidence:
-        reason = f"measured with {report.confidence:.0%} confidence; the gate wants {gate.confidence:.0%}"
-        return Verdict(decision=Decision.HOLD, reasons=(reason,))
-    partial = [c.metric for c in report.comparisons if c.n != report.num_cases]
-    if partial:
-        return Verdict(decision=Decision.HOLD, reasons=(f"measured on a part of the cases: {', '.join(partial)}",))
-    if report.num_cases < gate.min_cases:
-        reason = f"only {report.num_cases} held-out cases; the gate wants {gate.min_cases} (gate.min_cases)"
-        return Verdict(decision=Decision.HOLD, reasons=(reason,))
-    return None
+def _needed(gate: GateSettings, metrics: tuple[str, ...]) -> tuple[str, ...]:
+    return (*metrics, gate.primary, *gate.floors)
 
 
 def _broken_rules(report: Report, gate: GateSettings) -> list[str]:

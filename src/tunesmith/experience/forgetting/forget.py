@@ -19,8 +19,9 @@ from tunesmith.core.files import fsync_folder, write_atomic
 from tunesmith.core.ids import new_token
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.example import Split
+from tunesmith.datasets.listings import Dataset
 from tunesmith.datasets.prepare import heldout_cases
-from tunesmith.datasets.queries import Dataset, HeldoutCase
+from tunesmith.datasets.queries import HeldoutCase
 from tunesmith.experience.forgetting.queries import erasures
 from tunesmith.experience.forgetting.queries.erasures import Pending
 from tunesmith.profiles.workspace import Workspace

@@ -11,8 +11,14 @@ import sqlalchemy as sa
 
 from tunesmith.core.visible_text import says_nothing
 from tunesmith.datasets.tables import heldout_cases
-from tunesmith.experience.rules.classes import Rating, screens_of, standing_corrections
-from tunesmith.experience.rules.experience import CorrectionState, ExperienceClass, ExperienceState, ReviewDecision
+from tunesmith.experience.rules.classes import Rating, standing_corrections
+from tunesmith.experience.rules.experience import (
+    CorrectionState,
+    ExperienceClass,
+    ExperienceState,
+    ReviewDecision,
+    screens_of,
+)
 from tunesmith.experience.rules.mix import ServingHistory
 from tunesmith.experience.tables import assessments, corrections, experiences, feedback
 from tunesmith.models.rules import AdapterState, version_name

@@ -80,17 +80,6 @@ def waiting(tx: Tx, profile: str, limit: int) -> list[tuple[Experience, Assessme
     return sorted(found, key=lambda pair: -pair[0].seq)[:limit]
 
 
-def num_waiting(tx: Tx, profile: str, at_most: int) -> tuple[int, int]:
-    """How many suspects wait, and how many experiences after rejected runs; each counted up to a limit."""
-    judged, known = assessments_table, experiences_table
-    some = (
-        sa.select(judged.c.seq).where(judged.c.profile == profile, _SUSPECT).limit(at_most),
-        sa.select(known.c.seq).where(known.c.profile == profile, _IN_REVIEW).limit(at_most),
-    )
-    counts = [tx.conn.execute(sa.select(sa.func.count()).select_from(each.subquery())).scalar_one() for each in some]
-    return int(counts[0]), int(counts[1])
-
-
 def suspicions_waiting(tx: Tx, profile: str, limit: int | None = None) -> list[tuple[str, list[str]]]:
     """The ids of suspects that wait, the newest first, with what is suspected."""
     judged = assessments_table

@@ -114,11 +114,6 @@ def assess(
     return Assessment(findings, tuple(suspicions), feedback, said.class_name, said.reasons, review)
 
 
-def screens_of(suspicions: Iterable[str]) -> tuple[str, ...]:
-    """The names of the screens that suspect something, each once."""
-    return tuple(dict.fromkeys(suspicion.partition(":")[0] for suspicion in suspicions))
-
-
 def value_of(said: str) -> float:
     """The value of a judgement as people write it; raises ValueError."""
     word = said.strip().lower()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -11,6 +11,8 @@ from typing import Any
 from tunesmith.core.states import Transitions
 
 REJECTIONS_BEFORE_REVIEW = 2  # so that one poisoned batch cannot be rejected for ever
+REJECTED_RUNS = "rejected_runs"
+"""Why something waits that no screen has stopped."""
 
 
 class ExperienceState(StrEnum):
@@ -89,3 +91,8 @@ class CorrectionState(StrEnum):
     ACCEPTED = "accepted"
     REFUSED = "refused"  # there was an answer, and it was not good enough
     FAILED = "failed"  # there was no answer
+
+
+def screens_of(suspicions: Iterable[str]) -> tuple[str, ...]:
+    """The names of the screens that suspect something, each once."""
+    return tuple(dict.fromkeys(suspicion.partition(":")[0] for suspicion in suspicions))

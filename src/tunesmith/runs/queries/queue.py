@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from tunesmith.runs.queries import switches
 from tunesmith.runs.queries.tasks import Attempt, Task, attempt_of, task_of
-from tunesmith.runs.rules.task import STOPPED_BY_ESTOP, AttemptState, ErrorClass, TaskKind
+from tunesmith.runs.rules.task import STOPPED_BY_ESTOP, AttemptState, TaskKind
 from tunesmith.runs.tables import attempts, tasks
 from tunesmith.store.database import Tx
 
@@ -71,32 +71,3 @@ def any_open(tx: Tx, kinds: Collection[TaskKind]) -> bool:
         sa.text("state IN ('waiting', 'leased')"), tasks.c.kind.in_(sorted(able)), sa.not_(hopeless)
     )
     return tx.first(query.limit(1)) is not None
-
-
-def parked(tx: Tx) -> list[Task]:
-    return [task_of(row) for row in tx.all(sa.select(tasks).where(tasks.c.state == "parked").order_by(tasks.c.seq))]
-
-
-def waiting_for_room(tx: Tx, limit: int = 100) -> list[tuple[Task, Attempt]]:
-    """Waiting tasks whose last attempt ran out of disk, each with that attempt."""
-    newest = (attempts.c.task_id == tasks.c.id, attempts.c.number == tasks.c.num_attempts)
-    ran_out = sa.exists().where(*newest, attempts.c.error_class == ErrorClass.DISK)
-    query = sa.select(tasks).where(sa.text("state = 'waiting'"), ran_out).order_by(tasks.c.seq).limit(limit)
-    return [(task_of(row), last_attempt(tx, row["id"])) for row in tx.all(query)]
-
-
-def last_attempt(tx: Tx, task_id: str) -> Attempt:
-    """The newest attempt of a task that was tried at least once."""
-    row = tx.first(sa.select(attempts).where(attempts.c.task_id == task_id).order_by(attempts.c.number.desc()).limit(1))
-    assert row is not None, task_id
-    return attempt_of(row)
-
-
-def seconds_until_due(tx: Tx, task_id: str) -> float:
-    """How long the retry table still keeps a waiting task back."""
-    row = tx.first(sa.select(tasks.c.available_at, tasks.c.available_clock).where(tasks.c.id == task_id))
-    if row is None:
-        return 0.0
-    if row["available_at"] is None or row["available_clock"] != tx.lease_clock:
-        return 0.0
-    return max(0.0, float(row["available_at"]) - tx.lease_now)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -157,12 +156,6 @@ def about(tx: Tx, made_by: str, adapter_id: str) -> list[Run]:
     query = sa.select(runs).where(sa.or_(runs.c.id == made_by, runs.c.parent_id == made_by)).order_by(runs.c.seq)
     found = [from_row(row) for row in tx.all(query)]
     return [run for run in found if run.id == made_by or (run.spec.deploys and run.spec.deploys.id == adapter_id)]
-
-
-def retried(tx: Tx, ids: Collection[str]) -> frozenset[str]:
-    """Of some runs, those that were tried again."""
-    query = sa.select(runs.c.parent_id).where(runs.c.parent_id.in_(sorted(ids)))
-    return frozenset(str(row["parent_id"]) for row in tx.all(query)) if ids else frozenset()
 
 
 def watching(tx: Tx, profile: str) -> Run | None:

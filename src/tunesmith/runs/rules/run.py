@@ -9,6 +9,9 @@ from typing import assert_never
 from tunesmith.core.states import Transitions
 from tunesmith.profiles.rules.campaign import CounterEffect
 
+PAUSED_ON_REQUEST = "paused on request"
+"""The reason of a run that a person has paused."""
+
 
 class RunState(StrEnum):
     QUEUED = "queued"

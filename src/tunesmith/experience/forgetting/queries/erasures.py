@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from tunesmith.core.errors import Refused
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.example import Split
+from tunesmith.datasets.listings import Dataset
 from tunesmith.datasets.tables import datasets as datasets_table
 from tunesmith.datasets.tables import heldout_cases
 from tunesmith.datasets.tables import members as members_table
@@ -280,7 +281,7 @@ def _of(todo: Pending) -> tuple[Any, ...]:
     return erasures.c.dataset_id == todo.dataset_id, erasures.c.seq <= todo.last, _PENDING
 
 
-def point_to(tx: Tx, old: datasets.Dataset, path: str, fingerprint: str, counts: dict[str, int]) -> bool:
+def point_to(tx: Tx, old: Dataset, path: str, fingerprint: str, counts: dict[str, int]) -> bool:
     """From now on the dataset is the rewritten folder; False: somebody else was first."""
     moved = tx.run(
         datasets_table.update()
