@@ -42,9 +42,9 @@ from typing import Any, Protocol
 from tunesmith.runs.queries import tasks
 from tunesmith.runs.queries.tasks import Claim
 from tunesmith.runs.rules.task import AttemptState, TaskKind
-from tunesmith.store.connections import sqlite_module
 from tunesmith.store.database import Database
 from tunesmith.store.schema import open_store
+from tunesmith.store.sqlite_library import sqlite_module
 
 PER_TURN = 5
 

@@ -15,9 +15,9 @@ from support.rows import a_task
 from support.store_processes import kill_amid, start, write_for_ever
 from support.workspaces import a_workspace, cli
 from tunesmith.core.errors import StoreCorrupt, StoreError
-from tunesmith.store.connections import sqlite_module, wal_is_safe
 from tunesmith.store.database import Database
 from tunesmith.store.schema import open_store
+from tunesmith.store.sqlite_library import sqlite_module, wal_is_safe
 
 needs_wal = pytest.mark.skipif(not wal_is_safe(sqlite_module().sqlite_version_info), reason="no WAL with this SQLite")
 
