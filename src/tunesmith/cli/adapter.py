@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tunesmith.cli.output import (
+    MOST_LISTED,
     Column,
     age,
     coloured,
     first_line,
     heading,
+    note_more,
     number,
     print_id,
     print_json,
@@ -33,10 +35,15 @@ Name = Annotated[
 
 
 @commands.command("list")
-def list_adapters(ctx: typer.Context, profile: OfProfile = None, json: Json = False) -> None:
+def list_adapters(
+    ctx: typer.Context,
+    profile: OfProfile = None,
+    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="How many at most.")] = 100,
+    json: Json = False,
+) -> None:
     """Every version, the newest of each profile first."""
     with open_client(ctx) as client:
-        adapters = client.adapters.list(profile)
+        adapters, num = client.adapters.page(profile, limit=limit)
     if json:
         print_json(adapters)
         return
@@ -47,6 +54,7 @@ def list_adapters(ctx: typer.Context, profile: OfProfile = None, json: Json = Fa
     columns = [Column("NAME", "fold"), Column("STATE"), Column("ID"), Column("RUN"), Column("RUN IS"), Column("AGE"),
                Column("METRICS", "cut")]  # fmt: skip
     show_table(columns, rows, empty="No adapter yet: a run makes one.")
+    note_more(len(adapters), num)
 
 
 @commands.command()

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunesmith.cli.output import (
+    MOST_LISTED,
     Column,
     age,
     clean,
     coloured,
     duration,
     first_line,
+    note_more,
     print_id,
     print_json,
     say,
@@ -106,12 +108,12 @@ def list_runs(
     ctx: typer.Context,
     profile: OfProfile = None,
     state: Annotated[str | None, typer.Option(metavar="STATE", help="Only runs in this state.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="How many at most.")] = 50,
     json: Json = False,
 ) -> None:
     """Every run, the newest first."""
     with open_client(ctx) as client:
-        runs = client.runs.list(profile=profile, state=state, limit=limit)
+        runs, num = client.runs.page(profile=profile, state=state, limit=limit)
     if json:
         print_json(runs)
         return
@@ -123,6 +125,7 @@ def list_runs(
                Column("WHY", "cut")]  # fmt: skip
     is_filtered = profile is not None or state is not None
     show_table(columns, rows, empty="No such run." if is_filtered else "No run yet: tunesmith run submit PROFILE DATA…")
+    note_more(len(runs), num)
 
 
 @commands.command()

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tunesmith.core.errors import NotFound, StoreError, UsageError
 from tunesmith.core.files import sha256_text, write_atomic
 from tunesmith.core.ids import is_id
 from tunesmith.profiles import listings as profiles
-from tunesmith.profiles.plain_settings import has_plain_settings
+from tunesmith.profiles.plain_settings import read_plainly, says_nothing, settings_of
 from tunesmith.profiles.workspace import MIN_FREE_MB, Workspace
 from tunesmith.store.lock_holder import Patience
 from tunesmith.store.reader import NotQuick, Reader, read_sqlite
@@ -66,21 +66,25 @@ class Session:
 
     @cached_property
     def settings(self) -> Settings:
-        if self._has_plain_settings:
-            from tunesmith.profiles.settings import Settings
-
-            return Settings()
+        plain = None if self._said is None else settings_of(self._said)
+        if plain is not None:
+            return plain
         from tunesmith.profiles.resolve import resolve_settings  # the schema of profiles: half of what a command costs
 
         return resolve_settings(self.workspace, self.environ)
 
     @cached_property
-    def _has_plain_settings(self) -> bool:
-        return has_plain_settings(self.workspace, self.environ)
+    def _said(self) -> dict[str, Any] | None:
+        return read_plainly(self.workspace, self.environ)
+
+    @property
+    def _has_defaults(self) -> bool:
+        """Whether no setting was changed; then the two that a listing needs are known without building any."""
+        return self._said is not None and says_nothing(self._said)
 
     @property
     def _store_setting(self) -> str | None:
-        return None if self._has_plain_settings else self.settings.store.url
+        return None if self._has_defaults else self.settings.store.url
 
     @property
     def store_url(self) -> str:
@@ -92,7 +96,7 @@ class Session:
     @property
     def no_room(self) -> str | None:
         """Why the disk keeps workers from training and evaluating; None if there is room."""
-        return self.workspace.shortage(MIN_FREE_MB if self._has_plain_settings else self.settings.worker.min_free_mb)
+        return self.workspace.shortage(MIN_FREE_MB if self._has_defaults else self.settings.worker.min_free_mb)
 
     def look(self, question: Callable[[Reader], _Answer]) -> _Answer:
         """The answer to a question that only reads, and may be asked twice.
