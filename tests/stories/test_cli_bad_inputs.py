@@ -416,7 +416,8 @@ def test_bug_shows_one_line_and_the_way_to_the_traceback(place: Place, tmp_path:
     with sqlite3.connect(root / ".tunesmith" / "store.db") as db:
         db.execute("UPDATE runs SET spec = '{}'")
     db.close()
-    quiet, loud = cli("run", "list", cwd=root), cli("run", "list", cwd=root, env={"TUNESMITH_DEBUG": "1"})
+    words = ("run", "show", place.run_id)
+    quiet, loud = cli(*words, cwd=root), cli(*words, cwd=root, env={"TUNESMITH_DEBUG": "1"})
     assert (quiet.code, quiet.out) == (1, "")
     assert quiet.err.startswith("error: unexpected ValidationError")
     assert "TUNESMITH_DEBUG=1" in quiet.err
