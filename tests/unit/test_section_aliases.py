@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from support.config import a_workspace
 from support.rows import a_spec
 from tunesmith.core.errors import ConfigError, NotFound
-from tunesmith.core.section import Section
+from tunesmith.core.section import Section, doc_of
 from tunesmith.profiles.keys import schema_fields
 from tunesmith.profiles.profile import GateSettings, Method, Recipe
 from tunesmith.profiles.resolve import explain, resolve, resolve_settings
@@ -54,7 +54,7 @@ def test_section_two_names_of_one_key_are_refused() -> None:
 def test_section_documents_the_current_name_only() -> None:
     properties = Inner.model_json_schema()["properties"]
     assert set(properties) == {"width", "colours"}
-    assert properties["width"]["description"] == "How wide it is."
+    assert doc_of(Inner, "width") == "How wide it is."
 
 
 def serve(tmp_path: Path, project: str = "", environ: Mapping[str, str] | None = None) -> ServeSettings:
