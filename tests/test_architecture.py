@@ -15,6 +15,7 @@ SOURCE = ROOT / "src" / "tunesmith"
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if "migrations/versions" not in path.as_posix())
 
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
+SQL = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|PRAGMA)\s")
 
 
 def drawn_levels() -> list[set[str]]:
@@ -97,6 +98,24 @@ def test_only_tables_and_queries_import_sqlalchemy() -> None:
     ]
     assert len(importers) > 10
     assert [path for path in importers if not is_about_the_store(path)] == []
+
+
+def test_sql_is_written_in_tables_queries_and_listings_alone() -> None:
+    written = [
+        path
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and SQL.match(node.value)
+    ]
+    assert len({path for path in written if path.stem == "listings"}) >= 6
+    assert {path for path in written if path.stem != "listings" and not is_about_the_store(path)} == set()
+
+
+def test_listings_import_no_sqlalchemy() -> None:
+    for path in MODULES:
+        if path.stem == "listings":
+            heavy = {name for name in imports_of(path) if name.split(".")[0] in ("sqlalchemy", "pydantic")}
+            assert not heavy, f"{path}: a quick command would pay for {heavy}"
 
 
 def test_rules_are_pure() -> None:

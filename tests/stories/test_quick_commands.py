@@ -38,6 +38,7 @@ from tunesmith.store.database import Tx
 from tunesmith.store.reader import NotQuick, read_sqlite
 
 QUICK = (("run", "list"), ("adapter", "list"), ("inbox",))
+QUICK_TOO = (("dataset", "list"), ("run", "list", "--profile", "support", "--json"))
 HEAVY = {
     "alembic", "fastapi", "httpx2", "orjson", "pyarrow", "pydantic", "sqlalchemy", "torch",
     "tunesmith.orchestration.worker", "tunesmith.profiles.profile", "tunesmith.runs.spec", "tunesmith.store.database",
@@ -89,7 +90,7 @@ def imported_by(words: tuple[str, ...], cwd: Path) -> set[str]:
     return {line.rpartition("|")[2].strip() for line in end.stderr.splitlines() if line.startswith("import time:")}
 
 
-@pytest.mark.parametrize("words", [*QUICK, ("run", "list", "--profile", "support", "--json")], ids=" ".join)
+@pytest.mark.parametrize("words", [*QUICK, *QUICK_TOO], ids=" ".join)
 def test_quick_command_imports_nothing_heavy(client: Client, root: Path, words: tuple[str, ...]) -> None:
     with client._session.database.write() as tx:
         add_runs(tx, 2)

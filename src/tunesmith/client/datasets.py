@@ -1,4 +1,7 @@
-"""`client.datasets`: prepare files, assemble experiences, list, show, verify, compare, export, review quarantine."""
+"""`client.datasets`: prepare files, assemble experiences, list, show, verify, compare, export, review quarantine.
+
+What only some of it needs is imported there: listings stay quick.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,18 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, get_args
 from tunesmith.client.views import ExportedFile
 from tunesmith.core.errors import DataError, UsageError, did_you_mean, quoted
 from tunesmith.core.files import read_manifest
-from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.listings import Dataset, newest
-from tunesmith.datasets.prepare import Progress, ReadOptions, prepare_dataset
-from tunesmith.datasets.quarantine import review as quarantine_review
-from tunesmith.datasets.quarantine.review import QuarantinedRow, Released
-from tunesmith.datasets.report import DatasetReport, Split
-from tunesmith.evaluation.outliers import OnProgress, OutlierOptions, OutlierReport, find_outliers
 from tunesmith.evaluation.rules.outliers import THRESHOLD
-from tunesmith.experience.assemble import WantedKind, assemble, preview
-from tunesmith.experience.forgetting.queries import erasures
-from tunesmith.experience.forgetting.queries.erasures import Erasure
-from tunesmith.experience.review import check_reason
-from tunesmith.orchestration.check import check
 from tunesmith.runs.session import Session
 
 if TYPE_CHECKING:
     from tunesmith.datasets.diff import DatasetDiff
-    from tunesmith.datasets.report import MixReport
+    from tunesmith.datasets.prepare import Progress, ReadOptions
+    from tunesmith.datasets.quarantine.review import QuarantinedRow, Released
+    from tunesmith.datasets.report import DatasetReport, MixReport
+    from tunesmith.evaluation.outliers import OnProgress, OutlierReport
+    from tunesmith.experience.assemble import WantedKind
+    from tunesmith.experience.forgetting.queries.erasures import Erasure
     from tunesmith.profiles.checks import CheckedProfile
 
 _FORMS = ("jsonl", "parquet")
@@ -60,6 +57,9 @@ class Datasets:
         `format`: one of docs/data.md, found out unless told. `windows`: whole, last or all. `where`: conditions like
         "lang=en". `max_examples`: stop after so many.
         """
+        from tunesmith.datasets.prepare import prepare_dataset
+        from tunesmith.orchestration.check import check
+
         session = self._session
         checked, _, _ = check(
             session.database, session.workspace, profile, overrides=overrides, environ=session.environ
@@ -87,6 +87,8 @@ class Datasets:
         `kind`: sft for answers, preference for pairs of a correction and the answer it corrects; auto: whichever the
         profile's method learns from. Refused where there are fewer new ones than `min_new`.
         """
+        from tunesmith.experience.assemble import assemble
+
         checked = self._mixed(profile, kind, overrides, mixing)
         session = self._session
         made = assemble(session.database, session.workspace, checked, kind=kind, actor=session.actor)
@@ -101,6 +103,8 @@ class Datasets:
         **mixing: Unpack[Mixing],
     ) -> MixReport:
         """What `assemble` would choose now, before screens look at it; changes nothing."""
+        from tunesmith.experience.assemble import preview
+
         checked = self._mixed(profile, kind, overrides, mixing)
         return preview(self._session.database, self._session.workspace, checked, kind=kind)
 
@@ -108,6 +112,9 @@ class Datasets:
         self, profile: str, kind: str, overrides: Sequence[str] | Mapping[str, Any], mixing: Mixing
     ) -> CheckedProfile:
         """The profile with what is wished of its mix laid over it."""
+        from tunesmith.experience.assemble import WantedKind
+        from tunesmith.orchestration.check import check
+
         if kind not in get_args(WantedKind):
             raise UsageError(f"no kind {quoted(kind)}{did_you_mean(kind, get_args(WantedKind))}")
         wished = {f"experience.mix.{name}": value for name, value in mixing.items() if value is not None}
@@ -121,6 +128,8 @@ class Datasets:
         return checked
 
     def show(self, dataset_id: str) -> tuple[Dataset, DatasetReport]:
+        from tunesmith.datasets.report import DatasetReport
+
         dataset = self._find(dataset_id)
         meta = read_manifest(self._session.workspace.data_dir / dataset.path).meta
         return dataset, DatasetReport.model_validate(meta)
@@ -153,6 +162,7 @@ class Datasets:
     ) -> ExportedFile:
         """Write a dataset, or one split, as JSONL in OpenAI's form or as Parquet; the name tells unless `form` does."""
         from tunesmith.datasets.export import export
+        from tunesmith.datasets.report import Split
 
         dataset, path = self._find(dataset_id), Path(target)
         chosen = form or ("parquet" if path.suffix == ".parquet" else "jsonl")
@@ -167,6 +177,8 @@ class Datasets:
 
     def quarantine(self, dataset_id: str, *, limit: int = 20) -> list[QuarantinedRow]:
         """Return the first quarantined rows, with the reasons; every text in them is safe to show."""
+        from tunesmith.datasets.quarantine import review as quarantine_review
+
         if limit < 1:
             raise UsageError(f"limit is {limit}; show at least one row")
         return quarantine_review.rows(self._session.workspace.data_dir / self._find(dataset_id).path, limit)
@@ -189,6 +201,9 @@ class Datasets:
         `on_progress` is called with the number of examples scored and the total. The base runs in its own process, on
         the device that training would use.
         """
+        from tunesmith.evaluation.outliers import OutlierOptions, find_outliers
+        from tunesmith.orchestration.check import check
+
         session, dataset = self._session, self._find(dataset_id)
         hooks = () if on_progress is None else (on_progress,)
         options = OutlierOptions(threshold, quarantine or keep_aside, limit, *hooks)
@@ -203,6 +218,9 @@ class Datasets:
 
     def dismiss_quarantined(self, dataset_id: str, *, reason: str) -> Dataset:
         """Record that a person keeps all rows that were not released in quarantine; they leave the inbox."""
+        from tunesmith.datasets.quarantine import review as quarantine_review
+        from tunesmith.experience.review import check_reason
+
         dataset, checked_reason = self._find(dataset_id), check_reason(reason)
         with self._session.database.write() as tx:
             quarantine_review.decide(tx, dataset.id, actor=self._session.actor, reason=checked_reason, released=None)
@@ -214,6 +232,10 @@ class Datasets:
 
     def release(self, dataset_id: str, numbers: Sequence[int], target: str | Path, *, reason: str) -> Released:
         """Write quarantined rows to a file that can be prepared. Who released them and why is recorded."""
+        from tunesmith.datasets.quarantine import review as quarantine_review
+        from tunesmith.datasets.report import DatasetReport
+        from tunesmith.experience.review import check_reason
+
         dataset, checked_reason = self._find(dataset_id), check_reason(reason)
         if not numbers:
             raise UsageError("name the rows to release by their numbers, which `dataset quarantine` shows")
@@ -228,11 +250,15 @@ class Datasets:
 
     def erasures(self, dataset_id: str) -> list[Erasure]:
         """Which forgotten experiences were taken out, or wait to be, the oldest first."""
+        from tunesmith.experience.forgetting.queries import erasures
+
         dataset = self._find(dataset_id)
         with self._session.database.read() as tx:
             return erasures.of_dataset(tx, dataset.id)
 
     def _find(self, dataset_id: str) -> Dataset:
+        from tunesmith.datasets import queries as datasets
+
         with self._session.database.read() as tx:
             return datasets.find(tx, dataset_id)
 

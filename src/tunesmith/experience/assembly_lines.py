@@ -114,7 +114,7 @@ def provenance(candidate: StoredCandidate, told: Mapping[str, Any]) -> bytes:
 
 def why_refused(selection: Selection, prepared: PreparedDataset, kept: set[str]) -> dict[str, str]:
     """By experience that preparing left out: what it said about its line."""
-    from tunesmith.datasets.quarantine.file import FILE_NAME
+    from tunesmith.datasets.quarantine.undecided import FILE_NAME
 
     told: dict[int, str] = {}
     for drop in prepared.report.drops:
