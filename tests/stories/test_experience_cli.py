@@ -97,6 +97,9 @@ def test_import_reads_every_form_once_and_hears_complaints(root: Path) -> None:
     assert first.code == 0, first.err
     assert first.out.splitlines()[0] == "5 new, 0 known before, 0 lines left out"
     again = cli("experience", "import", PROFILE, file, "--json", cwd=root).json
+    assert list(again) == [
+        "num_rows", "num_new", "num_known", "num_refused", "classes", "problems", "last_id", "num_forgotten",
+    ]  # fmt: skip
     assert (again["num_new"], again["num_known"]) == (0, 5)
     found = {each["question"]: each for each in cli("experience", "list", "--json", cwd=root).json}
     assert found["Send order 17 to Rome"]["feedback"]["num_complaints"] == 1

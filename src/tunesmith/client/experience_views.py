@@ -76,23 +76,6 @@ class StatsView:
     """How many have a correction that a person gave and nobody has withdrawn."""
 
 
-@dataclass(frozen=True)
-class ImportView:
-    """What came of importing files."""
-
-    num_rows: int
-    num_new: int
-    num_known: int
-    num_refused: int
-    classes: dict[str, int]
-    """Of the new ones."""
-    problems: tuple[str, ...]
-    """Of the first lines that were left out: file, line, reason, what to do."""
-    last_id: str | None
-    num_forgotten: int = 0
-    """Of those known before; they stay forgotten."""
-
-
 def view_of(experience: Experience, assessment: Assessment) -> ExperienceView:
     interaction = Interaction(experience.messages)
     is_forgotten = experience.state is ExperienceState.FORGOTTEN

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from tunesmith.client.experience_views import ExperienceDetail, ExperienceView, ImportView, StatsView, view_of
+from tunesmith.client.experience_views import ExperienceDetail, ExperienceView, StatsView, view_of
 from tunesmith.client.views import EventView
 from tunesmith.core.errors import NotFound, Refused, UsageError, did_you_mean, quoted
 from tunesmith.curriculum.queries import corrections
@@ -23,7 +23,7 @@ from tunesmith.experience.forgetting.forget import RewriteResult
 from tunesmith.experience.forgetting.queries import erasure_impact as contained
 from tunesmith.experience.forgetting.queries import erasures
 from tunesmith.experience.forgetting.queries.erasure_impact import AffectedDataset, HoldingAdapter
-from tunesmith.experience.import_files import ImportOptions, Progress, import_files
+from tunesmith.experience.import_files import ImportOptions, ImportReport, Progress, import_files
 from tunesmith.experience.policy import rules_of, thresholds_of
 from tunesmith.experience.queries import assessments, candidates, experiences, feedback, members
 from tunesmith.experience.review import Decided, Suspect, check_reason
@@ -92,21 +92,11 @@ class Experiences:
         *,
         source: str | None = None,
         on_progress: Progress | None = None,
-    ) -> ImportView:
+    ) -> ImportReport:
         """Store every answer in the files as an experience; the same content again is the same experience."""
         session = self._session
         options = ImportOptions(profile, self._rules(profile), session.actor, source)
-        report = import_files(session.database, [Path(file) for file in files], options, on_progress)
-        return ImportView(
-            num_rows=report.num_rows,
-            num_new=report.num_new,
-            num_known=report.num_known,
-            num_forgotten=report.num_forgotten,
-            num_refused=report.num_refused,
-            classes=dict(report.classes),
-            problems=tuple(report.problems),
-            last_id=report.last_id,
-        )
+        return import_files(session.database, [Path(file) for file in files], options, on_progress)
 
     def stats(self, profile: str | None = None) -> list[StatsView]:
         """How many there are, by profile."""

@@ -6,7 +6,6 @@ transaction. What was stored before is known by its content, so an import that w
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -33,18 +32,19 @@ _SHOWN = 20
 
 @dataclass
 class ImportReport:
-    """What came of an import, so far."""
+    """What came of importing files, so far."""
 
     num_rows: int = 0
     num_new: int = 0
     num_known: int = 0
-    num_forgotten: int = 0
-    """Of those known before."""
     num_refused: int = 0
-    classes: Counter[str] = field(default_factory=Counter)
+    classes: dict[str, int] = field(default_factory=dict)
     """Of the new ones."""
     problems: list[str] = field(default_factory=list)
+    """Of the first lines that were left out: file, line, reason, what to do."""
     last_id: str | None = None
+    num_forgotten: int = 0
+    """Of those known before; they stay forgotten."""
 
     def refuse(self, problem: str, num: int = 1) -> None:
         self.num_refused += num
@@ -200,4 +200,5 @@ def _store_part(
     report.num_new += len(classes)
     report.num_known += len(kept) - len(classes)
     report.num_forgotten += num_forgotten
-    report.classes.update(classes)
+    for name in classes:
+        report.classes[name] = report.classes.get(name, 0) + 1
