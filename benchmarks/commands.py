@@ -95,9 +95,9 @@ def rows_of_one_run(tx: Tx) -> dict[str, list[dict[str, Any]]]:
 def copies(
     template: dict[str, list[dict[str, Any]]], name: str, number: int, num: int, tx: Tx
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one table for one more run: its own ids, its own state, minutes after the one before."""
+    """The rows of one table for one more run: its own ids, its own state, an hour after the one before."""
     state = state_of(number, num)
-    age = timedelta(minutes=num - number)
+    age = timedelta(hours=num - number)
     for row in template[name]:
         text = json.dumps({key: value for key, value in row.items() if isinstance(value, str | dict | list)})
         made: dict[str, Any] = {**row, **json.loads(ID.sub(rf'"\g<1>-{number:012d}"', text))}

@@ -112,8 +112,9 @@ class Session:
 
     def _known_file(self) -> Path:
         """The file of a SQLite store that was opened before. Raises NotQuick if there is none."""
+        marker = self.workspace.data_dir / _MARKER
         try:
-            known = json.loads((self.workspace.data_dir / _MARKER).read_text())
+            known = json.loads(marker.read_text()) if marker.is_file() else None  # reading a pipe would never end
         except (OSError, ValueError, RecursionError):
             raise NotQuick from None
         file = self.store_url.removeprefix("sqlite:///")
