@@ -13,7 +13,7 @@ import pytest
 from support.config import a_workspace
 from support.plugins import EXAMPLES, install_module, install_project, on_path
 from tunesmith.core.errors import ConfigError
-from tunesmith.core.section import Section
+from tunesmith.core.section import Section, doc_of
 from tunesmith.profiles.resolve import resolve
 from tunesmith.triggers.base import Condition, LiveQuality, NewData, TriggerFacts
 from tunesmith.triggers.registry import GROUP, TRIGGERS, find_trigger, look, settings_of
@@ -48,7 +48,7 @@ def test_trigger_says_what_it_is_and_keeps_to_it(name: str) -> None:
     assert trigger.says
     assert "\n" not in trigger.says
     assert issubclass(trigger.settings, Section)
-    assert all(info.description for info in trigger.settings.model_fields.values()), "every setting is documented"
+    assert all(doc_of(trigger.settings, name) for name in trigger.settings.model_fields), "every setting is documented"
     settings = settings_of(name, SETTINGS.get(name, {}))
     seen = set()
     for facts in FACTS:

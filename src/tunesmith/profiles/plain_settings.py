@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunesmith.core.errors import ConfigError
 from tunesmith.profiles.workspace import PLAIN_VARIABLES, Workspace
-from tunesmith.profiles.yaml_files import read_yaml
+from tunesmith.profiles.yaml_files import parse_yaml, read_text
 
 if TYPE_CHECKING:
     from tunesmith.core.section import Section
@@ -29,7 +29,8 @@ def read_plainly(workspace: Workspace, environ: Mapping[str, str] | None = None)
     if any(name.upper().startswith("TUNESMITH_") and name not in PLAIN_VARIABLES for name in variables):
         return None
     try:
-        return read_yaml(workspace.project_file, workspace.project_file.name).tree
+        shown = workspace.project_file.name
+        return parse_yaml(read_text(workspace.project_file, shown), shown).tree
     except ConfigError:
         return None
 

@@ -40,7 +40,7 @@ from tunesmith.profiles.workspace import Workspace
 from tunesmith.profiles.yaml_files import KeyPath, parse_yaml, read_text
 
 if TYPE_CHECKING:
-    from tunesmith.profiles.listings import Campaign
+    from tunesmith.profiles.queries import Campaign
     from tunesmith.store.database import Database
 
 S = TypeVar("S", bound=Section)
