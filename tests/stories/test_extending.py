@@ -90,9 +90,9 @@ def test_target_evaluator_and_verifier_of_a_package_take_a_run_to_deployed(tmp_p
 @pytest.mark.slow
 @pytest.mark.real_programs
 def test_trainer_of_a_package_trains_a_real_model(tmp_path: Path) -> None:
-    sections = {"base": {"path": "models/micro", "family": "llama"}, **section("A trainer")}
-    sections |= {"recipe": {"method": "sft", "lr": 1e-3, "max_steps": 2, "max_length": 64}, "deploy": {"when": "never"}}
-    with a_workspace(tmp_path, profile=sections) as client:
+    sections: dict[str, Any] = {"base": {"path": "models/micro", "family": "llama"}, "deploy": {"when": "never"}}
+    sections["recipe"] = {"method": "sft", "lr": 1e-3, "max_steps": 2, "max_length": 64}
+    with a_workspace(tmp_path, trainer=section("A trainer")["trainer"]["kind"], profile=sections) as client:
         root = client.workspace.root
         a_micro_base(root / "models" / "micro")
         data = root / "rows.jsonl"
