@@ -170,6 +170,24 @@ def test_lease_goes_to_one_and_to_the_next_when_its_holder_is_gone(fleet: Fleet)
     assert take(fleet.database, "wk-three", 30.0) is not None
 
 
+def test_dataset_that_cannot_be_written_stops_no_worker(fleet: Fleet) -> None:
+    fleet.client.campaigns.create(PROFILE)
+    run_id = fleet.submit()
+    talk(fleet, 0)
+    folder = fleet.client.workspace.datasets_dir
+    folder.rename(folder.with_name("kept"))
+    folder.write_text("in the way")
+    one = scheduler(fleet.client, "wk-one")
+    assert one.open_due() == []
+    one.leave()
+    folder.unlink()
+    folder.with_name("kept").rename(folder)
+    assert reserved(fleet) == 0
+    fleet.work()
+    assert fleet.state(run_id) == "deployed"
+    assert automatic(fleet), "the next look opens it"
+
+
 @pytest.mark.parametrize("change", ["pause", "estop", "archive"])
 def test_round_is_not_opened_if_somebody_stopped_it_while_it_was_assembled(fleet: Fleet, change: str) -> None:
     campaign = fleet.client.campaigns.create(PROFILE)

@@ -161,7 +161,7 @@ def test_key_used_twice_makes_one_run(client: Client, tell: Tell) -> None:
     assert len(client.runs.list()) == 1
 
 
-def test_campaign_override_holds_until_it_is_paused(client: Client, tell: Tell) -> None:
+def test_campaign_override_holds_until_it_is_archived(client: Client, tell: Tell) -> None:
     campaign = tell("campaign", "create", "support", "--set", "recipe.lora_rank=8").last_line
     assert campaign.startswith("camp-")
 
@@ -172,11 +172,12 @@ def test_campaign_override_holds_until_it_is_paused(client: Client, tell: Tell) 
     assert explained() == (8, "campaign")
     assert explained("--set", "recipe.lora_rank=4") == (4, "override")
     tell("campaign", "create", "support", code=1)
-    assert tell("campaign", "pause", campaign).last_line == campaign
-    assert explained() == (16, "default")
+    assert tell("campaign", "pause", "support").last_line == campaign, "by its name"
+    assert explained() == (8, "campaign"), "a paused campaign opens no rounds, and keeps its overrides"
     assert tell("campaign", "resume", campaign[:9]).last_line == campaign
     assert explained() == (8, "campaign")
     assert tell("campaign", "archive", campaign).last_line == campaign
+    assert explained() == (16, "default")
     assert [c["state"] for c in tell("campaign", "list", "--json").json] == ["archived"]
     assert "recipe.lora_rank=8" in tell("campaign", "show", campaign).out
 

@@ -18,8 +18,10 @@ from tunesmith.profiles.rules.campaign import (
     FAILURES_TO_OPEN,
     CampaignState,
     Counters,
+    after_end,
 )
 from tunesmith.profiles.sections.campaign import CampaignPolicy
+from tunesmith.runs.rules.run import RUN, DataEffect, RunState, effect_of_end
 from tunesmith.triggers.base import LiveQuality, NewData, TriggerFacts
 from tunesmith.triggers.cron import next_after
 
@@ -207,6 +209,74 @@ def test_a_person_waives_the_moment_and_nothing_that_must_never_be(
         assert after.waived == (not after.holds and not never)
     assert asked.triggers[-1].name == ASKED
     assert asked.opens or not alone.opens
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("clock"), st.floats(-12, 72)),  # hours; a clock may be set back
+        st.tuples(st.just("data"), st.integers(1, 150)),
+        st.tuples(st.just("end"), st.sampled_from([state.value for state in sorted(RUN.finished)])),
+        st.tuples(st.just("cost"), st.floats(0.0, 1.0)),  # share of the most it can cost
+        st.tuples(st.just("pause"), st.booleans()),
+        st.tuples(st.just("estop"), st.booleans()),
+        st.tuples(st.just("ask"), st.just(True)),
+    ),
+    max_size=60,
+)
+
+
+@given(steps, windows(), st.floats(0.5, 6.0), st.floats(0.0, 24.0))
+def test_in_any_order_of_events_no_rule_is_ever_broken(
+    story: list[tuple[str, Any]], window: tuple[int, int], limit: float, cooldown_h: float
+) -> None:
+    """A campaign through data, clocks, ends, pauses and spending; after each event a scheduler looks."""
+    policy = CampaignPolicy(window=as_text(window), cooldown_h=cooldown_h, budget={"gpu_hours": limit})  # type: ignore[arg-type]
+    most, now, num, spent, share = Cost(0.5), NOW, 0, Cost(), 1.0
+    counters, state, stopped, running, last = Counters(), CampaignState.ACTIVE, False, False, None
+    for what, value in story:
+        match what:
+            case "clock":
+                now += timedelta(hours=value)
+            case "data":
+                num += value
+            case "cost":
+                share = value
+            case "pause":
+                state = CampaignState.PAUSED if value else CampaignState.ACTIVE
+            case "estop":
+                stopped = value
+            case "end" if running:
+                running, effect = False, effect_of_end(RunState(value))
+                spent += Cost(share * most.gpu_hours)
+                counters = after_end(counters, effect.counters, now)
+                num = 0 if effect.data is DataEffect.CONSUME else num
+        seen = RoundFacts(
+            TriggerFacts(now, NOW, last_round_at=last, new=NewData(num, num / 2, now if num else None)),
+            state=state,
+            counters=counters,
+            is_stopped=stopped,
+            unfinished="run-x is training" if running else None,
+            spent=spent + (most if running else Cost()),
+            most=most,
+            data=NextDataset(num, 50, None, 50),
+            asked_by="user:ada" if what == "ask" else None,
+        )
+        decision = decide(policy, seen)
+        assert decision.opens == (not decision.why_not)
+        if not decision.opens:
+            continue
+        assert not running, "two unfinished rounds"
+        assert not stopped
+        assert state is CampaignState.ACTIVE
+        assert num >= 50
+        if what != "ask":
+            assert num >= 100
+            assert is_inside(window, now)
+            assert last is None or abs(now - last) >= timedelta(hours=cooldown_h)
+            failures = [at for at in counters.failures if now - at < FAILURES_FORGOTTEN_AFTER]
+            assert len(failures) < FAILURES_TO_OPEN or abs(now - failures[-1]) >= BREAKER_COOLDOWN
+        running, last = True, now
+        assert spent.gpu_hours + most.gpu_hours <= limit + 1e-6, "past the budget"
 
 
 def test_every_condition_is_told_with_value_and_threshold() -> None:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from tunesmith.core.errors import NotFound, Refused, quoted
-from tunesmith.core.ids import is_id, new_id
+from tunesmith.core.ids import is_id, is_name, new_id
 from tunesmith.profiles.rules.campaign import CAMPAIGN, CampaignState, CounterEffect, Counters, after_end
 from tunesmith.profiles.tables import campaigns
 from tunesmith.store import events
@@ -135,7 +135,7 @@ def find(tx: Tx, text: str) -> Campaign:
     named = tx.first(sa.select(campaigns).where(campaigns.c.name == text))
     if named is not None:
         return _campaign(named)
-    if not is_id(text):
+    if is_name(text) and not is_id(text):
         known = [row["name"] for row in tx.all(sa.select(campaigns.c.name))]
         raise NotFound.named("campaign", text, known, "`tunesmith campaign list` shows them")
     return _campaign(find_one(tx, campaigns, "camp", text))

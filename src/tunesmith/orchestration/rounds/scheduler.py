@@ -14,7 +14,7 @@ from functools import partial
 
 from tunesmith.core import logs
 from tunesmith.core.clock import boot_seconds
-from tunesmith.core.errors import LeaseLost, StoreError, TunesmithError
+from tunesmith.core.errors import LeaseLost, StoreCorrupt, TunesmithError
 from tunesmith.orchestration.rounds.facts import next_dataset, round_status
 from tunesmith.orchestration.rounds.open import open_round
 from tunesmith.orchestration.rounds.rules import NextDataset, RoundFacts
@@ -74,13 +74,16 @@ class Scheduler:
             made = open_round(
                 self.database, self.workspace, status, actor=self.worker_id, fence=partial(leases.require, lease=lease)
             )
-        except StoreError:
+        except StoreCorrupt:
             raise
         except LeaseLost as error:
             log.warning("scheduler_lease_lost", reason=str(error), **about)
             return None
-        except TunesmithError as error:
+        except TunesmithError as error:  # also a store without room for a dataset: the worker's own tasks go on
             log.warning("round_not_opened", reason=str(error), **about)
+            return None
+        except Exception:  # a full disk, or an error of ours: never a worker that dies
+            log.exception("round_not_opened", **about)
             return None
         log.info("round_opened", run=made.run_id, reason=status.decision.because, **about)
         return made.run_id
