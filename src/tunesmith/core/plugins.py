@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tunesmith.core.errors import ConfigError
 
@@ -48,14 +48,23 @@ def load_plugin(group: str, name: str, kind: type[T], what: str) -> T | None:
 
 
 def _loaded(point: EntryPoint, kind: type[T], what: str) -> T:
-    about = f"the installed {what} {point.name!r} ({point.value})"
-    try:
-        found = point.load()
-    except Exception as error:  # whatever a foreign module raises when it is imported
-        raise ConfigError(
-            f"{about} cannot be imported ({type(error).__name__}: {error}); repair or uninstall its package"
-        ) from error
+    found = load_object(point, what)
     if not isinstance(found, kind) or found.name != point.name:
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        raise ConfigError(f"{about} is not {article} {kind.__name__} of that name")
+        raise ConfigError(f"{_about(point, what)} is not {article} {kind.__name__} of that name")
     return found
+
+
+def _about(point: EntryPoint, what: str) -> str:
+    return f"the installed {what} {point.name!r} ({point.value})"
+
+
+def load_object(point: EntryPoint, what: str) -> Any:
+    """Import what an entry point names; ConfigError tells whose package cannot be imported."""
+    try:
+        return point.load()
+    except Exception as error:  # whatever a foreign module raises when it is imported
+        why = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{_about(point, what)} cannot be imported ({why}); repair or uninstall its package"
+        ) from error

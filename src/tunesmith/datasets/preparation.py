@@ -1,4 +1,4 @@
-"""Prepares a dataset: files in, one published folder out, streamed; or a refusal and nothing at all.
+"""From files to one published folder, streamed, without store or profile; or a refusal and nothing at all.
 
 Each line, item or row is validated, scored, deduplicated and put into the split that the hash of its prompt names.
 """

@@ -1,4 +1,4 @@
-"""Prepares a dataset of a profile from files; its held-out examples join the profile's held-out pool.
+"""A profile's dataset: its options, `preparation.prepare`, its row in the store, its cases in the held-out pool.
 
 Until the dataset's row is in the store, a mark file lies beside its folder. A killed process leaves folder and mark. A
 worker that can lock the mark removes the folder, unless the row exists. A folder without a mark is never removed: it

@@ -23,7 +23,7 @@ from tunesmith.programs.process_identity import ProcessIdentity, is_alive
 from tunesmith.store.database import Tx
 
 SERVER = "tunesmith serve"
-ANSWERING = frozenset({"embedded", "vllm", "llamacpp", "ollama"})
+ANSWERING_KINDS = frozenset({"embedded", "vllm", "llamacpp", "ollama"})
 """Kinds of target to which requests are passed on; a profile with none of them is answered by the embedded engine."""
 _EMBEDDED = "embedded"
 
@@ -56,7 +56,7 @@ def serving_targets(
     if server is None:
         return found
     is_busy = server.state is not ServerState.SERVING
-    if not ANSWERING & {each.kind for each in found}:
+    if not ANSWERING_KINDS & {each.kind for each in found}:
         return [*found, ServingTarget(SERVER, _EMBEDDED, is_busy=is_busy)]
     return [
         ServingTarget(each.name, each.kind, each.options, each.parity_tolerance, is_busy and each.kind == _EMBEDDED)

@@ -103,7 +103,7 @@ def preview(
 def next_choice(
     database: Database, workspace: Workspace, checked: CheckedProfile, *, kind: WantedKind = "auto"
 ) -> tuple[MixReport, Shortage | None]:
-    """The same, with the held-out cases that a run would lack."""
+    """What `preview` reports, with the held-out cases that a run would lack."""
     profile = checked.profile
     mixed = kind_of(kind, profile.recipe.method)
     kept = kept_splits(database, workspace, checked)

@@ -1,4 +1,4 @@
-"""`client.capture(...)`: keep what the model did without ever slowing or breaking the application.
+"""The capture queue behind `client.capture` and `tunesmith serve`: never slows or breaks the application.
 
 A call copies the conversation into a bounded queue and returns; a thread stores what is in it, many in one transaction.
 What cannot be kept is dropped and counted: `counts` says how many, and why the last one was. What `flush` has counted
@@ -157,6 +157,7 @@ class CaptureQueue:
         return self.counts
 
     def _num_pending(self) -> int:
+        # the total counts what was accepted once, and once more as stored, dropped or refused
         return 2 * self._nums["num_accepted"] - self._nums.total()
 
     def close(self, timeout_s: float = 5.0) -> CaptureCounts:

@@ -18,7 +18,7 @@ _MAX_CORRECTION = 200_000
 
 
 def check(rating: Rating) -> Rating:
-    """The rating again; raises where it says nothing, or what must not be learnt."""
+    """Validate a rating and return it; raises if it says nothing, or what must not be learnt."""
     if rating.value is None and not rating.comment and not rating.correction:
         raise UsageError("nothing is said: give a rating, a comment or a correction")
     texts = {"rater": (rating.rater, 200), "comment": (rating.comment, _MAX_COMMENT)}

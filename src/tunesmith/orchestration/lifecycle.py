@@ -255,7 +255,7 @@ def _after_cycle(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
 
 
 def finish(tx: Tx, run: Run, state: RunState, *, actor: str, reason: str) -> None:
-    """A run has ended: its data and its campaign's counters follow `effect_of_end`, its version what became of it."""
+    """End a run: consume or release its experiences, count it in its campaign, reject its candidate."""
     runs.move(tx, run.id, state, actor=actor, reason=reason)
     requests.acknowledge_all(tx, run.id, actor=actor, answer=f"the run is {state}")
     effect = effect_of_end(state) if run.spec.deploys is None else NO_EFFECT  # that run has trained nothing

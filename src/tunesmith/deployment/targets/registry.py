@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.core.errors import NotFound
-from tunesmith.core.plugins import entry_points_of
+from tunesmith.core.plugins import entry_points_of, load_object
 from tunesmith.deployment.targets.base import Target
 from tunesmith.deployment.targets.command import CommandTarget
 from tunesmith.deployment.targets.directory import DirectoryTarget
@@ -35,7 +35,7 @@ def make_target(kind: str, options: dict[str, Any], *, root: Path, profile: str)
     """The target of that kind, ready to use; the options are checked here."""
     factory = TARGETS.get(kind)
     if factory is None and (point := entry_points_of(GROUP).get(kind)) is not None:
-        factory = point.load()
+        factory = load_object(point, "target")
     if factory is None:
         raise NotFound.named("target kind", kind, target_kinds())
     return factory(options, root=root, profile=profile)

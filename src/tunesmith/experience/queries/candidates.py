@@ -37,7 +37,7 @@ class StoredCandidate:
     messages: list[dict[str, Any]]
     state: ExperienceState
     class_name: ExperienceClass
-    """As it is assessed, but ambiguous where it is gold by silence alone and who answered had not proved itself."""
+    """The stored class; an unrated gold answer counts as ambiguous if `ServingHistory` excludes it."""
     reasons: tuple[str, ...]
     source: str | None
     template: str | None
@@ -49,7 +49,7 @@ class StoredCandidate:
     """The answer it should have had: the last word of a person, else the one accepted from a teacher."""
     corrected_by: str | None
     exclusion: str | None
-    """Why its silence counts for nothing, as it is counted."""
+    """Why an unrated answer is not gold; the report counts by this text."""
 
 
 def page(tx: Tx, profile: str, after: int, limit: int, *, trusts_base: bool = False) -> list[StoredCandidate]:

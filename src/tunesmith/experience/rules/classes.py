@@ -1,6 +1,7 @@
 """Classification: what an experience is worth, decided from scores, feedback and suspicions, always with reasons.
 
 Pure and total: any input has a class, the same input has the same class, and late feedback simply decides again.
+Which flags count also depends on the verifiers that are installed.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Rating:
 
 @dataclass(frozen=True)
 class Feedback:
-    """All judgements of one experience in three figures."""
+    """All ratings of one experience, aggregated."""
 
     mean: float | None = None
     """Of what people said explicitly, the last word of each rater, each voice counted once; None without any."""

@@ -73,7 +73,7 @@ class MixCandidate:
     group: str = ""
     """Of its prompt."""
     held_out_from: float = 1.0
-    """Held out by every share above this."""
+    """Its prompt is held out if `data.heldout_share` is larger than this."""
 
 
 @dataclass(frozen=True, slots=True)

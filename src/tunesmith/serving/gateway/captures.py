@@ -1,4 +1,4 @@
-"""Every answer becomes an experience: queued after its last byte, stored by a thread, counted when lost."""
+"""Captures answers after their last byte, where consent and profile allow it; knows why others were not captured."""
 
 from __future__ import annotations
 

@@ -64,8 +64,7 @@ class Gateway:
             raise ApiError(503, "the server is stopping; retry later", code="stopping", retry_after_s=5.0)
 
     async def route_for(self, model: str, caller: Caller) -> Route:
-        """Where a caller's request goes; raises 404, which is the same for a version that is not there and one that
-        never went live or was taken back, where the caller may not ask for such."""
+        """Where a caller's request goes. An unknown version and one that the caller may not use are the same 404."""
         if caller.may(Scope.ANY_VERSION) or "@v" not in model:
             return await self.router.resolve(model)
         with suppress(ApiError):

@@ -95,7 +95,10 @@ GetReady = Callable[[Route, Route], Awaitable[None]]
 
 
 class ModelRouter:
-    """`get_ready` loads the new version of an alias if the old one is in memory; it raises if it cannot."""
+    """Resolves model names to versions, and follows what the store says is live.
+
+    `get_ready` loads the new version of an alias if the old one is in memory; it raises if it cannot.
+    """
 
     def __init__(self, session: Session, get_ready: GetReady) -> None:
         self._session = session

@@ -20,7 +20,10 @@ from tunesmith.serving.generation import GenerationRequest, was_cut
 
 TOOL_CALLS = "tool_calls"
 _PATHS: dict[Kind, str] = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
-_OURS = ("metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key")
+_OURS = (
+    *("metadata", "store", "user", "service_tier", "safety_identifier"),
+    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+)
 """Fields for the gateway only; not forwarded."""
 
 

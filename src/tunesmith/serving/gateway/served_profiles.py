@@ -11,14 +11,13 @@ from typing import Any
 from tunesmith.core.errors import TunesmithError
 from tunesmith.core.files import canonical_json
 from tunesmith.core.ids import is_name
+from tunesmith.deployment.serving_targets import ANSWERING_KINDS
 from tunesmith.profiles.profile import TargetSettings
 from tunesmith.profiles.resolve import resolve
 from tunesmith.profiles.sections.experience import CapturePolicy
 from tunesmith.profiles.workspace import Workspace
 
 EMBEDDED = "embedded"
-ASKED_KINDS = (EMBEDDED, "vllm", "llamacpp", "ollama")
-"""Kinds of targets that answer requests; the first of a profile decides where its requests go."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class ServedProfiles:
     def _resolve(self, name: str, overrides: Mapping[str, Any]) -> ServedProfile:
         resolved = resolve(name, workspace=self._workspace, campaign_overrides=overrides, environ=self._environ)
         profile = resolved.profile
-        asked = [target for target in profile.targets if target.kind in ASKED_KINDS]
+        asked = [target for target in profile.targets if target.kind in ANSWERING_KINDS]
         target = asked[0] if asked else TargetSettings(name=EMBEDDED, kind=EMBEDDED)
         base, capture = self._workspace.locate(profile.base.path), profile.experience.capture
         return ServedProfile(name, base, target, capture, profile.answers.max_tokens)
