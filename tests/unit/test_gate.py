@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
+from tunesmith.evaluation.evaluators.base import Direction
 from tunesmith.evaluation.evaluators.registry import EVALUATORS
 from tunesmith.evaluation.rules.comparison import Comparison, Report
 from tunesmith.evaluation.rules.gate import Decision, decide, describe
@@ -20,10 +21,10 @@ METRICS = {metric.name: metric.better for evaluator in EVALUATORS.values() for m
 def measured(metric: str = LOSS, difference: float = 0.3, spread: float = 0.1, **changes: Any) -> Comparison:
     """A complete comparison; positive differences are improvements, whichever way the metric points."""
     baseline = 0.5
-    sign = 1.0 if METRICS[metric] == "higher" else -1.0
+    sign = 1.0 if METRICS.get(metric) == "higher" else -1.0
     fields = {
         "metric": metric,
-        "better": METRICS[metric],
+        "better": METRICS.get(metric),
         "n": 100,
         "baseline": baseline,
         "candidate": baseline + sign * difference,
@@ -200,3 +201,16 @@ def test_ten_thousand_random_reports_are_promoted_only_by_the_rules() -> None:
         assert verdict.reasons
         promoted += verdict.decision is Decision.PROMOTE
     assert 500 < promoted < 9_000  # the sample tells something in both directions
+
+
+@pytest.mark.parametrize(("better", "floor", "decision"), [
+    ("lower", 0.3, Decision.PROMOTE), ("lower", 0.1, Decision.REJECT), ("higher", 0.1, Decision.PROMOTE),
+    ("higher", 0.3, Decision.REJECT), (None, 0.1, Decision.REJECT), (None, 0.3, Decision.REJECT),
+])  # fmt: skip
+def test_floor_goes_by_the_direction_in_the_report_and_is_missed_without_one(
+    better: Direction | None, floor: float, decision: Decision
+) -> None:
+    """Of a metric of any evaluator: the name says nothing."""
+    seen = measured(metric="words", candidate=0.2, better=better)
+    gate = GateSettings(primary="words", floors={"words": floor})
+    assert decide(report(seen), gate, ("words",)).decision is decision
