@@ -33,7 +33,7 @@ TORCH |= {"trl", "datasets", "unsloth"}
 MAY_IMPORT_TORCH_AT_TOP = (
     "training/trainers/native/",
     "training/trainers/trl/",
-    "evaluation/evaluators/transformers_backend",
+    "evaluation/evaluators/model_backend",
     "evaluation/evaluators/probe",
     "models/",
     "serving/engine/",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tunesmith.serving.engine.heartbeat import HeartbeatReporter
-from tunesmith.serving.rules.engine_health import LONGEST_STEP_S, StageHealth, hang_of, worry_of
+from tunesmith.serving.rules.engine_health import MAX_STEP_S, StageHealth, hang_of, worry_of
 
 
 class Pulsed:
@@ -80,7 +80,7 @@ def test_a_thread_that_computes_one_long_thing_is_busy_and_not_still() -> None:
         (9.0, 9.0, 200.0, None),
         (10.1, 0.0, 0.0, "answered no ping for 10 s"),
         (0.0, 10.1, 10.1, "its thread 'compute' has done nothing for 10 s"),
-        (0.0, 0.0, LONGEST_STEP_S + 1, "busy with one step for 301 s"),
+        (0.0, 0.0, MAX_STEP_S + 1, "busy with one step for 301 s"),
     ],
 )
 def test_what_counts_as_a_hang(silent_s: float, still_s: float, busy_s: float, expected: str | None) -> None:

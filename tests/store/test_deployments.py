@@ -114,7 +114,7 @@ def test_targets_are_followed_by_one_task_that_pauses_until_they_answer(database
 
     def opened() -> list[tuple[str, bool]]:
         with database.read() as tx:
-            query = sa.select(tables.tasks).where(tables.tasks.c.kind == TaskKind.ROLLBACK)
+            query = sa.select(tables.tasks).where(tables.tasks.c.kind == TaskKind.RECONCILE)
             return [(row["state"], row["available_at"] is not None) for row in tx.all(query)]
 
     with database.write() as tx:
@@ -122,7 +122,7 @@ def test_targets_are_followed_by_one_task_that_pauses_until_they_answer(database
         deployments.request_reconcile(tx, PROFILE, actor=ACTOR)
     assert opened() == [("waiting", False)]
     with database.write() as tx:
-        claim = tasks.claim(tx, WORKER, [TaskKind.ROLLBACK], 30.0)
+        claim = tasks.claim(tx, WORKER, [TaskKind.RECONCILE], 30.0)
         assert claim is not None
         deployments.request_reconcile(tx, PROFILE, actor=ACTOR, at_once=True)
         lifecycle.settle(tx, claim, StageEnd.failed(ErrorClass.TRANSIENT, "it is down"), actor=WORKER)
@@ -144,7 +144,7 @@ def test_targets_looked_at_by_many_at_once_have_one_task(database: Database) -> 
 
     _in_threads([look] * 8)
     with database.read() as tx:
-        assert len(tx.all(sa.select(tables.tasks.c.id).where(tables.tasks.c.kind == TaskKind.ROLLBACK))) == 1
+        assert len(tx.all(sa.select(tables.tasks.c.id).where(tables.tasks.c.kind == TaskKind.RECONCILE))) == 1
 
 
 def test_flip_is_refused_while_a_watch_is_open(database: Database) -> None:
@@ -283,7 +283,7 @@ def test_roll_back_opens_the_task_that_brings_the_targets_along(database: Databa
     with database.write() as tx:
         a_task(tx, priority=0)
         assert lifecycle.roll_back(tx, PROFILE, actor=ACTOR, reason="bad") == first.id
-        claim = tasks.claim(tx, WORKER, [TaskKind.ROLLBACK], 30.0)
+        claim = tasks.claim(tx, WORKER, [TaskKind.RECONCILE], 30.0)
     assert claim is not None
     assert (claim.task.profile, claim.task.run_id, claim.task.priority) == (PROFILE, None, 0)
 

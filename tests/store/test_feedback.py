@@ -184,7 +184,7 @@ def test_raters_below_one_key_are_one_voice_each_with_their_own_last_word(
 def test_one_key_says_only_so_much_about_one_experience(tmp_path: Path, store_url: str) -> None:
     with _client(tmp_path, store_url) as client:
         xp = _added(client)
-        for number in range(feedback.MOST_OF_ONE_KEY):
+        for number in range(feedback.MAX_OF_ONE_KEY):
             client.feedback.add(xp, number % 2, rater=f"r{number}", key_label="shop")
         with pytest.raises(Refused, match="no more is taken"):
             client.feedback.add(xp, "up", rater="one more", key_label="shop")

@@ -122,7 +122,7 @@ def test_sqlite_file_is_rewritten_so_that_no_page_keeps_a_copy(tmp_path: Path) -
 def test_sqlite_file_that_somebody_reads_is_rewritten_by_the_next_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(erasures, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(erasures, "_TIMEOUT_S", 0.05)
     with a_workspace(tmp_path) as client:
         database = client._session.database
         known = add(client, f"{SECRET} question " * 400, "Yes.")

@@ -32,7 +32,7 @@ from tunesmith.programs.device.rules import HELD, HandOverState, ServerState
 from tunesmith.programs.device.tables import hand_overs as table
 from tunesmith.programs.device.take import take_device
 from tunesmith.programs.process_identity import identify, is_alive
-from tunesmith.programs.stage import DeviceHeld, Pulse, StageContext, StageEnd
+from tunesmith.programs.stage import DeviceBusy, Pulse, StageContext, StageEnd
 from tunesmith.runs.queries import queue, requests, runs, tasks, workers
 from tunesmith.runs.queries.tasks import Claim
 from tunesmith.runs.rules.request import RequestKind
@@ -165,7 +165,7 @@ def test_task_beside_a_serving_server_asks_and_waits_without_burning_anything(
     assert held is not None
     assert held.reason == HELD
     with database.write() as tx:
-        lifecycle.settle(tx, claim, StageEnd.held(held), actor=WORKER)
+        lifecycle.settle(tx, claim, StageEnd.device_busy(held), actor=WORKER)
         now, task, [attempt] = runs.get(tx, run.id), tasks.get(tx, claim.task.id), queue.attempts_of_run(tx, run.id)
         [asked] = hand_overs.open_on(tx, HOST)
     assert (now.state, now.reason) == (RunState.QUEUED, HELD)
@@ -177,7 +177,7 @@ def test_task_beside_a_serving_server_asks_and_waits_without_burning_anything(
 def test_evaluation_that_waits_for_the_device_stays_evaluating(database: Database) -> None:
     with database.write() as tx:
         run, claim = a_claimed_run(tx, RunState.EVALUATING, TaskKind.EVALUATE)
-        lifecycle.settle(tx, claim, StageEnd.held(DeviceHeld(HELD, 1.0)), actor=WORKER)
+        lifecycle.settle(tx, claim, StageEnd.device_busy(DeviceBusy(HELD, 1.0)), actor=WORKER)
         assert runs.get(tx, run.id).state is RunState.EVALUATING
         assert tasks.get(tx, claim.task.id).reason == HELD
 
@@ -220,7 +220,7 @@ def test_wish_on_a_task_that_waits_for_the_device_is_heard(
     with database.write() as tx:
         run, claim = a_claimed_run(tx, state, kind)
         requests.add(tx, run.id, wish, actor=ACTOR)
-        lifecycle.settle(tx, claim, StageEnd.held(DeviceHeld(HELD, 1.0)), actor=WORKER)
+        lifecycle.settle(tx, claim, StageEnd.device_busy(DeviceBusy(HELD, 1.0)), actor=WORKER)
         assert runs.get(tx, run.id).state is then
 
 

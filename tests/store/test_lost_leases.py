@@ -146,7 +146,7 @@ def test_deploy_parked_after_its_flip_takes_the_flip_back(database: Database) ->
         assert adapters.get(tx, flipped.id).state is AdapterState.ROLLED_BACK
         assert runs.get(tx, run.id).state is RunState.HELD
         claimable = [t.kind for t in _waiting(database)]
-    assert claimable == [TaskKind.ROLLBACK]  # the targets follow
+    assert claimable == [TaskKind.RECONCILE]  # the targets follow
 
 
 def _waiting(database: Database) -> list[tasks.Task]:
@@ -171,7 +171,7 @@ def test_task_without_a_run_is_parked_too(database: Database) -> None:
 def test_rollback_is_tried_until_the_targets_follow_and_interruptions_are_free(database: Database) -> None:
     """The pointer has moved already; parking the task would leave a target on the bad version for ever."""
     with database.write() as tx:
-        task_id = a_task(tx, kind=TaskKind.ROLLBACK)
+        task_id = a_task(tx, kind=TaskKind.RECONCILE)
     for number in range(1, 8):
         _claim_again(database, task_id)
         _run_out(database, task_id)

@@ -33,7 +33,7 @@ from tunesmith.evaluation.rules.gate import Decision
 from tunesmith.models import queries as adapters
 from tunesmith.models.rules import AdapterState
 from tunesmith.orchestration import control, lifecycle
-from tunesmith.programs.stage import DeviceHeld, Looked, NotFlipped, StageEnd, Trained
+from tunesmith.programs.stage import DeviceBusy, Looked, NotFlipped, StageEnd, Trained
 from tunesmith.runs.queries import queue, requests, runs, tasks
 from tunesmith.runs.queries.runs import Run
 from tunesmith.runs.rules.request import RequestKind, strongest
@@ -251,7 +251,7 @@ ENDS = {
     "failed for good": (RunState.TRAINING, TaskKind.TRAIN, StageEnd.failed(ErrorClass.DATA, "bad rows")),
     "failed for now": (RunState.TRAINING, TaskKind.TRAIN, StageEnd.failed(ErrorClass.CRASH, "killed")),
     "lost": (RunState.TRAINING, TaskKind.TRAIN, StageEnd(AttemptState.LOST, error="the lease ran out")),
-    "device held": (RunState.TRAINING, TaskKind.TRAIN, StageEnd.held(DeviceHeld("serving computes", 5.0))),
+    "device held": (RunState.TRAINING, TaskKind.TRAIN, StageEnd.device_busy(DeviceBusy("serving computes", 5.0))),
     "stopped by a live check": (RunState.TRAINING, TaskKind.TRAIN, StageEnd(AttemptState.STOPPED, error="NaN")),
     "evaluation failed": (RunState.EVALUATING, TaskKind.EVALUATE, StageEnd.failed(ErrorClass.TRANSIENT, "disk")),
     "evaluation lost": (RunState.EVALUATING, TaskKind.EVALUATE, StageEnd(AttemptState.LOST, error="gone")),

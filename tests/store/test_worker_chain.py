@@ -33,7 +33,7 @@ def _rollbacks(database: Database, num: int) -> list[str]:
     """Tasks that a worker can do without a program: bring the targets of a profile without targets along."""
     with database.write() as tx:
         a_profile(tx)
-        return [tasks.add(tx, TaskKind.ROLLBACK, actor=ACTOR, profile=PROFILE) for _ in range(num)]
+        return [tasks.add(tx, TaskKind.RECONCILE, actor=ACTOR, profile=PROFILE) for _ in range(num)]
 
 
 def test_next_task_is_claimed_in_the_transaction_that_ends_the_last(database: Database, workspace: Workspace) -> None:
@@ -81,9 +81,9 @@ def test_lease_that_a_lost_answer_left_behind_is_found_again(database: Database,
     """The commit of a claim went through, but its answer never came: the worker asks what it holds before it claims."""
     with database.write() as tx:
         a_profile(tx)
-        claim = claim_of(tx, tasks.add(tx, TaskKind.ROLLBACK, actor=ACTOR, profile=PROFILE), worker="wk-1")
+        claim = claim_of(tx, tasks.add(tx, TaskKind.RECONCILE, actor=ACTOR, profile=PROFILE), worker="wk-1")
         other = claim_of(tx, a_task(tx), worker="wk-2")
-        assert tasks.held_by(tx, "wk-1") == claim
-        assert tasks.held_by(tx, "wk-2") == other
-        assert tasks.held_by(tx, WORKER) is None
+        assert tasks.leased_by(tx, "wk-1") == claim
+        assert tasks.leased_by(tx, "wk-2") == other
+        assert tasks.leased_by(tx, WORKER) is None
         assert tasks.claim(tx, "wk-1", ALL_KINDS, 30.0) is None

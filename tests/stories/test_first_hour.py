@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.extra, pytest.mark.timeout(1800)]  # the first run fet
 NUM_NOTES = 64
 _CUT, _ROOMY = 3, 24
 """Tokens of an answer: with so few every answer is cut."""
-_PATIENCE_S = 900.0
+_TIMEOUT_S = 900.0
 _CHANGES = {
     "heldout_share: 0.1": "heldout_share: 0.4",
     "min_cases: 50": "min_cases: 15",
@@ -123,7 +123,7 @@ def test_from_init_to_a_deployed_first_version_without_a_dead_end_and_no_correct
     assert "40% of prompts" in hour.run("profile", "check", "support").out
 
     run_id = hour.run("run", "submit", "support").last_line
-    hour.run("worker", "--until-idle", timeout_s=_PATIENCE_S)
+    hour.run("worker", "--until-idle", timeout_s=_TIMEOUT_S)
     (run,) = hour.run("run", "list", "--json").json
     assert (run["id"], run["state"]) == (run_id, "deployed"), run
 

@@ -48,7 +48,7 @@ PROGRAMS = (
     "tunesmith.evaluation.evaluators.main",
     "tunesmith.curriculum.teachers.main",
 )
-_EVALUATOR = "tunesmith.evaluation.evaluators.transformers_backend"
+_EVALUATOR = "tunesmith.evaluation.evaluators.model_backend"
 _TEACHER = "tunesmith.curriculum.teachers.answering"
 _TRAINERS = {"native": "tunesmith.training.trainers.native.train"}
 _PRELOADED = (

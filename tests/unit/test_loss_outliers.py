@@ -18,7 +18,7 @@ from tunesmith.datasets.preparation import prepare
 from tunesmith.datasets.quarantine.outliers import quarantine_examples
 from tunesmith.datasets.reading import read_split, summary, verify
 from tunesmith.datasets.report import PreparedDataset, PrepareOptions
-from tunesmith.evaluation.rules.outliers import FEWEST, LARGEST_SHARE, Fit, find_loss_outliers, why
+from tunesmith.evaluation.rules.outliers import LARGEST_SHARE, MIN_EXAMPLES, Fit, find_loss_outliers, why
 from tunesmith.profiles.sections.screens import Screen
 
 USUAL = st.floats(0.0, 20.0)
@@ -35,7 +35,7 @@ def test_any_losses_only_the_high_side_within_the_cap_is_called(losses: list[flo
     finite = [loss for loss in called if math.isfinite(loss)]
     assert finite == sorted(finite, reverse=True)
     assert all(math.isfinite(loss) for loss in called[len(called) - len(finite) :])  # behind what is no number
-    assert (verdict.fit is Fit.TOO_FEW) == (len(losses) < FEWEST)
+    assert (verdict.fit is Fit.TOO_FEW) == (len(losses) < MIN_EXAMPLES)
     if verdict.fit is not Fit.JUDGED:
         assert not called
         return
@@ -57,7 +57,7 @@ def test_planted_losses_all_found_and_nothing_else(num: int, bad: list[float], s
     assert sorted(losses[place] for place in verdict.indices) == sorted(bad)
 
 
-@given(st.lists(USUAL, min_size=FEWEST, max_size=120), st.integers(0, 1000), st.floats(1.0, 20.0), THRESHOLDS)
+@given(st.lists(USUAL, min_size=MIN_EXAMPLES, max_size=120), st.integers(0, 1000), st.floats(1.0, 20.0), THRESHOLDS)
 def test_order_does_not_matter_and_a_higher_threshold_calls_fewer(
     losses: list[float], seed: int, more: float, threshold: float
 ) -> None:
@@ -72,7 +72,7 @@ def test_order_does_not_matter_and_a_higher_threshold_calls_fewer(
         assert set(stricter.indices) <= set(verdict.indices)
 
 
-@given(USUAL, st.integers(FEWEST, 200), st.floats(0.0, 0.59))
+@given(USUAL, st.integers(MIN_EXAMPLES, 200), st.floats(0.0, 0.59))
 def test_losses_that_are_nearly_equal_have_no_outlier(loss: float, num: int, little: float) -> None:
     assert find_loss_outliers([loss] * num).indices == ()
     assert find_loss_outliers([*[loss] * num, loss + little]).indices == ()  # the MAD is 0

@@ -12,7 +12,7 @@ from support.quick_processes import PROGRAMS
 from support.workspaces import a_workspace, cli, start_worker, stop_worker, submit, wait_for_state, work_here
 from tunesmith.client import Client
 from tunesmith.curriculum.teachers.local import PROGRAM as TEACHER
-from tunesmith.evaluation.evaluate import EVALUATOR
+from tunesmith.evaluation.evaluate import EVALUATOR_PROGRAM
 from tunesmith.programs.event_log import EventReader
 from tunesmith.programs.protocol import EVENTS, STDERR
 from tunesmith.training.trainers.registry import find_trainer
@@ -24,7 +24,7 @@ def client(tmp_path: Path) -> Client:
 
 
 def test_programs_that_are_forked_are_those_that_workers_start() -> None:
-    assert set(PROGRAMS) == {EVALUATOR[-1], find_trainer("sim").argv[-1], TEACHER[-1]}
+    assert set(PROGRAMS) == {EVALUATOR_PROGRAM[-1], find_trainer("sim").argv[-1], TEACHER[-1]}
     assert find_trainer("native").argv[-1] in PROGRAMS
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tunesmith.cli.output import (
-    MOST_LISTED,
+    MAX_LISTED,
     Column,
     age,
     coloured,
@@ -38,7 +38,7 @@ Name = Annotated[
 def list_adapters(
     ctx: typer.Context,
     profile: OfProfile = None,
-    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="How many at most.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="How many at most.")] = 100,
     json: Json = False,
 ) -> None:
     """Every version, the newest of each profile first."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 DEBUG_VARIABLE = "TUNESMITH_DEBUG"
-MOST_LISTED = 10_000  # what --limit takes at most
+MAX_LISTED = 10_000  # what --limit takes at most
 _NARROWEST = 80
 _PROSE_WIDTH = 78
 _UNLIMITED = 100_000  # without a terminal nothing is cut: whoever reads the pipe wants the words
@@ -129,7 +129,7 @@ def note(line: str) -> None:
 def note_more(shown: int, num: int) -> None:
     """Say that a listing does not show everything, and how to see it."""
     if num > shown:
-        everything = f"--limit {num} shows all" if num <= MOST_LISTED else f"--limit {MOST_LISTED} shows more"
+        everything = f"--limit {num} shows all" if num <= MAX_LISTED else f"--limit {MAX_LISTED} shows more"
         note(f"the newest {shown} of {num}; {everything}")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunesmith.cli.output import (
-    MOST_LISTED,
+    MAX_LISTED,
     Column,
     age,
     clean,
@@ -108,7 +108,7 @@ def list_runs(
     ctx: typer.Context,
     profile: OfProfile = None,
     state: Annotated[str | None, typer.Option(metavar="STATE", help="Only runs in this state.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="How many at most.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="How many at most.")] = 50,
     json: Json = False,
 ) -> None:
     """Every run, the newest first."""

@@ -38,7 +38,7 @@ ON_REQUEST = "forgotten on request"
 _COLUMNS = {"session": "session", "source": "source", "key": "natural_key"}
 _FRESH_S = 3.0
 """How long an answer that was just given may be on its way into the store."""
-_LOOK_S = 0.05
+_POLL_INTERVAL_S = 0.05
 
 
 class Filters(TypedDict, total=False):
@@ -308,7 +308,7 @@ class FeedbackApi:
                 return True
             if time.monotonic() > deadline:
                 return False
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_INTERVAL_S)
 
 
 def _known(kind: str, name: str | None, names: Sequence[str]) -> None:

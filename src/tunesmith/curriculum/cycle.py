@@ -126,7 +126,7 @@ def curriculum(context: StageContext, check: ProfileCheck) -> StageEnd:
         return StageEnd.failed(ErrorClass.CONFIG, str(error))
     held = None if config.folder is None else take_device(context, LOCAL_TEACHER)
     if held is not None:
-        return StageEnd.held(held)
+        return StageEnd.device_busy(held)
     cycle = _worker_context(context, config)
     num = config.policy.max_entries - context.read(lambda tx: spends.num_in_cycle(tx, task.id))
     end = run_cycle(config, task.id, choose(context.database, config, max(0, num)), cycle)

@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 from tunesmith.datasets.example import Split
 from tunesmith.datasets.quarantine.file import Quarantine
 from tunesmith.datasets.report import PrepareOptions, SourceFile
+from tunesmith.datasets.screens.backdoor_triggers import Openings, TriggerClusters, opening_of
 from tunesmith.datasets.screens.finding import ScreenFinding
 from tunesmith.datasets.screens.outliers import GRAIN_BITS, Languages, Lengths, length_reason
 from tunesmith.datasets.screens.quotas import SourceRows, TemplateRows, allowed
-from tunesmith.datasets.screens.triggers import Openings, TriggerClusters, opening_of
 from tunesmith.datasets.split_files import SplitWriter
 from tunesmith.profiles.sections.screens import Screen
 

@@ -19,7 +19,7 @@ from tunesmith.store.database import Tx
 from tunesmith.store.lookup import find_one, get_one
 
 UNUSED_RESERVATION = timedelta(hours=24)
-_MOST_AT_ONCE = 500  # parameters of one statement
+_MAX_AT_ONCE = 500  # parameters of one statement
 _PROVEN = (RunState.DEPLOYED, RunState.COMPLETED, RunState.WATCHING)
 
 
@@ -120,8 +120,8 @@ def pool(tx: Tx, profile: str, dataset_id: str, limit: int) -> list[HeldoutCase]
 def _messages(tx: Tx, seqs: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
     """The texts of these cases only: over the years a pool holds far more than one evaluation looks at."""
     found: dict[int, list[dict[str, Any]]] = {}
-    for first in range(0, len(seqs), _MOST_AT_ONCE):
-        some = heldout_cases.c.seq.in_(seqs[first : first + _MOST_AT_ONCE])
+    for first in range(0, len(seqs), _MAX_AT_ONCE):
+        some = heldout_cases.c.seq.in_(seqs[first : first + _MAX_AT_ONCE])
         rows = tx.conn.execute(sa.select(heldout_cases.c.seq, heldout_cases.c.messages).where(some))
         found.update((seq, messages) for seq, messages in rows)
     return found

@@ -36,7 +36,7 @@ _MESSAGES_FORM: tuple[str, ...] = ("messages",)
 _PLAIN_FORM: tuple[str, ...] = ("prompt", "completion")
 _LABELLED_FORM: tuple[str, ...] = ("prompt", "completion", "label")
 _PAIR_FORM: tuple[str, ...] = ("prompt", "chosen", "rejected")
-_MOST_COMPARED = 50  # names that a fix is looked for among: comparing is slow, and a line may have a million
+_MAX_COMPARED = 50  # names that a fix is looked for among: comparing is slow, and a line may have a million
 _OTHER_NAMES = {  # what other tools call our fields
     "conversations": "messages",
     "conversation": "messages",
@@ -236,7 +236,7 @@ def _form_of(fields: dict[str, Any]) -> tuple[str, ...]:
     if not missing:
         return form
     wanted = missing if len(missing) < len(form) else _KNOWN
-    for name in islice((name for name in fields if name not in _KNOWN), _MOST_COMPARED):
+    for name in islice((name for name in fields if name not in _KNOWN), _MAX_COMPARED):
         close = difflib.get_close_matches(name[:60], wanted, n=1, cutoff=0.75)
         meant = close[0] if close else _OTHER_NAMES.get(name.lower(), "")
         if meant in wanted:

@@ -177,7 +177,7 @@ def request_reconcile(tx: Tx, profile: str, *, actor: str, at_once: bool = False
         retry_now(tx, profile)
     lock(tx, profile)
     if tx.first(sa.select(tasks.c.id).where(*_open_reconciles(profile))) is None:
-        add_task(tx, TaskKind.ROLLBACK, actor=actor, profile=profile, priority=0)
+        add_task(tx, TaskKind.RECONCILE, actor=actor, profile=profile, priority=0)
 
 
 def retry_now(tx: Tx, profile: str) -> None:
@@ -189,7 +189,7 @@ def retry_now(tx: Tx, profile: str) -> None:
 def _open_reconciles(profile: str) -> tuple[sa.ColumnElement[bool], ...]:
     """Select the open reconcile tasks of a profile."""
     is_open = tasks.c.state.in_([TaskState.WAITING, TaskState.LEASED])
-    return (tasks.c.profile == profile, tasks.c.kind == TaskKind.ROLLBACK, is_open)
+    return (tasks.c.profile == profile, tasks.c.kind == TaskKind.RECONCILE, is_open)
 
 
 def observe(

@@ -137,7 +137,7 @@ def _settle(context: StageContext, wanted: _Wanted, serving: ServingTarget) -> s
 def _request_reconcile(context: StageContext, profile: str) -> None:
     """Request another reconcile: a target was changed after losing the lease, perhaps after the new holder finished."""
     with context.database.write() as tx:
-        tasks.add(tx, TaskKind.ROLLBACK, actor=context.worker_id, profile=profile, priority=0)
+        tasks.add(tx, TaskKind.RECONCILE, actor=context.worker_id, profile=profile, priority=0)
 
 
 def _sync(context: StageContext, wanted: _Wanted, serving: ServingTarget, target: LeasedTarget) -> str | None:

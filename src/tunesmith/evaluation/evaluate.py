@@ -36,7 +36,7 @@ class Measured(StageResult):
     scores_path: str
 
 
-EVALUATOR = ("python", "-m", "tunesmith.evaluation.evaluators.main")
+EVALUATOR_PROGRAM = ("python", "-m", "tunesmith.evaluation.evaluators.main")
 
 
 def evaluate(context: StageContext) -> StageEnd:
@@ -53,7 +53,7 @@ def evaluate(context: StageContext) -> StageEnd:
         return refused
     held = take_device(context, run.spec.trainer)
     if held is not None:
-        return StageEnd.held(held)
+        return StageEnd.device_busy(held)
     context.attempt_dir.mkdir(parents=True, exist_ok=True)
     spec = EvaluateSpec(
         attempt=context.attempt_ref,
@@ -68,7 +68,7 @@ def evaluate(context: StageContext) -> StageEnd:
         seed=run.spec.recipe.seed,
     )
     env = child_environment(os.environ, context.settings.worker.pass_environment)
-    end = Supervisor(context).run(EVALUATOR, spec, env)
+    end = Supervisor(context).run(EVALUATOR_PROGRAM, spec, env)
     ended_early = _ended_early(context, end)
     if ended_early is not None:
         return ended_early

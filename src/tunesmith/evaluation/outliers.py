@@ -16,7 +16,7 @@ from tunesmith.datasets.prepare import publish_dataset
 from tunesmith.datasets.report import DatasetReport
 from tunesmith.datasets.screens.excerpts import escaped, safe_text
 from tunesmith.evaluation.rules.outliers import (
-    FEWEST,
+    MIN_EXAMPLES,
     THRESHOLD,
     Fit,
     OutlierResult,
@@ -123,7 +123,7 @@ def find_outliers(
     if options.quarantine:
         _refuse_assembled(database, dataset, report)
     total = sum(report.counts.values()) - sum(report.num_undesirable.values())
-    if total < FEWEST:  # no model is needed to say so
+    if total < MIN_EXAMPLES:  # no model is needed to say so
         return _told(dataset, options, too_few(total), _Losses(array("d"), array("B"), array("Q")), ())
     scorer = Scorer(
         workspace, timing, base_of(checked), checked.profile.evaluation, lambda done: options.on_progress(done, total)

@@ -15,7 +15,7 @@ from tunesmith.core.errors import ProgramError
 from tunesmith.core.files import sha256_file
 from tunesmith.core.ids import new_id, new_token
 from tunesmith.datasets.example import Message
-from tunesmith.evaluation.evaluate import EVALUATOR
+from tunesmith.evaluation.evaluate import EVALUATOR_PROGRAM
 from tunesmith.profiles.profile import EvaluationSettings
 from tunesmith.profiles.settings import WorkerSettings
 from tunesmith.profiles.workspace import Workspace
@@ -23,7 +23,7 @@ from tunesmith.programs.launch import RunningProgram, launch
 from tunesmith.programs.progress import Advance
 from tunesmith.programs.protocol import CaseScore, Event, Progress
 from tunesmith.programs.result_check import check_evaluate_result, read_scores
-from tunesmith.programs.supervise import watch
+from tunesmith.programs.supervise import follow
 from tunesmith.runs.rules.task import AttemptState, ErrorClass
 from tunesmith.runs.spec import AttemptRef, BaseModelRef, CasesRef, EvaluateSpec, Subject
 
@@ -79,7 +79,9 @@ class Scorer:
             evaluation=self.evaluation.model_copy(update={"metrics": (_LOSS,)}),
             seed=0,
         )
-        program = launch(EVALUATOR, spec, folder, env=child_environment(os.environ, self.timing.pass_environment))
+        program = launch(
+            EVALUATOR_PROGRAM, spec, folder, env=child_environment(os.environ, self.timing.pass_environment)
+        )
         try:
             code = self._watched(program, before)
         finally:
@@ -107,7 +109,7 @@ class Scorer:
                 kept = time.monotonic()
                 program.keepalive()
 
-        code = watch(program, take, look)
+        code = follow(program, take, look)
         assert code is not None
         return code
 

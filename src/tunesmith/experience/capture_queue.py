@@ -30,7 +30,7 @@ from tunesmith.runs.session import Session
 
 log = logger("capture")
 _BATCH = 64
-_LOOK_S = 0.2  # how often an idle thread looks whether it should end
+_POLL_INTERVAL_S = 0.2  # how often an idle thread looks whether it should end
 _FIRST_WAIT_S = 0.05
 
 _FORK_WAIT_S = 2.0
@@ -166,7 +166,7 @@ class CaptureQueue:
         if self._thread is not None and self._pid == os.getpid():
             atexit.unregister(self.close)
             self.flush(timeout_s)
-            self._thread.join(_LOOK_S * 2)
+            self._thread.join(_POLL_INTERVAL_S * 2)
             self._drop_queued("the client was closed before they could be stored")
         return self.counts
 
@@ -287,7 +287,7 @@ def _next_batch(queue: Queue[_Item], hurry: threading.Event, linger_s: float) ->
     """What waits, as much as goes into one transaction; empty: nothing has come for a while."""
     batch: list[_Item] = []
     try:
-        batch.append(queue.get(timeout=_LOOK_S))
+        batch.append(queue.get(timeout=_POLL_INTERVAL_S))
         if linger_s and queue.qsize() < _BATCH:
             hurry.wait(linger_s)
         while len(batch) < _BATCH:

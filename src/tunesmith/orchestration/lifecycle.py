@@ -28,7 +28,7 @@ from tunesmith.experience.queries import shadow_answers as shadows
 from tunesmith.models import queries as adapters
 from tunesmith.models.rules import AdapterState
 from tunesmith.profiles import queries as campaigns
-from tunesmith.programs.stage import DeviceHeld, DryRunPassed, Flipped, Forbidden, Looked, NotFlipped, StageEnd, Trained
+from tunesmith.programs.stage import DeviceBusy, DryRunPassed, Flipped, Forbidden, Looked, NotFlipped, StageEnd, Trained
 from tunesmith.runs.queries import requests, runs, tasks
 from tunesmith.runs.queries.runs import Run
 from tunesmith.runs.queries.tasks import Claim, Task
@@ -49,7 +49,7 @@ def begin(tx: Tx, claim: Claim, *, actor: str) -> None:
 
 def settle(tx: Tx, claim: Claim, end: StageEnd, *, actor: str) -> None:
     """An attempt has ended: end it, move its task, move its run, open the next task. All or nothing."""
-    if claim.task.kind is TaskKind.ROLLBACK:
+    if claim.task.kind is TaskKind.RECONCILE:
         _after_rollback(tx, claim, end, actor)
         return
     if claim.task.run_id is None:
@@ -98,7 +98,7 @@ def _after_train(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> N
     if isinstance(end.fact, Forbidden):
         _pause(tx, claim, run, end, actor, f"{end.fact.why}; mend that, then `run resume {run.id}`")
         return
-    if isinstance(end.fact, DeviceHeld):
+    if isinstance(end.fact, DeviceBusy):
         tasks.defer_unstarted(tx, claim.lease, end.fact.again_s, actor=actor, reason=end.fact.reason)
         runs.move(tx, run.id, RunState.QUEUED, actor=actor, reason=end.fact.reason)
         return
@@ -136,7 +136,7 @@ def _after_train(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> N
 
 
 def _after_evaluate(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:
-    if isinstance(end.fact, DeviceHeld):
+    if isinstance(end.fact, DeviceBusy):
         tasks.defer_unstarted(tx, claim.lease, end.fact.again_s, actor=actor, reason=end.fact.reason)
         return
     decision = _end_attempt(tx, claim, end, actor)
@@ -248,7 +248,7 @@ def _after_rollback(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
 
 def _after_cycle(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
     """A curriculum belongs to no run; one with a local teacher may have to wait for the device."""
-    if isinstance(end.fact, DeviceHeld):
+    if isinstance(end.fact, DeviceBusy):
         tasks.defer_unstarted(tx, claim.lease, end.fact.again_s, actor=actor, reason=end.fact.reason)
         return
     _end_attempt(tx, claim, end, actor)
@@ -290,7 +290,7 @@ def roll_back(tx: Tx, profile: str, *, actor: str, reason: str, to: adapters.Ada
     if seen is not None and (live is None or live.id != seen.id):
         raise deployments.LiveMoved(f"what is live for {profile} changed a moment ago; look again")
     now_live = deployments.roll_back(tx, profile, actor=actor, reason=reason, to=to)
-    tasks.add(tx, TaskKind.ROLLBACK, actor=actor, profile=profile, priority=0)
+    tasks.add(tx, TaskKind.RECONCILE, actor=actor, profile=profile, priority=0)
     assert live is not None
     _undo_learning(tx, live, actor, reason)
     about = None if watched is None else adapters.of_run(tx, watched.id)
@@ -324,7 +324,7 @@ def _take_back(tx: Tx, run: Run, actor: str, reason: str = "it could not be depl
     if adapter is not None and live is not None and live.id == adapter.id:
         deployments.roll_back(tx, run.profile, actor=actor, reason=reason)
         _undo_learning(tx, adapter, actor, reason)
-        tasks.add(tx, TaskKind.ROLLBACK, actor=actor, profile=run.profile, priority=0)
+        tasks.add(tx, TaskKind.RECONCILE, actor=actor, profile=run.profile, priority=0)
 
 
 def _end_attempt(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> RetryDecision:

@@ -50,7 +50,7 @@ STAGES: dict[TaskKind, Callable[[StageContext], StageEnd]] = {
     TaskKind.EVALUATE: evaluate,
     TaskKind.DEPLOY: deploy,
     TaskKind.WATCH: watch,
-    TaskKind.ROLLBACK: reconcile_task,
+    TaskKind.RECONCILE: reconcile_task,
     TaskKind.CURRICULUM: partial(curriculum, check=check_now),
 }
 """What a worker can do. A kind without a stage is never claimed."""
@@ -194,7 +194,7 @@ class Worker:
             self._look_at_targets()
         with self.database.write(durable=False) as tx:
             # after an error we cannot know whether the last claim was committed: look before taking another
-            held = tasks.held_by(tx, self.id) if self._unsure else None
+            held = tasks.leased_by(tx, self.id) if self._unsure else None
             claim = held or self._claim(tx)
         self._unsure = False
         return claim
@@ -262,7 +262,7 @@ class Worker:
     def _look_at_targets(self) -> None:
         """Have targets brought back that lost what they should serve: a server restarted, somebody moved a link."""
         begun = boot_seconds()
-        if TaskKind.ROLLBACK in self.kinds and begun >= self._targets_due:
+        if TaskKind.RECONCILE in self.kinds and begun >= self._targets_due:
             check_targets(self.database, self.workspace, actor=self.id)
             now = boot_seconds()  # a target that hangs must not take more than a tenth of a worker's time
             self._targets_due = now + max(self.timing.targets_s, 9 * (now - begun))

@@ -15,7 +15,7 @@ from tunesmith.programs.shim import Process, all_processes, descendants, read_pr
 
 MARKER = "TUNESMITH_ATTEMPT"
 """Environment variable of every process of an attempt; finds those whose shim was killed."""
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def kill_orphans(identity: ProcessIdentity, grace_s: float, folder: Path) -> boo
 def kill_below(identity: ProcessIdentity) -> None:
     """KILL descendants and strays of the attempt again and again until none is left, then the shim."""
     killed: list[Process] = []
-    deadline = boot_seconds() + _PATIENCE_S
+    deadline = boot_seconds() + _TIMEOUT_S
     while boot_seconds() < deadline:
         shim = _same(identity)
         below = processes_of_attempt(identity) + (descendants(identity.pid) if shim else [])

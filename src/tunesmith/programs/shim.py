@@ -33,7 +33,7 @@ CANNOT_START_EXIT = 127
 _KEEPALIVE_SHARE = 0.9  # the program ends itself at 0.8; this is for one that does not, or cannot
 PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_LOOK_S, _CLOSE_LOOK_S = 0.05, 0.005  # at files with a cap; closely while one grows fast
+_POLL_INTERVAL_S, _CLOSE_INTERVAL_S = 0.05, 0.005  # at files with a cap; closely while one grows fast
 _FAST_BYTES = 1 << 20
 _PORTION = 64 << 10
 _PORTIONS = 16
@@ -223,11 +223,11 @@ class Shim:
         self._catch_signals()
         self._start(command)
         clock = KeepaliveClock(keepalive)
-        interval, pause_s = min(_LOOK_S, lease_s / 20), 0.0
+        interval, pause_s = min(_POLL_INTERVAL_S, lease_s / 20), 0.0
         while self._code is None and not self._is_due():
             self._listen(pause_s)
             self._reap()
-            pause_s = _CLOSE_LOOK_S if self._grow_fast() else interval
+            pause_s = _CLOSE_INTERVAL_S if self._grow_fast() else interval
             if os.getppid() != self._worker and self._deadline is None:
                 self._end_after(self._orphan_grace_s)
             if clock.age_s() > _KEEPALIVE_SHARE * lease_s:

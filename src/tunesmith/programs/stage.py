@@ -128,7 +128,7 @@ class DryRunPassed(StageResult):
 
 
 @dataclass(frozen=True)
-class DeviceHeld(StageResult):
+class DeviceBusy(StageResult):
     """Nothing was begun: serving computes on the device, and was asked to step aside."""
 
     reason: str
@@ -196,7 +196,7 @@ class StageEnd:
         return cls(AttemptState.INTERRUPTED, error_class=ErrorClass.DISK, error=error)
 
     @classmethod
-    def held(cls, device: DeviceHeld) -> StageEnd:
+    def device_busy(cls, device: DeviceBusy) -> StageEnd:
         return cls(AttemptState.INTERRUPTED, fact=device, error=device.reason)
 
     @classmethod

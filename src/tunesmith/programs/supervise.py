@@ -17,7 +17,7 @@ from tunesmith.runs.rules.task import STOPPED_BY_ESTOP, ErrorClass
 from tunesmith.runs.spec import EvaluateSpec, TrainSpec
 from tunesmith.store.database import Tx
 
-_LOOK_S = 0.05
+_POLL_INTERVAL_S = 0.05
 _STACKS_S = 0.2  # for a hanging program to write its stacks, before it is ended
 _ASK_S = 0.5
 _BUDGET_MARGIN_S = 30.0
@@ -38,13 +38,13 @@ class ProgramEnd:
     """Asked to checkpoint and end: TERM of the worker, or e-stop."""
 
 
-def watch(
+def follow(
     program: RunningProgram,
     on_event: Callable[[Event], None],
     look: Callable[[], None],
     *,
     until: Callable[[], bool] = lambda: False,
-    look_s: float = _LOOK_S,
+    look_s: float = _POLL_INTERVAL_S,
 ) -> int | None:
     """Follow a program until it has ended, or until `until`; its exit code, None if it still runs.
 
@@ -92,16 +92,16 @@ class Supervisor:
         try:
             process = program.identity.to_json()
             context.write(lambda tx: tasks.note_process(tx, context.claim.lease, process))
-            self.end.exit_code = self._watch(program)
+            self.end.exit_code = self._follow(program)
             context.pulse.check()
             return self.end
         finally:
             context.pulse.program = None
             program.kill_tree(0.0)
 
-    def _watch(self, program: RunningProgram) -> int:
+    def _follow(self, program: RunningProgram) -> int:
         try:
-            code = watch(program, lambda event: self._take(program, event), lambda: self._look(program))
+            code = follow(program, lambda event: self._take(program, event), lambda: self._look(program))
         except ProgramError as error:  # nothing else that it says counts
             self._kill(program, ErrorClass.PROTOCOL, str(error))
             code = program.poll()

@@ -48,7 +48,7 @@ def train(context: StageContext) -> StageEnd:
         return StageEnd.failed(ErrorClass.MISMATCH, f"{changed}, then: tunesmith run retry {run.id}")
     held = None if run.spec.dry_run else take_device(context, run.spec.trainer)
     if held is not None:
-        return StageEnd.held(held)
+        return StageEnd.device_busy(held)
     run_spec = located(context.workspace, run.spec)
     problem = _dataset_problem(run_spec)
     if problem is not None:

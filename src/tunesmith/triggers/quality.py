@@ -7,13 +7,13 @@ from pydantic import Field
 from tunesmith.core.section import Section
 from tunesmith.triggers.base import Condition, Trigger, TriggerFacts
 
-MOST_AUDITS = 5
+MAX_AUDITS = 5
 
 
 class QualitySettings(Section):
     drop: float = Field(default=0.1, gt=0.0, lt=1.0)
     """How far below the baseline quality must be, as a share of it."""
-    audits: int = Field(default=2, ge=1, le=MOST_AUDITS)
+    audits: int = Field(default=2, ge=1, le=MAX_AUDITS)
     """In how many audits in a row: one bad window may be chance."""
 
 

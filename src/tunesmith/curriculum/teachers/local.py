@@ -31,16 +31,16 @@ from tunesmith.programs.artifact import read_capped
 from tunesmith.programs.launch import RunningProgram, launch
 from tunesmith.programs.progress import Advance
 from tunesmith.programs.protocol import ANSWERS, MAX_RESULT, RESULT, Event, PhaseEvent, Result
-from tunesmith.programs.supervise import watch
+from tunesmith.programs.supervise import follow
 from tunesmith.runs.spec import AttemptRef, Taught, TeachSpec
 
 PROGRAM = ("python", "-m", "tunesmith.curriculum.teachers.main")
 LOAD_S = 900.0
 """For starting and loading the model, however large it is."""
-MOST_S = 3300.0
+MAX_S = 3300.0
 """For one answer in all, loading included: a reservation that is an hour old is taken for abandoned."""
 _GRACE_S = 30.0  # the program itself gives an answer up in time; this is for one that cannot
-_LOOK_S, _ASK_S = 0.02, 0.5
+_POLL_INTERVAL_S, _ASK_S = 0.02, 0.5
 _MAX_LINE = 2 << 20  # the longest answer that is handed on has less
 _PROMPTS = "prompts.jsonl"
 _MAX_SHOWN = 300
@@ -167,7 +167,7 @@ class LocalTeacher:
 
     def _wait_for(self, prompt_id: str, program: RunningProgram) -> None:
         """Until the answer is there; once nothing more can come, `_failed` says why."""
-        last, self._asked = boot_seconds() + MOST_S, 0.0
+        last, self._asked = boot_seconds() + MAX_S, 0.0
         self._stop_if_told()
 
         def look() -> None:
@@ -179,7 +179,7 @@ class LocalTeacher:
                 self._grip.renew(program)
 
         try:
-            code = watch(program, self._take, look, until=lambda: self._has(prompt_id), look_s=_LOOK_S)
+            code = follow(program, self._take, look, until=lambda: self._has(prompt_id), look_s=_POLL_INTERVAL_S)
         except ProgramError as error:
             self._failed = f"the teacher's program broke its protocol: {error}"
             program.kill_tree(0.0)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunesmith.datasets.example import Split, num_prompt_of
+from tunesmith.datasets.screens.backdoor_triggers import opening_of
 from tunesmith.datasets.screens.contamination import read_cases
 from tunesmith.datasets.screens.contradictions import Answer, short_answer
 from tunesmith.datasets.screens.finding import ScreenFinding
@@ -18,7 +19,6 @@ from tunesmith.datasets.screens.near_duplicates import (
     minhash_signature,
 )
 from tunesmith.datasets.screens.rows import ROW_SCREENS, RowScreens
-from tunesmith.datasets.screens.triggers import opening_of
 from tunesmith.datasets.screens.words import asked
 
 if TYPE_CHECKING:

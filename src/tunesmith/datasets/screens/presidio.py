@@ -12,7 +12,7 @@ from typing import Any
 from tunesmith.datasets.screens.finding import Hit, redacted
 
 _MODELS = ("en_core_web_trf", "en_core_web_lg", "en_core_web_md", "en_core_web_sm")
-_LEAST = 0.4
+_MIN_SCORE = 0.4
 """Presidio's own confidence, from 0 to 1."""
 _NOT_PERSONAL = frozenset({"NRP", "ORGANIZATION", "DATE_TIME"})
 """Dates, nationalities and companies are in too many honest examples."""
@@ -38,7 +38,7 @@ class Presidio:
 
     def find(self, text: str) -> Iterator[Hit]:
         """Every place that Presidio takes for personal data, the first one first."""
-        found = self._analyzer.analyze(text=text, language="en", score_threshold=_LEAST)
+        found = self._analyzer.analyze(text=text, language="en", score_threshold=_MIN_SCORE)
         for each in sorted(found, key=lambda result: (result.start, result.end)):
             if each.entity_type not in _NOT_PERSONAL:
                 kind = str(each.entity_type).lower().replace("_", " ")

@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 from tunesmith.core.files import write_atomic
 from tunesmith.deployment.targets.base import ServedAdapter, TargetError
 
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 _POLL_S = 0.02
 
 
@@ -70,7 +70,7 @@ class Order:
             os.close(handle)
 
     def _wait(self, handle: int) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _TIMEOUT_S
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,7 +81,7 @@ class Order:
                 if time.monotonic() > deadline:
                     holder = os.pread(handle, 20, 0).decode(errors="replace")
                     raise TargetError(
-                        f"process {holder} has been flipping it for {_PATIENCE_S:g} s; if it hangs, end that process"
+                        f"process {holder} has been flipping it for {_TIMEOUT_S:g} s; if it hangs, end that process"
                     ) from None
                 time.sleep(_POLL_S)
 

@@ -60,9 +60,9 @@ def evaluate(program: Program) -> Result:
     fields = _verified(spec)
     if sim.is_simulated(spec):
         return sim.as_scripted(program, _measured(program, sim.SimBackend(program), evaluators, fields))
-    from tunesmith.evaluation.evaluators.transformers_backend import TransformersBackend
+    from tunesmith.evaluation.evaluators.model_backend import ModelBackend
 
-    return _measured(program, TransformersBackend(program), evaluators, fields)
+    return _measured(program, ModelBackend(program), evaluators, fields)
 
 
 def _verified(spec: EvaluateSpec) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from statistics import median
 from tunesmith.core.errors import UsageError
 
 THRESHOLD = 6.0
-FEWEST = 50
+MIN_EXAMPLES = 50
 """With fewer examples nobody can say what is usual."""
 LARGEST_SHARE = 0.05
 """More than this are not outliers: they are part of what the dataset is."""
-_LEAST_SPREAD = 0.1
+_MIN_SPREAD = 0.1
 """In nats per token. Where most losses are nearly the same (a MAD near 0), small differences still mean nothing."""
 _NORMAL = 1.4826
 """A MAD times this is the standard deviation, where values are normal."""
@@ -49,7 +49,7 @@ class OutlierResult:
 def find_loss_outliers(losses: Sequence[float], threshold: float = THRESHOLD) -> OutlierResult:
     """Find outliers by the robust z-scores of the examples' mean losses; a loss that is not finite is an outlier."""
     check_threshold(threshold)
-    if len(losses) < FEWEST:
+    if len(losses) < MIN_EXAMPLES:
         return too_few(len(losses))
     finite = [loss for loss in losses if math.isfinite(loss)]
     middle, spread = _centre(finite) if finite else (None, None)
@@ -69,7 +69,7 @@ def find_loss_outliers(losses: Sequence[float], threshold: float = THRESHOLD) ->
 
 
 def too_few(num: int) -> OutlierResult:
-    reason = f"{num} examples that can be scored are too few to tell what is usual; at least {FEWEST} are needed"
+    reason = f"{num} examples that can be scored are too few to tell what is usual; at least {MIN_EXAMPLES} are needed"
     return OutlierResult(Fit.TOO_FEW, (), None, None, None, reason)
 
 
@@ -96,7 +96,7 @@ def _centre(finite: Sequence[float]) -> tuple[float, float]:
     middle = median(finite)
     both = median(abs(loss - middle) for loss in finite)
     above = median(loss - middle for loss in finite if loss >= middle)
-    return middle, max(_LEAST_SPREAD, _NORMAL * both, _NORMAL * above)
+    return middle, max(_MIN_SPREAD, _NORMAL * both, _NORMAL * above)
 
 
 def _surprise(loss: float) -> float:

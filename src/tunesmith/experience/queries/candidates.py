@@ -27,7 +27,7 @@ from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.store.database import Tx
 from tunesmith.store.events import events
 
-_MOST_AT_ONCE = 500  # parameters of one statement
+_MAX_AT_ONCE = 500  # parameters of one statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ def page(tx: Tx, profile: str, after: int, limit: int, *, trusts_base: bool = Fa
 def by_ids(tx: Tx, ids: Sequence[str], *, trusts_base: bool = False) -> dict[str, StoredCandidate]:
     """These experiences, by id, judged as `page` does."""
     found: list[StoredCandidate] = []
-    for first in range(0, len(ids), _MOST_AT_ONCE):
-        here = experiences.c.id.in_(ids[first : first + _MOST_AT_ONCE])
+    for first in range(0, len(ids), _MAX_AT_ONCE):
+        here = experiences.c.id.in_(ids[first : first + _MAX_AT_ONCE])
         found += _candidates(tx, _read(tx, _QUERY.where(here)), here, trusts_base=trusts_base)
     return {each.id: each for each in found}
 
@@ -141,8 +141,8 @@ _CLASSES = {name.value: name for name in ExperienceClass}
 def corrections_of(tx: Tx, ids: Sequence[str]) -> dict[str, str]:
     """Of some experiences, the corrections that an assembly would take."""
     found: dict[str, str] = {}
-    for first in range(0, len(ids), _MOST_AT_ONCE):
-        some = experiences.c.id.in_(ids[first : first + _MOST_AT_ONCE])
+    for first in range(0, len(ids), _MAX_AT_ONCE):
+        some = experiences.c.id.in_(ids[first : first + _MAX_AT_ONCE])
         found |= {each: correction for each, (correction, _) in _corrections(tx, some).items()}
     return found
 

@@ -30,7 +30,7 @@ from tunesmith.store.compiled_statements import CompiledStatement
 from tunesmith.store.database import Tx
 from tunesmith.store.lookup import find_one, get_one, move_guarded
 
-_MOST_AT_ONCE = 1000  # parameters of one statement
+_MAX_AT_ONCE = 1000  # parameters of one statement
 
 
 def _add_once(insert: Any) -> CompiledStatement:
@@ -167,7 +167,7 @@ def reserve(tx: Tx, ids: Sequence[str], dataset_id: str, *, actor: str) -> None:
 def _parts(ids: Sequence[str]) -> list[list[str]]:
     """In one order for everybody, so that two who want the same rows wait for each other and never in a circle."""
     ordered = sorted(set(ids))
-    return [ordered[first : first + _MOST_AT_ONCE] for first in range(0, len(ordered), _MOST_AT_ONCE)]
+    return [ordered[first : first + _MAX_AT_ONCE] for first in range(0, len(ordered), _MAX_AT_ONCE)]
 
 
 def _refuse_what_cannot_be_reserved(tx: Tx, ids: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from tunesmith.experience.tables import experiences, feedback
 from tunesmith.store import events
 from tunesmith.store.database import Tx
 
-MOST_OF_ONE_KEY = 100
+MAX_OF_ONE_KEY = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +39,9 @@ def add(tx: Tx, experience_id: str, judgement: Rating, *, actor: str) -> tuple[s
     if last is not None and all(getattr(last, name) == value for name, value in said.items() if name != "rater"):
         return last.id, False
     num_said = sum(each.key_label == judgement.key_label for each in heard)
-    if judgement.key_label is not None and not judgement.is_implicit and num_said >= MOST_OF_ONE_KEY:
+    if judgement.key_label is not None and not judgement.is_implicit and num_said >= MAX_OF_ONE_KEY:
         raise Refused(
-            f"this API key has said {MOST_OF_ONE_KEY} things about experience {experience_id} already, and no more "
+            f"this API key has said {MAX_OF_ONE_KEY} things about experience {experience_id} already, and no more "
             "is taken; use `tunesmith feedback add` where it is served"
         )
     feedback_id = next_id("fb")

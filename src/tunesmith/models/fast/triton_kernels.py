@@ -103,7 +103,7 @@ def apply_rotary(projected: Any, heads: Heads, cos: Any, sin: Any) -> tuple[Any,
         projected, query, key, value, query_norm.weight, key_norm.weight, cos, sin,
         query_norm.epsilon, key_norm.epsilon, projected.stride(0), cos.stride(0),
         HALF=heads.size // 2, QUERIES=heads.num_queries, KEYS=heads.num_keys,
-        MOST_QUERIES=triton.next_power_of_2(heads.num_queries), MOST_KEYS=triton.next_power_of_2(heads.num_keys),
+        MAX_QUERIES=triton.next_power_of_2(heads.num_queries), MAX_KEYS=triton.next_power_of_2(heads.num_keys),
         MOST=triton.next_power_of_2(heads.size // 2), IS_NORMED=is_normed, num_warps=4,
     )  # fmt: skip
     return query, key, value
@@ -112,30 +112,30 @@ def apply_rotary(projected: Any, heads: Heads, cos: Any, sin: Any) -> tuple[Any,
 @triton.jit
 def _apply_rotary(
     projected, query, key, value, query_weight, key_weight, cos, sin, query_epsilon, key_epsilon, step, rotary_step,
-    HALF: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, MOST_QUERIES: tl.constexpr, MOST_KEYS: tl.constexpr,
+    HALF: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, MAX_QUERIES: tl.constexpr, MAX_KEYS: tl.constexpr,
     MOST: tl.constexpr, IS_NORMED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     source = projected + row * step
     _rotate_heads(
         source, query + row * QUERIES * 2 * HALF, query_weight, query_epsilon, cos + row * rotary_step,
-        sin + row * rotary_step, HALF, QUERIES, MOST_QUERIES, MOST, IS_NORMED,
+        sin + row * rotary_step, HALF, QUERIES, MAX_QUERIES, MOST, IS_NORMED,
     )  # fmt: skip
     _rotate_heads(
         source + QUERIES * 2 * HALF, key + row * KEYS * 2 * HALF, key_weight, key_epsilon, cos + row * rotary_step,
-        sin + row * rotary_step, HALF, KEYS, MOST_KEYS, MOST, IS_NORMED,
+        sin + row * rotary_step, HALF, KEYS, MAX_KEYS, MOST, IS_NORMED,
     )  # fmt: skip
     if not IS_NORMED:
-        _copy_some(source + (QUERIES + KEYS) * 2 * HALF, value + row * KEYS * 2 * HALF, HALF, KEYS, MOST_KEYS, MOST)
+        _copy_some(source + (QUERIES + KEYS) * 2 * HALF, value + row * KEYS * 2 * HALF, HALF, KEYS, MAX_KEYS, MOST)
 
 
 @triton.jit
 def _rotate_heads(
-    source, made, weight, epsilon, cos, sin, HALF: tl.constexpr, HEADS: tl.constexpr, MOST_HEADS: tl.constexpr,
+    source, made, weight, epsilon, cos, sin, HALF: tl.constexpr, HEADS: tl.constexpr, MAX_HEADS: tl.constexpr,
     MOST: tl.constexpr, IS_NORMED: tl.constexpr,
 ):  # fmt: skip
     columns = tl.arange(0, MOST)[None, :]
-    heads = tl.arange(0, MOST_HEADS)[:, None]
+    heads = tl.arange(0, MAX_HEADS)[:, None]
     here = (columns < HALF) & (heads < HEADS)
     in_row = columns < HALF
     places = heads * 2 * HALF + columns
@@ -160,9 +160,9 @@ def _rotate_heads(
 
 
 @triton.jit
-def _copy_some(source, made, HALF: tl.constexpr, HEADS: tl.constexpr, MOST_HEADS: tl.constexpr, MOST: tl.constexpr):
+def _copy_some(source, made, HALF: tl.constexpr, HEADS: tl.constexpr, MAX_HEADS: tl.constexpr, MOST: tl.constexpr):
     columns = tl.arange(0, MOST)[None, :]
-    heads = tl.arange(0, MOST_HEADS)[:, None]
+    heads = tl.arange(0, MAX_HEADS)[:, None]
     here = (columns < HALF) & (heads < HEADS)
     places = heads * 2 * HALF + columns
     tl.store(made + places, tl.load(source + places, mask=here), mask=here)
@@ -178,7 +178,7 @@ def apply_rotary_backward(query: Any, key: Any, value: Any, projected: Any, head
         query, key, value, projected if is_normed else query, made, query_norm.weight, key_norm.weight, cos, sin,
         query_norm.epsilon, key_norm.epsilon, cos.stride(0),
         HALF=heads.size // 2, QUERIES=heads.num_queries, KEYS=heads.num_keys,
-        MOST_QUERIES=triton.next_power_of_2(heads.num_queries), MOST_KEYS=triton.next_power_of_2(heads.num_keys),
+        MAX_QUERIES=triton.next_power_of_2(heads.num_queries), MAX_KEYS=triton.next_power_of_2(heads.num_keys),
         MOST=triton.next_power_of_2(heads.size // 2), IS_NORMED=is_normed, num_warps=4,
     )  # fmt: skip
     return made
@@ -187,7 +187,7 @@ def apply_rotary_backward(query: Any, key: Any, value: Any, projected: Any, head
 @triton.jit
 def _apply_rotary_backward(
     query, key, value, projected, made, query_weight, key_weight, cos, sin, query_epsilon, key_epsilon, rotary_step,
-    HALF: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, MOST_QUERIES: tl.constexpr, MOST_KEYS: tl.constexpr,
+    HALF: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, MAX_QUERIES: tl.constexpr, MAX_KEYS: tl.constexpr,
     MOST: tl.constexpr, IS_NORMED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -195,22 +195,22 @@ def _apply_rotary_backward(
     target, old = made + row * step, projected + row * step
     _rotate_heads_backward(
         query + row * QUERIES * 2 * HALF, old, target, query_weight, query_epsilon, cos + row * rotary_step,
-        sin + row * rotary_step, HALF, QUERIES, MOST_QUERIES, MOST, IS_NORMED,
+        sin + row * rotary_step, HALF, QUERIES, MAX_QUERIES, MOST, IS_NORMED,
     )  # fmt: skip
     _rotate_heads_backward(
         key + row * KEYS * 2 * HALF, old + QUERIES * 2 * HALF, target + QUERIES * 2 * HALF, key_weight, key_epsilon,
-        cos + row * rotary_step, sin + row * rotary_step, HALF, KEYS, MOST_KEYS, MOST, IS_NORMED,
+        cos + row * rotary_step, sin + row * rotary_step, HALF, KEYS, MAX_KEYS, MOST, IS_NORMED,
     )  # fmt: skip
-    _copy_some(value + row * KEYS * 2 * HALF, target + (QUERIES + KEYS) * 2 * HALF, HALF, KEYS, MOST_KEYS, MOST)
+    _copy_some(value + row * KEYS * 2 * HALF, target + (QUERIES + KEYS) * 2 * HALF, HALF, KEYS, MAX_KEYS, MOST)
 
 
 @triton.jit
 def _rotate_heads_backward(
-    grad, old, made, weight, epsilon, cos, sin, HALF: tl.constexpr, HEADS: tl.constexpr, MOST_HEADS: tl.constexpr,
+    grad, old, made, weight, epsilon, cos, sin, HALF: tl.constexpr, HEADS: tl.constexpr, MAX_HEADS: tl.constexpr,
     MOST: tl.constexpr, IS_NORMED: tl.constexpr,
 ):  # fmt: skip
     columns = tl.arange(0, MOST)[None, :]
-    heads = tl.arange(0, MOST_HEADS)[:, None]
+    heads = tl.arange(0, MAX_HEADS)[:, None]
     here = (columns < HALF) & (heads < HEADS)
     in_row = columns < HALF
     places = heads * 2 * HALF + columns

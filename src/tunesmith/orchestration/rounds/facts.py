@@ -26,7 +26,7 @@ from tunesmith.profiles.workspace import Workspace
 from tunesmith.runs.queries import rounds, switches
 from tunesmith.store.database import Database, Tx
 from tunesmith.triggers.base import TriggerFacts
-from tunesmith.triggers.quality import MOST_AUDITS
+from tunesmith.triggers.quality import MAX_AUDITS
 
 _HOUR = 3600.0
 LookAtData = Callable[[CheckedProfile, RoundFacts], NextDataset]
@@ -103,7 +103,7 @@ def trigger_facts(tx: Tx, profile: Profile, campaign: Campaign) -> TriggerFacts:
             needs_correction=kind_of("auto", profile.recipe.method) == "preference",
             task_types=mix.task_types,
         ),
-        quality=live_quality(tx, name, version, since, window=window, num_audits=MOST_AUDITS),
+        quality=live_quality(tx, name, version, since, window=window, num_audits=MAX_AUDITS),
     )
 
 

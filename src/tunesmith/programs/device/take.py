@@ -9,7 +9,7 @@ from tunesmith.programs.device.queries import hand_overs
 from tunesmith.programs.device.queries.hand_overs import Server
 from tunesmith.programs.device.rules import HELD, HandOverState, ServerSeen, ask_again_s, may_start, shares_device
 from tunesmith.programs.process_identity import ProcessIdentity, is_alive
-from tunesmith.programs.stage import DeviceHeld, StageContext
+from tunesmith.programs.stage import DeviceBusy, StageContext
 from tunesmith.runs.queries import tasks
 from tunesmith.store.database import Tx
 
@@ -17,7 +17,7 @@ LOCAL_TEACHER = "local teacher"
 """A program that computes, beside the trainers by their names."""
 
 
-def take_device(context: StageContext, program: str) -> DeviceHeld | None:
+def take_device(context: StageContext, program: str) -> DeviceBusy | None:
     """None: the device is this task's, and stays so while its lease lives. Else why it has to wait.
 
     Who starts leaves a word in the store even where no server runs: one that starts meanwhile begins aside.
@@ -32,7 +32,7 @@ def take_device(context: StageContext, program: str) -> DeviceHeld | None:
     return context.write(lambda tx: _take(tx, context, program, host, gone))
 
 
-def _take(tx: Tx, context: StageContext, program: str, host: str, gone: set[str]) -> DeviceHeld | None:
+def _take(tx: Tx, context: StageContext, program: str, host: str, gone: set[str]) -> DeviceBusy | None:
     hand_overs.lock(tx, host)
     tasks.require_lease(tx, context.claim.lease)
     rule, actor, task_id = context.settings.serve.hand_over.shares_device, context.worker_id, context.claim.task.id
@@ -47,7 +47,7 @@ def _take(tx: Tx, context: StageContext, program: str, host: str, gone: set[str]
             return None
     asked = hand_overs.request(tx, task_id, host, actor=actor, reason=start.reason if start.may_start else HELD)
     if not start.may_start:
-        return DeviceHeld(start.reason, ask_again_s(context.settings.serve.hand_over.drain_s))
+        return DeviceBusy(start.reason, ask_again_s(context.settings.serve.hand_over.drain_s))
     if asked.state is HandOverState.REQUESTED:
         server_id = there[0].id if there else None
         hand_overs.give(tx, asked.id, server_id=server_id, actor=actor, reason=start.reason)

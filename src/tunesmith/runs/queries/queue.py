@@ -66,7 +66,7 @@ def any_open(tx: Tx, kinds: Collection[TaskKind]) -> bool:
     """Whether anything waits or is under way that a worker for these kinds may still have to do."""
     able = set(kinds) - STOPPED_BY_ESTOP if switches.is_on(tx, switches.ESTOP) else set(kinds)
     # a rollback that failed is tried for ever: it is no reason to wait
-    hopeless = sa.and_(tasks.c.kind == TaskKind.ROLLBACK, tasks.c.available_at.is_not(None))
+    hopeless = sa.and_(tasks.c.kind == TaskKind.RECONCILE, tasks.c.available_at.is_not(None))
     query = sa.select(tasks.c.id).where(
         sa.text("state IN ('waiting', 'leased')"), tasks.c.kind.in_(sorted(able)), sa.not_(hopeless)
     )

@@ -70,7 +70,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class HeldTask:
+class LeasedTask:
     """A leased task as its holder sees it: its failure counts, and the state of its attempt."""
 
     counts: Counts
@@ -174,12 +174,12 @@ def renew(tx: Tx, lease: Lease, lease_s: float) -> None:
         raise _lost(lease)
 
 
-def require_lease(tx: Tx, lease: Lease) -> HeldTask:
+def require_lease(tx: Tx, lease: Lease) -> LeasedTask:
     """Raise LeaseLost unless the lease is still ours. On PostgreSQL it is also locked until the transaction ends."""
     row = sql.HOLD.first(tx, task_id=lease.task_id, token=lease.token)
     if row is None:
         raise _lost(lease)
-    return HeldTask(Counts(row["num_crashes"], row["num_errors"], row["num_shrinks"]), AttemptState(row["state"]))
+    return LeasedTask(Counts(row["num_crashes"], row["num_errors"], row["num_shrinks"]), AttemptState(row["state"]))
 
 
 def is_held(tx: Tx, lease: Lease) -> bool:
@@ -254,7 +254,7 @@ def defer_unstarted(tx: Tx, lease: Lease, delay_s: float, *, actor: str, reason:
     _end(tx, lease, held, AttemptEnd(AttemptState.INTERRUPTED, decision, error=reason), actor)
 
 
-def _end(tx: Tx, lease: Lease, held: HeldTask, end: AttemptEnd, actor: str) -> None:
+def _end(tx: Tx, lease: Lease, held: LeasedTask, end: AttemptEnd, actor: str) -> None:
     """Set the outcome of an attempt and the next state of its task, and release the lease; nothing else does."""
     decision = end.decision
     ATTEMPT.check(lease.attempt_id, held.attempt, end.outcome)
@@ -312,7 +312,7 @@ def expired(tx: Tx, limit: int = 20) -> list[Claim]:
     return [_claim_of(tx, row) for row in tx.all(query.with_for_update(skip_locked=True))]
 
 
-def held_by(tx: Tx, worker_id: str) -> Claim | None:
+def leased_by(tx: Tx, worker_id: str) -> Claim | None:
     """What a worker holds, for one that does not know: the answer to its claim was lost."""
     row = tx.first(sa.select(tasks).where(sa.text("state = 'leased'"), tasks.c.worker_id == worker_id))
     return None if row is None else _claim_of(tx, row)

@@ -13,7 +13,7 @@ class TaskKind(StrEnum):
     EVALUATE = "evaluate"
     DEPLOY = "deploy"
     WATCH = "watch"
-    ROLLBACK = "rollback"  # bring the targets back to what is wanted; goes on under e-stop, unlike deploy
+    RECONCILE = "rollback"  # bring the targets back to what is wanted; goes on under e-stop, unlike deploy
     CURRICULUM = "curriculum"
     PREPARE = "prepare"
     EXPORT = "export"

@@ -19,13 +19,13 @@ from tunesmith.serving.gateway.scopes import Caller
 _FRESH_S = 3.0
 """Maximum wait for the capture of an answer that was just sent."""
 _RETRY_AFTER_S = 5.0
-_MOST_AT_ONCE = 16
+_MAX_AT_ONCE = 16
 
 
 async def feedback(request: Request, body: FeedbackBody) -> Response:
     gateway: Gateway = request.app.state.gateway
     caller = caller_of(request)
-    if gateway.num_rating >= _MOST_AT_ONCE:  # the store is slow, or away: others need threads too
+    if gateway.num_rating >= _MAX_AT_ONCE:  # the store is slow, or away: others need threads too
         raise ApiError(
             429, "too much feedback is waiting to be stored; retry later", code="too_many_requests", retry_after_s=2.0
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-LONGEST_STEP_S = 300.0
+MAX_STEP_S = 300.0
 """One step that keeps computing: a pass over 512 tokens of a large model takes minutes on a small CPU."""
 WORRY_S = 3.0
 """A heartbeat missing for longer is told in /healthz, before anything is done about it."""
@@ -31,7 +31,7 @@ def hang_of(silent_s: float, stages: Mapping[str, StageHealth], hang_s: float) -
     for name, stage in stages.items():
         if stage.still_s > hang_s:
             return f"hangs: its thread {name!r} has done nothing for {stage.still_s:.0f} s"
-        if stage.busy_s > LONGEST_STEP_S:
+        if stage.busy_s > MAX_STEP_S:
             return f"hangs: its thread {name!r} has been busy with one step for {stage.busy_s:.0f} s"
     return None
 

@@ -21,7 +21,7 @@ from tunesmith.runs.tables import runs
 from tunesmith.store.database import Tx
 
 _COLUMNS = {"session", "source", "natural_key"}
-_MOST_AT_ONCE = 500  # parameters of one statement
+_MAX_AT_ONCE = 500  # parameters of one statement
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _holding(tx: Tx, dataset_id: str, splits: dict[str, int]) -> AffectedDataset
 
 
 def _parts(ids: Sequence[str]) -> list[Sequence[str]]:
-    return [ids[first : first + _MOST_AT_ONCE] for first in range(0, len(ids), _MOST_AT_ONCE)]
+    return [ids[first : first + _MAX_AT_ONCE] for first in range(0, len(ids), _MAX_AT_ONCE)]
 
 
 def adapters_with(tx: Tx, held: Sequence[AffectedDataset]) -> list[HoldingAdapter]:

@@ -38,7 +38,7 @@ _READING = (RunState.QUEUED, RunState.TRAINING, RunState.PAUSED, RunState.EVALUA
 _KEPT_REASONS = ("moved", "sent_to_review")
 """Events whose reason is ours and names ids only; the reasons of others may repeat what was said."""
 _LEFT_OUT = re.compile(r"not in dataset (ds-[0-9a-z]+):")
-_PATIENCE_S = 3.0
+_TIMEOUT_S = 3.0
 _REWRITTEN_BYTES = 1024**3
 """Rewriting a larger file would keep others from writing for so long that workers lose their leases."""
 _NAMED = 100  # experiences in one event; the table of erasures has them all
@@ -338,7 +338,7 @@ def vacuum(database: Database) -> str:
     with database.engine.connect() as conn:
         cursor = conn.connection.cursor()
         (before,) = cursor.execute("PRAGMA busy_timeout").fetchone()
-        cursor.execute(f"PRAGMA busy_timeout = {int(_PATIENCE_S * 1000)}")
+        cursor.execute(f"PRAGMA busy_timeout = {int(_TIMEOUT_S * 1000)}")
         try:
             return _rewrite_file(cursor, Path(database.where))
         except database.engine.dialect.loaded_dbapi.DatabaseError as error:  # busy, no room, or damaged

@@ -38,7 +38,7 @@ class _Tokens:
     prompt: tuple[int, ...]
 
 
-class TransformersBackend:
+class ModelBackend:
     def __init__(self, program: Program) -> None:
         torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
         program.phase(Phase.LOAD)
@@ -99,7 +99,7 @@ class TransformersBackend:
 class TransformersModel:
     """One subject. What was computed for a case is computed once, whichever evaluator asks first."""
 
-    def __init__(self, backend: TransformersBackend, model: Any, subject: Subject, progress: CaseProgress) -> None:
+    def __init__(self, backend: ModelBackend, model: Any, subject: Subject, progress: CaseProgress) -> None:
         self.spec, self.subject, self.model, self.tokenizer = backend.spec, subject, model, backend.tokenizer
         self._backend, self._progress = backend, progress
         self._losses: dict[Case, float] = {}
