@@ -58,7 +58,7 @@ def has_erasures(reader: Reader) -> bool:
 
 
 def _num(reader: Reader, text: str, profile: str, at_most: int) -> int:
-    counted = f"SELECT count(*) AS num FROM ({text} LIMIT :limit) AS some"  # noqa: S608 - our own text
+    counted = f"SELECT count(*) AS num FROM ({text} LIMIT :limit) AS found"  # noqa: S608 - our own text
     return int(reader.rows(counted, profile=profile, limit=at_most)[0]["num"])
 
 

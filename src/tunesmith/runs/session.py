@@ -106,6 +106,7 @@ class Session:
         """
         if self._database is None:
             with suppress(NotQuick), read_sqlite(self._known_file()) as reader:
+                self.workspace.make_private()
                 return question(reader)
         with self.database.read() as tx:
             return question(tx)
