@@ -23,6 +23,7 @@ from tunesmith.datasets.reading import read_split
 from tunesmith.datasets.report import PrepareOptions
 from tunesmith.demo import dates
 from tunesmith.demo.base_model import cached_base
+from tunesmith.evaluation.evaluators import heldout_loss
 from tunesmith.evaluation.rules.comparison import compare
 from tunesmith.evaluation.rules.gate import Decision, Verdict, decide
 from tunesmith.models.adapters import load_adapter, new_adapter, save_adapter
@@ -42,6 +43,7 @@ from tunesmith.training.trainers.native.step import TrainStep
 RECIPE = Recipe(
     lr=3e-3, lora_rank=8, lora_dropout=0.0, batch_tokens=1536, max_steps=30, epochs=50, train_embeddings=True
 )
+LOSS = heldout_loss.EVALUATOR.metrics[0]
 GATE = GateSettings(min_cases=20)
 
 
@@ -109,12 +111,12 @@ class Loop:
         report = compare(
             [case.id for case in cases],
             scores,
-            ("heldout_loss",),
-            primary=GATE.primary,
+            (LOSS,),
+            primary=LOSS,
             confidence=GATE.confidence,
             seed=1,
         )
-        return decide(report, GATE, ("heldout_loss",))
+        return decide(report, GATE, (LOSS.name,))
 
     def score(self, cases: list[Tokenized], adapter: Path | None) -> list[CaseScore]:
         model = load_base(self.base, pick_device())
