@@ -27,7 +27,7 @@ def entry_points_of(group: str) -> dict[str, EntryPoint]:
 
 @lru_cache(maxsize=32)
 def _entry_points(group: str, _path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Read once for each path: it opens the metadata of every installed package, which takes 10 to 40 ms."""
+    """Read once for each path: it opens the metadata of every installed package, which takes some 3 ms."""
     return tuple(entry_points(group=group))
 
 

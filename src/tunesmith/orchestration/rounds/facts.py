@@ -53,7 +53,7 @@ def round_status(
     environ: Mapping[str, str] | None = None,
     look_at_data: LookAtData | None = None,
 ) -> RoundStatus:
-    """Everything about the next round of a campaign. Reading what it would be made of takes a second per 100,000.
+    """Everything about the next round of a campaign. Reading what it would be made of takes longer the more there is.
 
     `look_at_data` replaces that reading and is asked only where everything else holds: for a scheduler.
     """
