@@ -45,7 +45,7 @@ def queued(fleet: Fleet, _number: int) -> str:
 
 
 def loading(fleet: Fleet, _number: int) -> str:
-    run_id = fleet.submit()
+    run_id = fleet.submit(*ENDLESS)
     have_worker(fleet)
     freeze_program(fleet)
     return run_id
@@ -73,7 +73,7 @@ def after_pause(fleet: Fleet, number: int) -> str:
 
 
 def evaluating(fleet: Fleet, _number: int) -> str:
-    run_id = fleet.submit()
+    run_id = fleet.submit("trainer.options.eval_script=wait")
     fleet.work("train")
     have_worker(fleet, "evaluate")
     freeze_program(fleet)

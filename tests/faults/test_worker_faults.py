@@ -300,9 +300,8 @@ def test_term_at_100_random_steps_checkpoints_and_another_resumes(make_fleet: Ma
     print("100 times TERM: no step lost, no crash counted, no stray")
 
 
-@pytest.mark.real_programs  # it must still run when the signal arrives
 def test_term_in_evaluation_gives_it_back_at_no_cost(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(settings={"worker": {"grace_s": 0.2}})
+    fleet = make_fleet(options={"eval_script": "wait"}, settings={"worker": {"grace_s": 0.2}})
     run_id = fleet.submit()
     fleet.work("train")
     worker = fleet.start()

@@ -331,7 +331,7 @@ def test_wishes_are_refused_where_the_design_does_not_allow_them_and_cancel_work
 
 @pytest.mark.real_programs  # it must still run when the signal arrives
 def test_cancel_while_an_evaluator_runs_ends_it(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet()
+    fleet = make_fleet(options={"eval_script": "wait"})
     run_id = fleet.submit()
     fleet.work("train")
     fleet.start("evaluate")

@@ -214,14 +214,17 @@ def programs_below(runs_dir: Path) -> Iterator[tuple[int, str]]:
 
 
 def freeze_program(fleet: Fleet) -> None:
-    """Stop the one trainer or evaluator that runs, not its shim."""
+    """Stop the one trainer or evaluator that runs, not its shim. It must last until it is seen: a long one, or `wait`."""
     runs_dir = fleet.client.workspace.runs_dir
 
     def running() -> int | None:
-        pids = [pid for pid, _ in programs_below(runs_dir)]
-        return next((pid for pid in pids if b"shim.py" not in Path(f"/proc/{pid}/cmdline").read_bytes()), None)
+        for pid, _ in programs_below(runs_dir):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile
+                if b"shim.py" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+        return None
 
-    os.kill(wait_for(running), signal.SIGSTOP)
+    os.kill(wait_for(running, 30.0, "for a program to freeze"), signal.SIGSTOP)
 
 
 def end_of_programs(fleet: Fleet, attempt_id: str, timeout_s: float = 20.0) -> float:

@@ -45,8 +45,11 @@ class SimBackend:
     @contextmanager
     def loaded(self, subject: Subject, progress: CaseProgress) -> Iterator[SimModel]:
         self._program.phase(Phase.SCORE, subject.label)
-        if _script(subject) == "chatter":
-            _chatter(self._program, self._spec.cases.num)
+        match _script(subject):
+            case "chatter":
+                _chatter(self._program, self._spec.cases.num)
+            case "wait" if self._spec.attempt.number == 1:
+                signal.pause()
         yield SimModel(self._spec, subject, progress)
 
 

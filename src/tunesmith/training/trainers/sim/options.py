@@ -61,8 +61,8 @@ class SimOptions(Section):
     """Tokens counted per step."""
     quality: float = Field(default=0.5, ge=-1.0, le=1.0)
     """How good the sim evaluator shall find the adapter; the bare base has 0."""
-    eval_script: Literal["crash", "chatter", "nan", "partial", "error", "wrong_digest"] | None = None
-    """What goes wrong when the adapter is evaluated."""
+    eval_script: Literal["crash", "chatter", "wait", "nan", "partial", "error", "wrong_digest"] | None = None
+    """What goes wrong when the adapter is evaluated; `wait` waits in its first attempt until it is ended."""
 
     @property
     def strikes_at(self) -> int:
