@@ -37,7 +37,7 @@ from tunesmith.store.database import Database, Tx
 
 _DIGEST = "file_drop_digest"
 """Metadata of the run: the content of the request that opened it."""
-_SETTLED_S = 2.0
+_SETTLED_S = 1.0
 """A file that is not JSON counts as half-written until it has stayed the same for so long."""
 _MAX_ANSWER = 1 << 20
 Tell = Callable[[Answer], None]

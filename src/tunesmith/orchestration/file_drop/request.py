@@ -43,8 +43,8 @@ class DropRequest(BaseModel):
     @field_validator("v", mode="before")
     @classmethod
     def _a_number(cls, value: Any) -> Any:
-        if isinstance(value, bool):  # true is 1 in Python, and not in JSON
-            raise ValueError("must be 1")
+        if type(value) is not int:  # true and 1.0 equal 1 in Python
+            raise ValueError("must be the number 1")
         return value
 
     @field_validator("campaign", "profile", "data", "asked_by")
