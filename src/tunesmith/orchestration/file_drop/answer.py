@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import assert_never
 
 from pydantic import ValidationError
 
@@ -39,6 +40,7 @@ _DIGEST = "file_drop_digest"
 """Metadata of the run: the content of the request that opened it."""
 _SETTLED_S = 1.0
 """A file that is not JSON counts as half-written until it has stayed the same for so long."""
+_MOST_SETTLED_S = 10.0
 _MAX_ANSWER = 1 << 20
 Tell = Callable[[Answer], None]
 
@@ -92,26 +94,36 @@ class FileDrop:
 
     def step(self) -> tuple[Step, Answer | None]:
         """Do what comes next; and the answer that it wrote or kept. The caller is alone."""
-        with open_folder(self.settings.folder, self.settings.allow_users) as folder:
-            seen = self._look(folder)
-            step = next_step(seen)
-            match step:
-                case Step.IDLE:
-                    return step, None
-                case Step.TAKE:
-                    folder.remove(RESULT)  # archived with its request; what is there from now on is about this one
-                    folder.take()
-                    return step, None
-                case Step.ARCHIVE:
-                    assert seen.answer is not None
-                    folder.archive(seen.answer.archive_name, _text(seen.answer), self.settings.keep)
-                    return step, seen.answer
-                case Step.REFUSE:
-                    return step, self._refuse(folder, seen, *rules.why_never(seen))
-                case Step.OPEN:
-                    return step, self._open(folder, seen)
-                case Step.REPORT:
-                    return step, self._report(folder, seen)
+        place = self.settings.folder
+        try:
+            with open_folder(place, self.settings.allow_users) as folder:
+                seen = self._look(folder)
+                step = next_step(seen)
+                return step, self._do(step, folder, seen)
+        except OSError as error:  # its name is relative to the folder
+            named = None if error.filename is None else str(place / os.fsdecode(error.filename))
+            raise OSError(error.errno, error.strerror, named) from error
+
+    def _do(self, step: Step, folder: DropFolder, seen: Seen) -> Answer | None:
+        match step:
+            case Step.IDLE:
+                return None
+            case Step.TAKE:
+                folder.remove(RESULT)  # archived with its request; what is there from now on is about this one
+                folder.take()
+                return None
+            case Step.ARCHIVE:
+                assert seen.answer is not None
+                folder.archive(seen.answer.archive_name, _text(seen.answer), self.settings.keep)
+                return seen.answer
+            case Step.REFUSE:
+                return self._refuse(folder, seen, *rules.why_never(seen))
+            case Step.OPEN:
+                return self._open(folder, seen)
+            case Step.REPORT:
+                return self._report(folder, seen)
+            case _:
+                assert_never(step)
 
     def _look(self, folder: DropFolder) -> Seen:
         if not folder.has(WORKING):
@@ -120,7 +132,8 @@ class FileDrop:
         run = None if isinstance(taken, Unreadable) else self._run_of(taken)
         return Seen(folder.has(PENDING), taken, _answer(folder), run)
 
-    def _open(self, folder: DropFolder, seen: Seen) -> Answer:
+    def _open(self, folder: DropFolder, seen: Seen) -> Answer | None:
+        """The answer, if no round was opened. Otherwise the next step finds the run and tells of it."""
         taken = seen.taken
         assert isinstance(taken, DropRequest)
         if seen.answer is None:
@@ -130,9 +143,9 @@ class FileDrop:
         except StoreError:
             raise  # says nothing about the request: it is asked again later
         except TunesmithError as error:
-            if self._run_of(taken) is None:
+            if self._run_of(taken) is None:  # else another process has opened it a moment ago
                 return self._refuse(folder, seen, error.code, error.message)
-        return self._report(folder, self._look(folder))
+        return None
 
     def _open_round(self, folder: DropFolder, request: DropRequest) -> None:
         campaign = self._campaign_of(request)
@@ -224,6 +237,7 @@ def _wanted(tx: Tx, request: DropRequest) -> Campaign | None:
 def _taken(folder: DropFolder) -> DropRequest | Unreadable:
     """What working.json holds. A program that does not rename its file into place gets the time to finish it."""
     last, since = b"", boot_seconds()
+    end = since + _MOST_SETTLED_S
     while True:
         try:
             data = folder.read(WORKING, MAX_REQUEST)
@@ -231,7 +245,7 @@ def _taken(folder: DropFolder) -> DropRequest | Unreadable:
         except Unreadable as error:
             if data != last:
                 last, since = data, boot_seconds()
-            if not error.may_be_incomplete or boot_seconds() - since >= _SETTLED_S:
+            if not error.may_be_incomplete or boot_seconds() >= min(since + _SETTLED_S, end):
                 return error
             time.sleep(_SETTLED_S / 20)
         except DataError as error:

@@ -61,6 +61,8 @@ class DropFolder:
             for part in above:
                 handle = self._enter(stack, part, handle, path)
             source = stack.enter_context(self._open(name, handle))
+            if os.fstat(source.fileno()).st_nlink > 1:  # it may be somebody's file that only we can read
+                raise DataError("it has a second name (a hard link); write a file of its own")
             sink = stack.enter_context(target.open("xb"))
             while chunk := source.read(_CHUNK):
                 left -= len(chunk)
@@ -121,8 +123,6 @@ class DropFolder:
             problem = "it is not a plain file"
         elif about.st_uid not in self._owners:
             problem = f"it belongs to user {about.st_uid}, who may not ask here; see --allow-user"
-        elif about.st_nlink > 1:
-            problem = "it has a second name (a hard link); write a file of its own"
         if problem is not None:
             os.close(handle)
             raise DataError(problem)
