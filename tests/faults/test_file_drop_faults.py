@@ -197,6 +197,18 @@ def test_links_that_lie_where_answers_go_are_replaced_and_never_followed(client:
     assert len(list((folder / "archive").iterdir())) == 2
 
 
+def test_answer_that_others_wrote_is_not_believed(client: Client, folder: Path) -> None:
+    ask(folder)
+    assert client.file_drops.answer(folder, once=True)
+    [run] = all_runs(client)
+    whole = result(folder)
+    for changed in ({"is_final": True}, {"id": "../../x"}, {"taken_at": "never"}, {"more": 1}):
+        (folder / "result.json").write_text(json.dumps({**whole, **changed}))
+        assert client.file_drops.answer(folder, once=True)
+        assert {**result(folder), "taken_at": ""} == {**whole, "taken_at": ""}
+    assert all_runs(client) == [run]
+
+
 def test_half_written_request_gets_the_time_to_be_finished(client: Client, folder: Path) -> None:
     whole = json.dumps({"v": 1, "id": "slow", "campaign": "helpdesk"})
     with (folder / "pending.json").open("w") as sink:

@@ -115,7 +115,7 @@ def test_what_nobody_may_waive_refuses_a_request_and_the_rest_is_waived(fleet: F
         "no campaign 'helpdsk'; did you mean 'helpdesk'?"
     )
     assert answer("e", **data)["reason"] == "the request names neither a campaign nor a profile"
-    first = answer("f", profile=PROFILE, **data)
+    first = answer("a", campaign="helpdesk", **data)  # a refused request is looked at anew
     assert (first["state"], first["is_final"]) == ("queued", False), "window and triggers are waived"
     other = folder.parent / "other"
     other.mkdir()
@@ -124,9 +124,9 @@ def test_what_nobody_may_waive_refuses_a_request_and_the_rest_is_waived(fleet: F
     assert cli("campaign", "drop", other, "--once", "--campaign", "helpdesk", cwd=fleet.root).code == 0
     assert f"unfinished round: {first['run']} is queued" in result(other)["reason"]
     fleet.client.runs.cancel(first["run"])
-    assert answer("f", profile=PROFILE, **data)["run"] == first["run"], "the same request again: the same answer"
+    assert answer("a", campaign="helpdesk", **data)["run"] == first["run"], "the same request again: the same answer"
     assert result(folder)["state"] == "cancelled"
-    conflict = answer("f", campaign="helpdesk", **data)
+    conflict = answer("a", profile=PROFILE, **data)
     assert (conflict["state"], conflict["code"], conflict["run"]) == ("refused", "conflict", None)
     assert len(all_runs(fleet)) == 1
     states = [state for _, state in archived(folder)]

@@ -63,8 +63,7 @@ def drop(
 def _hand_out(units: Units, place: str | None) -> None:
     for name, text in units.files.items():
         if place is None:
-            say(f"# {name}")
-            say(text)
+            typer.echo(f"# {name}\n{text}")  # as it is: a terminal's width must not cut a line
         else:
             write_atomic(Path(place) / name, text)
             say(f"wrote {Path(place) / name}")

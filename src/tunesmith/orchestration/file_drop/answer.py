@@ -100,9 +100,11 @@ class FileDrop:
                 seen = self._look(folder)
                 step = next_step(seen)
                 return step, self._do(step, folder, seen)
-        except OSError as error:  # its name is relative to the folder
-            named = None if error.filename is None else str(place / os.fsdecode(error.filename))
-            raise OSError(error.errno, error.strerror, named) from error
+        except OSError as error:
+            if not isinstance(error.filename, str):
+                raise
+            # names below the folder are relative to it
+            raise OSError(error.errno, error.strerror, str(place / error.filename)) from error
 
     def _do(self, step: Step, folder: DropFolder, seen: Seen) -> Answer | None:
         match step:

@@ -85,7 +85,8 @@ class DropFolder:
         """pending.json becomes working.json. What a killed process was writing goes away."""
         for name in filter(_LEFT_BEHIND.match, os.listdir(self._handle)):
             self.remove(name)
-        os.rename(PENDING, WORKING, src_dir_fd=self._handle, dst_dir_fd=self._handle)
+        with contextlib.suppress(FileNotFoundError):  # the program took it back
+            os.rename(PENDING, WORKING, src_dir_fd=self._handle, dst_dir_fd=self._handle)
         os.fsync(self._handle)
 
     def archive(self, name: str, answer: str, keep: int) -> None:

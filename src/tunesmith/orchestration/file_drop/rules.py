@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from tunesmith.orchestration.file_drop.request import DropRequest, Unreadable
 from tunesmith.runs.rules.run import RUN, RunState
@@ -57,11 +57,18 @@ class Answer(BaseModel):
     answered_at: datetime | None = None
     """When the answer became final."""
 
+    @model_validator(mode="after")
+    def _final_at(self) -> Answer:
+        # result.json lies where others can write
+        if self.is_final != (self.answered_at is not None):
+            raise ValueError("an answer is final from answered_at on")
+        return self
+
     @property
     def archive_name(self) -> str:
         """Of the folder that keeps request and answer; sorts by time."""
         assert self.answered_at is not None
-        at = self.answered_at
+        at = self.answered_at.astimezone(UTC)
         return f"{at:%Y%m%dT%H%M%S}.{at.microsecond // 1000:03d}Z-{self.id or _UNNAMED}"
 
 
