@@ -17,6 +17,7 @@ from support.quick_processes import run_code
 from support.workspaces import PROFILE, a_jsonl, a_workspace
 from tunesmith.client import Client
 from tunesmith.core.errors import NotFound, Refused
+from tunesmith.orchestration.file_drop.rules import Answer
 from tunesmith.runs.queries import runs
 from tunesmith.runs.queries.runs import Run
 
@@ -207,6 +208,27 @@ def test_answer_that_others_wrote_is_not_believed(client: Client, folder: Path) 
         assert client.file_drops.answer(folder, once=True)
         assert {**result(folder), "taken_at": ""} == {**whole, "taken_at": ""}
     assert all_runs(client) == [run]
+
+
+@pytest.mark.parametrize("said", ["the same", "something else"])
+def test_request_whose_round_another_process_opens_meanwhile(client: Client, folder: Path, said: str) -> None:
+    other = folder.parent / "other"
+    other.mkdir()
+    a_jsonl(other / "data" / "new.jsonl")
+    ask(folder, asked_by="the same")
+    ask(other, asked_by=said)
+
+    def meanwhile(answer: Answer) -> None:
+        if answer.state == "taken":  # nothing is opened yet
+            assert client.file_drops.answer(other, once=True)
+
+    assert client.file_drops.answer(folder, once=True, tell=meanwhile)
+    [run] = all_runs(client)
+    assert (result(other)["run"], result(other)["state"]) == (run.id, "queued")
+    if said == "the same":
+        assert result(folder) == {**result(other), "taken_at": result(folder)["taken_at"]}
+    else:
+        assert (result(folder)["state"], result(folder)["code"]) == ("refused", "conflict")
 
 
 def test_half_written_request_gets_the_time_to_be_finished(client: Client, folder: Path) -> None:
