@@ -41,6 +41,7 @@ NOUNS = {
 }
 """By its first word, where a command or a group of them is; a call imports only its own."""
 VERBS = {
+    "campaign": (("file_drop", "drop"),),
     "experience": (("review", "review"), ("forget", "forget")),
     "dataset": (("outliers", "outliers"), ("dataset_quarantine", "quarantine"), ("dataset_quarantine", "release")),
 }

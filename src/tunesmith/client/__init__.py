@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tunesmith.client.curriculum import Curriculum
     from tunesmith.client.datasets import Datasets
     from tunesmith.client.experiences import Experiences, FeedbackApi
+    from tunesmith.client.file_drop import FileDrops
     from tunesmith.client.profiles import Profiles
     from tunesmith.client.runs import Runs
     from tunesmith.client.serving import Serving
@@ -89,6 +90,12 @@ class Client:
         from tunesmith.client.campaigns import Campaigns
 
         return Campaigns(self._session)
+
+    @cached_property
+    def file_drops(self) -> FileDrops:
+        from tunesmith.client.file_drop import FileDrops
+
+        return FileDrops(self._session)
 
     @cached_property
     def experiences(self) -> Experiences:

@@ -29,7 +29,7 @@ from tunesmith.triggers.base import TriggerFacts
 from tunesmith.triggers.quality import MAX_AUDITS
 
 _HOUR = 3600.0
-LookAtData = Callable[[CheckedProfile, RoundFacts], NextDataset]
+LookAtData = Callable[[CheckedProfile, RoundFacts], NextDataset | None]
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from dataclasses import asdict, replace
 
 from tunesmith.core.errors import Refused
 from tunesmith.orchestration.rounds.facts import RoundStatus, guard_facts, round_status
-from tunesmith.orchestration.rounds.rules import decide
+from tunesmith.orchestration.rounds.rules import RoundFacts, decide
 from tunesmith.orchestration.submit import Submission, Submitted, submit
+from tunesmith.profiles.checks import CheckedProfile
 from tunesmith.profiles.queries import Campaign
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.runs.spec import RunSpec
@@ -28,8 +29,9 @@ def open_round(
     actor: str,
     environ: Mapping[str, str] | None = None,
     fence: Fence | None = None,
+    wish: Submission | None = None,
 ) -> Submitted:
-    """Assemble and submit. Raises Refused if a condition stopped holding, and whatever `fence` raises.
+    """Assemble and submit, or submit `wish`. Raises Refused if a condition stopped holding, or what `fence` raises.
 
     Both are looked at in the transaction that queues the run, where the store refuses a second unfinished one, too.
     """
@@ -48,7 +50,9 @@ def open_round(
         detail = {"run": spec.run_id, "conditions": [asdict(each) for each in (*decision.guards, *decision.triggers)]}
         events.record(tx, "campaign", campaign.id, OPENED, actor=actor, reason=decision.because, detail=detail)
 
-    submission = Submission(campaign.profile, metadata={"opened_by": status.decision.because}, may_open=may_open)
+    wish = wish or Submission(campaign.profile)
+    metadata = {**wish.metadata, "opened_by": status.decision.because}
+    submission = replace(wish, metadata=metadata, may_open=may_open)
     return submit(database, workspace, submission, actor=actor, environ=environ)
 
 
@@ -59,7 +63,18 @@ def open_asked(
     *,
     actor: str,
     environ: Mapping[str, str] | None = None,
+    asked_by: str | None = None,
+    wish: Submission | None = None,
 ) -> Submitted:
-    """Open a round because a person asks: window, cooldowns, breaker and triggers are ignored, nothing else is."""
-    status = round_status(database, workspace, campaign, asked_by=actor, environ=environ)
-    return open_round(database, workspace, status, actor=actor, environ=environ)
+    """Open a round because a person asks: window, cooldowns, breaker and triggers are ignored, nothing else is.
+
+    A `wish` with data of its own needs nothing captured, so nobody looks at that.
+    """
+    look = None if wish is None or wish.data is None else _look_at_nothing
+    who = asked_by or actor
+    status = round_status(database, workspace, campaign, asked_by=who, environ=environ, look_at_data=look)
+    return open_round(database, workspace, status, actor=actor, environ=environ, wish=wish)
+
+
+def _look_at_nothing(checked: CheckedProfile, facts: RoundFacts) -> None:
+    return None

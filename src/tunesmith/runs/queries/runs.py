@@ -84,12 +84,16 @@ def add(
 
 def by_key(tx: Tx, idempotency_key: str, body_hash: str) -> Run | None:
     """The run that an idempotency key made; the same key with another body is a conflict."""
+    found = with_key(tx, idempotency_key)
+    if found is not None and found.body_hash != body_hash:
+        raise Conflict(f"the idempotency key {quoted(idempotency_key)} belongs to another request ({found.id})")
+    return found
+
+
+def with_key(tx: Tx, idempotency_key: str) -> Run | None:
+    """The run that an idempotency key made, whatever its body was."""
     row = tx.first(sa.select(runs).where(runs.c.idempotency_key == idempotency_key))
-    if row is None:
-        return None
-    if row["body_hash"] != body_hash:
-        raise Conflict(f"the idempotency key {quoted(idempotency_key)} belongs to another request ({row['id']})")
-    return from_row(row)
+    return None if row is None else from_row(row)
 
 
 def move(tx: Tx, run_id: str, new: RunState, *, actor: str, reason: str, lease: Lease | None = None) -> RunState:
