@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,14 +42,31 @@ MAY_IMPORT_TORCH_AT_TOP = (
 )
 
 
+pytestmark = pytest.mark.xdist_group("architecture")  # each file is parsed once
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree_of(path)))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
 def package_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
+@cache
 def imports_of(path: Path, *, only_top: bool = False) -> set[str]:
     """Dotted names that a module imports; with `only_top`, only what importing it costs."""
-    tree = ast.parse(path.read_text())
-    nodes = tree.body if only_top else list(ast.walk(tree))
+    nodes = tree_of(path).body if only_top else nodes_of(path)
     found: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -63,14 +81,16 @@ def packages_imported(path: Path) -> set[str]:
     return {parts[1] for parts in names if parts[1] in LEVEL}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(SOURCE).as_posix())
-def test_imports_point_downwards(path: Path) -> None:
-    package = package_of(path)
-    if package == "__init__":
-        return
-    assert package in LEVEL, f"{package} is not in the drawing of ARCHITECTURE.md"
-    for other in packages_imported(path) - {package}:
-        assert LEVEL[other] < LEVEL[package], f"{package} must not import {other}"
+def test_imports_point_downwards() -> None:
+    inside = [(path, package_of(path)) for path in MODULES if package_of(path) != "__init__"]
+    assert {package for _, package in inside} <= set(LEVEL), "a package is not in the drawing of ARCHITECTURE.md"
+    upwards = [
+        f"{name_of(path)} must not import {other}"
+        for path, package in inside
+        for other in packages_imported(path) - {package}
+        if LEVEL[other] >= LEVEL[package]
+    ]
+    assert upwards == []
 
 
 def test_the_drawing_names_every_package_and_nothing_else() -> None:
@@ -104,7 +124,7 @@ def test_sql_is_written_in_tables_queries_and_listings_alone() -> None:
     written = [
         path
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_of(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and SQL.match(node.value)
     ]
     assert len({path for path in written if path.stem == "listings"}) >= 6
@@ -128,12 +148,14 @@ def test_rules_are_pure() -> None:
         assert not found, f"{path.name} imports {found}: rules hold values and decisions only"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(SOURCE).as_posix())
-def test_torch_is_imported_only_where_child_programs_live(path: Path) -> None:
-    name = path.relative_to(SOURCE).as_posix()
-    at_top = {imported.split(".")[0] for imported in imports_of(path, only_top=True)} & TORCH
-    if not name.startswith(MAY_IMPORT_TORCH_AT_TOP):
-        assert not at_top, f"{name} imports {at_top} when it is imported"
+def test_torch_is_imported_only_where_child_programs_live() -> None:
+    heavy = {
+        name_of(path)
+        for path in MODULES
+        if TORCH & {imported.split(".")[0] for imported in imports_of(path, only_top=True)}
+    }
+    assert len(heavy) > 20
+    assert [name for name in heavy if not name.startswith(MAY_IMPORT_TORCH_AT_TOP)] == []
 
 
 def test_worker_and_client_never_load_torch() -> None:
@@ -143,16 +165,21 @@ def test_worker_and_client_never_load_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(SOURCE).as_posix())
-def test_module_begins_with_what_it_is_for_and_stays_readable(path: Path) -> None:
-    text = path.read_text()
-    tree = ast.parse(text)
-    assert ast.get_docstring(tree), "the first line of a module says what it is for"
-    assert text.count("\n") <= 400, "which concept is missing?"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or 0) - node.lineno + 1
-            assert length <= 60, f"{node.name} has {length} lines"
+def test_module_begins_with_what_it_is_for() -> None:
+    assert [name_of(path) for path in MODULES if not ast.get_docstring(tree_of(path))] == []
+
+
+def test_modules_and_functions_stay_readable() -> None:
+    functions = [
+        (f"{name_of(path)}: {node.name}", (node.end_lineno or 0) - node.lineno + 1)
+        for path in MODULES
+        for node in nodes_of(path)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert len(functions) > 3000
+    assert [name for name, length in functions if length > 60] == []
+    long = [name_of(path) for path in MODULES if path.read_text().count("\n") > 400]
+    assert long == [], "which concept is missing?"
 
 
 def test_no_room_is_called_utils() -> None:
@@ -232,7 +259,7 @@ def test_only_orchestration_moves_a_run() -> None:
     callers = {
         package_of(path)
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_of(path)
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "runs.move"
     }
     assert callers == {"orchestration"}
@@ -261,14 +288,14 @@ STARTS_A_PROCESS = {f"subprocess.{name}" for name in ("Popen", "run", "call", "c
 STARTS_A_PROCESS |= {"asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(SOURCE).as_posix())
-def test_started_processes_get_an_environment_that_was_chosen(path: Path) -> None:
-    if path.relative_to(SOURCE).as_posix() in MAY_INHERIT_ENVIRONMENT:
-        return
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
-            continue
-        if ast.unparse(node.func) in STARTS_A_PROCESS:
-            assert "env" in {keyword.arg for keyword in node.keywords}, (
-                f"line {node.lineno} passes our whole environment"
-            )
+def test_started_processes_get_an_environment_that_was_chosen() -> None:
+    starts = [
+        (f"{name_of(path)}:{node.lineno}", {keyword.arg for keyword in node.keywords})
+        for path in MODULES
+        if name_of(path) not in MAY_INHERIT_ENVIRONMENT
+        for node in nodes_of(path)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if ast.unparse(node.func) in STARTS_A_PROCESS
+    ]
+    assert len(starts) > 5
+    assert [place for place, given in starts if "env" not in given] == [], "these pass our whole environment"
