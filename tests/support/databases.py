@@ -44,7 +44,7 @@ class Postgres:
         return str(self._server.get_uri(database=name))
 
     def create(self, name: str, template: str = "template0") -> str:
-        self._ask(f"CREATE DATABASE {name} TEMPLATE {template}")
+        self._ask(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")  # half the time of the default here
         return self.url(name)
 
     def copy(self, url: str) -> str:
