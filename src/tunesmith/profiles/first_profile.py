@@ -15,6 +15,7 @@ from tunesmith.profiles.rules.lock import ArchitectureLock
 
 _COMMENT_AT = 42
 _WIDTH = 118
+_UNITS = ((1e9, " billion"), (1e6, " million"), (1e3, " thousand"), (0, ""))
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class FirstProfile:
     @property
     def model(self) -> str:
         """The base in words."""
-        num = self.num_parameters
-        size = f"{num / 1e9:.1f} billion" if num >= 1e9 else f"{num / 1e6:.3g} million"
+        unit, name = next(each for each in _UNITS if self.num_parameters >= each[0])
+        size = f"{self.num_parameters / (unit or 1):.3g}{name}"
         return f"{self.architecture.architecture}, {size} parameters, with a chat template"
 
     def text(self) -> str:

@@ -14,6 +14,10 @@ _HUB = "https://huggingface.co"
 _TOKEN = "create a token in the settings of your account and set HF_TOKEN"  # noqa: S105 - advice, no token
 
 
+_LIBRARIES = ("huggingface_hub", "httpx2", "httpcore2", "json", "hf_xet")
+"""Whose errors are about the hub; any other one is a bug of ours, and stays as it is."""
+
+
 class HubError(DataError):
     """The hub cannot be reached, or does not give what was asked for."""
 
@@ -45,6 +49,11 @@ def explained(source: str, revision: str | None) -> Iterator[None]:
         ) from None
     except errors.HfHubHTTPError as error:
         raise HubError(f"{source}: {_http_reason(_status(error))}") from None
+    except errors.LocalEntryNotFoundError as error:  # the library looked for a copy of its own after this
+        status = _status(error.__cause__)
+        if status is not None:
+            raise HubError(f"{source}: {_http_reason(status)}") from None
+        raise _unreachable(source, error.__cause__ or error) from None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise Refused(f"{source}: the disk is full; make room and fetch it again: what came stays") from None
@@ -74,7 +83,7 @@ def _http_reason(status: int | None) -> str:
     return f"the hub answered HTTP {status}; try again later: files that came stay"
 
 
-def _unreachable(source: str, error: Exception) -> HubError:
+def _unreachable(source: str, error: BaseException) -> HubError:
     if os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE"):
         return HubError(
             f"{source}: HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set, so no hub is asked; unset it to fetch"
