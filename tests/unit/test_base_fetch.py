@@ -97,10 +97,12 @@ def test_second_fetch_downloads_nothing_and_a_known_commit_asks_nobody(hub: HubS
     assert hub.asked_for("config.json") == num_files
     hub.stop()
     assert fetch_base(SOURCE, revision=first.revision).folder == first.folder
+    offline = fetch_base(SOURCE)
+    assert (offline.folder, offline.is_new) == (first.folder, False)
+    assert "the hub cannot be reached" in offline.note
     found = find_fetched(SOURCE)
     assert found is not None
     assert found.folder == first.folder
-    hub.start()
 
 
 def test_another_commit_is_another_folder(hub: HubServer) -> None:

@@ -35,6 +35,8 @@ def fetch(
         note("fetching and converting smollm2 takes a minute or two, unless it is here already")
     with fetching(source) as on_progress:
         base = fetch_base(source, revision=revision, to=to, on_progress=on_progress)
+    if base.note:
+        note(base.note)
     if json:
         print_json(base)
         return

@@ -130,4 +130,6 @@ def _row(text: str, comment: str) -> str:
 
 def _scalar(value: str) -> str:
     """A text as YAML reads it back, on one line."""
+    if not value.isprintable():
+        return yaml.safe_dump(value, width=100_000, default_style='"').removesuffix("\n")
     return yaml.safe_dump(value, width=100_000, allow_unicode=True).removesuffix("\n").removesuffix("\n...")

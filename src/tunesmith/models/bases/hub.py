@@ -14,13 +14,13 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tunesmith.core.errors import DataError, MissingExtra, Refused, UsageError, quoted
 from tunesmith.core.files import publish_folder, sha256_file
-from tunesmith.models.bases.hub_errors import HubError, explained
+from tunesmith.models.bases.hub_errors import HubError, HubUnreachable, explained
 from tunesmith.models.bases.place import FetchedBase, as_fetched, find_whole, is_whole, origin_of, read_fetched
 from tunesmith.profiles.architecture import read_architecture, read_tensor_shapes
 from tunesmith.profiles.whole_base import is_tokenizer_complete
@@ -79,13 +79,20 @@ def fetch_from_hub(
 ) -> FetchedBase:
     """The base at exactly one commit, in a folder of `place`, or in `to`. What is there already is not fetched again.
 
-    A full commit that is there is found without asking the hub; for a branch or tag, the hub says the commit.
+    A full commit that is there is found without asking the hub; for a branch or tag, the hub says the commit. Without
+    a revision and without a hub, the newest one that is there is taken, with a note.
     """
     if not is_hub_id(source):
         raise UsageError(f"{quoted(source)} is no id of a model on a hub; write ORG/NAME")
     if revision is not None and _COMMIT.match(revision) and (known := _known(place, to, source, revision)) is not None:
         return known
-    listing = _list(source, revision)
+    try:
+        listing = _list(source, revision)
+    except HubUnreachable:
+        known = find_whole(place, source) if revision is None and to is None else None
+        if known is None:
+            raise
+        return replace(known, note="the hub cannot be reached: nobody asked whether there is a newer revision")
     known = _known(place, to, source, listing.commit)
     if known is not None:
         return known

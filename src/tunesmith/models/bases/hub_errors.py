@@ -24,6 +24,10 @@ class HubError(DataError):
     code = "hub"
 
 
+class HubUnreachable(HubError):
+    """No hub answers here, or none may be asked."""
+
+
 @contextlib.contextmanager
 def explained(source: str, revision: str | None) -> Iterator[None]:
     """Turn everything that the hub's library raises inside into a HubError."""
@@ -61,14 +65,7 @@ def explained(source: str, revision: str | None) -> Iterator[None]:
             raise Refused(f"{source}: cannot be written ({error.strerror}); name another folder with --to") from None
         raise _unreachable(source, error) from None
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in (
-            "httpx2",
-            "httpx",
-            "httpcore2",
-            "httpcore",
-            "huggingface_hub",
-            "json",
-        ):
+        if type(error).__module__.partition(".")[0] not in _LIBRARIES:
             raise
         raise _unreachable(source, error) from None
 
@@ -83,13 +80,13 @@ def _http_reason(status: int | None) -> str:
     return f"the hub answered HTTP {status}; try again later: files that came stay"
 
 
-def _unreachable(source: str, error: BaseException) -> HubError:
+def _unreachable(source: str, error: BaseException) -> HubUnreachable:
     if os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE"):
-        return HubError(
+        return HubUnreachable(
             f"{source}: HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set, so no hub is asked; unset it to fetch"
         )
     said = " ".join(str(error).split())[:160]
-    return HubError(
+    return HubUnreachable(
         f"{source}: {_host()} cannot be reached ({type(error).__name__}: {said}); check the network, HTTPS_PROXY, and "
         "HF_ENDPOINT for a mirror, then fetch it again: files that came stay. Without any hub: "
         "`tunesmith base fetch smollm2`, or copy a model's folder here and name its path"

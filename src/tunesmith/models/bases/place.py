@@ -28,6 +28,8 @@ class FetchedBase:
     fetched_at: str
     is_new: bool = False
     """It was fetched just now."""
+    note: str = ""
+    """What a person must know about it."""
 
 
 def bases_place(environ: Mapping[str, str] | None = None) -> Path:
