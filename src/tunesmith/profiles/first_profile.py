@@ -78,7 +78,7 @@ class FirstProfile:
             ("hardware:", f"seen here: {self.device}"),
             (f"  tier: {_scalar(self.tier.value)}", " | ".join(HardwareTier)),
             *([(f"  memory_gb: {self.memory_gb:g}", "what the device has")] if self.memory_gb is not None else []),
-            f"  # a run needs {self.memory}",
+            f"  # a run on the longest examples needs {self.memory}",
             f"  # again, with your data: tunesmith plan {self.task} examples.jsonl",
             "recipe:",
             (f"  max_length: {self.max_length}", "tokens; longer examples are dropped and counted, never cut"),

@@ -14,7 +14,7 @@ _HUB = "https://huggingface.co"
 _TOKEN = "create a token in the settings of your account and set HF_TOKEN"  # noqa: S105 - advice, no token
 
 
-_LIBRARIES = ("huggingface_hub", "httpx2", "httpcore2", "json", "hf_xet")
+_LIBRARIES = ("huggingface_hub", "httpx2", "httpcore2", "httpx", "httpcore", "json", "hf_xet")
 """Whose errors are about the hub; any other one is a bug of ours, and stays as it is."""
 
 
