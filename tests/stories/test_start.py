@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -63,6 +64,23 @@ def test_printed_commands_lead_from_nothing_to_a_deployed_version(tmp_path: Path
         answer = server.api.chat.completions.create(model="support", messages=asked)  # type: ignore[call-overload]
     assert answer.model == "support@v1"
     assert answer.usage.completion_tokens <= 128, "answers.max_tokens holds"
+
+
+@pytest.mark.parametrize("task", ["support", "triage", "a1"])
+def test_first_round_opens_and_can_be_judged_at_the_number_that_was_printed(tmp_path: Path, task: str) -> None:
+    """Another task has other prompts here, so another draw of what is held out."""
+    always = {"TUNESMITH__CAMPAIGN__WINDOW": "00:00-24:00"}
+    Client.init(tmp_path / "ws", base=a_whole_base(tmp_path / "tiny"), task=task).close()
+    lines = [{"prompt": f"{task}: what is {i} plus {i}?", "completion": f"It is {i + i}."} for i in range(100)]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with Client(tmp_path / "ws", environ=always) as client:
+        assert not client.campaigns.next_round(task).status.decision.opens
+        client.experiences.import_files(task, [tmp_path / "chats.jsonl"])
+        decision = client.campaigns.next_round(task).status.decision
+        assert decision.opens, decision.why_not
+        assert client.profiles.heldout_warning(task) is None
+        mixed = client.datasets.preview_assembly(task)
+        assert (mixed.warning, mixed.num_new >= 50) == (None, True)
 
 
 def test_relative_base_is_found_from_anywhere_afterwards(tmp_path: Path) -> None:
