@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -163,6 +166,41 @@ def test_failed_start_in_a_folder_of_ones_own_leaves_what_was_there(
     assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if "tiny" not in path.parts} == {
         "project", "project/notes.txt", "project/profiles",
     }  # fmt: skip
+
+
+def test_second_init_at_the_same_time_is_refused_and_spoils_nothing(tmp_path: Path) -> None:
+    base = a_whole_base(tmp_path / "tiny")
+    (tmp_path / "ws").mkdir()
+    handle = os.open(tmp_path / "ws", os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(Refused, match="another `tunesmith init` works here now"):
+            Client.init(tmp_path / "ws", base=base, task="support")
+        assert list((tmp_path / "ws").iterdir()) == []
+    finally:
+        os.close(handle)
+    with ThreadPoolExecutor(4) as pool:
+        tries = list(pool.map(lambda _: _tried(tmp_path / "ws", base), range(4)))
+    assert sum(tries) == 1, "the others are told that it is there, or that somebody is at it"
+    with Client(tmp_path / "ws") as client:
+        assert client.profiles.check("support").profile.name == "support"
+        assert len(client.campaigns.list()) == 1
+
+
+def _tried(root: Path, base: Path) -> bool:
+    try:
+        Client.init(root, base=base, task="support").close()
+    except Refused:
+        return False
+    return True
+
+
+def test_file_in_the_place_of_the_workspace_stays(tmp_path: Path) -> None:
+    base = a_whole_base(tmp_path / "tiny")
+    (tmp_path / "ws").write_text("mine")
+    with pytest.raises(Refused, match="cannot make a workspace"):
+        Client.init(tmp_path / "ws", base=base, task="support")
+    assert (tmp_path / "ws").read_text() == "mine"
 
 
 def test_base_of_another_content_under_a_locked_name_is_refused_and_taken_back(tmp_path: Path) -> None:
