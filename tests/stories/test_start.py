@@ -251,8 +251,12 @@ def test_base_of_a_hub_is_fetched_once_and_then_used_without_it(tmp_path: Path, 
     hub.stop()
     offline = cli("init", "two", "--base", "acme/tiny", "--task", "support", cwd=tmp_path, env=env)
     assert offline.code == 0, offline.err
+    known = cli("base", "fetch", "acme/tiny", cwd=tmp_path, env=env)
+    assert "acme/tiny is here already, and whole." in known.out
+    assert "the hub cannot be reached" in known.err
     (listed,) = cli("base", "list", "--json", cwd=tmp_path, env=env).json
     assert listed["source"] == "acme/tiny"
+    assert listed["folder"] == known.last_line
     assert listed["folder"] in text
     missing = cli("init", "three", "--base", "acme/other", "--task", "support", cwd=tmp_path, env=env)
     assert missing.code == 1

@@ -146,6 +146,16 @@ def test_task_that_yaml_reads_as_something_else_stays_a_text(tmp_path: Path, tas
     assert yaml.safe_load(a_first_profile(tmp_path, task=task).text())["name"] == task
 
 
+def test_profile_for_another_machine_takes_its_tier_for_granted(tmp_path: Path) -> None:
+    base = a_whole_base(tmp_path / "base")
+    text = first_profile(StartWish("support", base, tier=HardwareTier.CONSUMER_GPU), tmp_path / "ws").text()
+    assert yaml.safe_load(text)["hardware"] == {"tier": "consumer-gpu"}
+    assert "of 24.0 GB (tier consumer-gpu)" in text
+    small = a_first_profile(tmp_path, tier=HardwareTier.SMALL_GPU, memory_gb=7.0, revision="abc").text()
+    said = Profile.model_validate(yaml.safe_load(small))
+    assert (said.hardware.memory_gb, said.base.revision) == (7.0, "abc")
+
+
 def test_base_in_the_workspace_is_named_relative_to_it(tmp_path: Path) -> None:
     workspace = init_workspace(tmp_path / "ws")
     base = a_whole_base(workspace.root / "models" / "tiny")
