@@ -123,7 +123,7 @@ def test_text_is_a_short_profile_that_says_what_was_decided(tmp_path: Path) -> N
     assert max(map(len, lines)) <= 120
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(path=st.text(st.characters(exclude_characters="\x00", codec="utf-8"), min_size=1, max_size=80))
 def test_any_path_is_read_back_as_it_is(path: str) -> None:
     made = _EXAMPLE.setdefault("profile", _make_example())
