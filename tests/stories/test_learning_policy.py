@@ -352,7 +352,7 @@ def test_rounds_and_show_tell_start_and_reason(fleet: Fleet, campaign: str) -> N
     assert newest["method"] == "sft"
     assert set(newest["learnt_from"]) == {"gold", "replay"}
     page = cli("campaign", "rounds", "helpdesk", cwd=fleet.root).out
-    words = ["support@v1", "campaign.start is live", "gold,", "replay (sft)", "deployed", "new_data: ", "heldout_loss"]
+    words = ["v1", "campaign.start is live", "gold,", "replay (sft)", "deployed", "new_data: ", "heldout_loss"]
     assert [word for word in words if word not in page] == []
     shown = cli("campaign", "show", "helpdesk", cwd=fleet.root).out
     assert "support@v2: campaign.start is live" in shown
