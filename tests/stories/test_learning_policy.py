@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from support import tables
 from support.fleet import ON_SQLITE, Fleet, MakeFleet
-from support.rows import ACTOR, a_comparison, a_judgement, an_adapter, force
+from support.rows import ACTOR, a_comparison, a_judgement, a_run, an_adapter, force
 from support.workspaces import PROFILE, a_profile, cli
 from tunesmith.core.errors import Refused
 from tunesmith.deployment import queries as deployments
@@ -26,7 +26,7 @@ from tunesmith.orchestration import lifecycle
 from tunesmith.orchestration.rounds.facts import round_status
 from tunesmith.orchestration.rounds.open import open_round
 from tunesmith.orchestration.rounds.scheduler import Scheduler
-from tunesmith.orchestration.rounds.start_point import StartPoint
+from tunesmith.orchestration.rounds.start_point import FILES, StartPoint
 from tunesmith.runs.queries import rounds as queries
 from tunesmith.runs.queries import tasks
 from tunesmith.runs.queries.runs import Run
@@ -229,6 +229,18 @@ def test_a_failed_or_cancelled_refresh_is_still_to_come(fleet: Fleet, campaign: 
             lifecycle.finish(tx, run, state, actor=ACTOR, reason="as the test wants")
         assert {row["num_rejections"] for row in experiences(fleet).values()} == {0}
         assert next_of(fleet, campaign).point == "base"
+
+
+@ON_SQLITE
+def test_no_refresh_loses_what_was_learnt_from_files(fleet: Fleet, campaign: str) -> None:
+    talk(fleet, 0)
+    a_round(fleet, campaign)
+    set_profile(fleet, 0.3, refresh_every=1)
+    assert next_of(fleet, campaign).name == "base"
+    with fleet.database.write() as tx:
+        a_run(tx, RunState.DEPLOYED)  # by a person, on a dataset without experiences
+    found = next_of(fleet, campaign)
+    assert (found.name, FILES in found.reason) == ("support@v1", True)
 
 
 @ON_SQLITE
