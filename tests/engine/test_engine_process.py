@@ -25,7 +25,7 @@ from tunesmith.models.chat import ChatFormat
 from tunesmith.models.loading import load_base, load_tokenizer
 from tunesmith.serving.engine_spec import EngineSpec
 from tunesmith.serving.gateway.adapter_cache import AdapterCache
-from tunesmith.serving.gateway.embedded import EmbeddedEngine
+from tunesmith.serving.gateway.embedded_engine import EmbeddedEngine
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.heartbeat import Heartbeat
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
@@ -351,7 +351,7 @@ def test_engine_goes_when_the_gateway_is_killed(base: Path) -> None:
         "import asyncio, os\n"
         "from pathlib import Path\n"
         "from tunesmith.serving.engine_spec import EngineSpec\n"
-        "from tunesmith.serving.gateway.embedded import EmbeddedEngine\n"
+        "from tunesmith.serving.gateway.embedded_engine import EmbeddedEngine\n"
         "async def main():\n"
         f"    engine = EmbeddedEngine(EngineSpec(base={str(base)!r}, device='cpu', threads=1))\n"
         "    starting = asyncio.create_task(engine.start())\n"

@@ -30,7 +30,7 @@ from tunesmith.serving.gateway.answers import (
 )
 from tunesmith.serving.gateway.api_errors import ApiError
 from tunesmith.serving.gateway.captures import CaptureOptions
-from tunesmith.serving.gateway.choice_streams import EmbeddedSource, expand_choices, max_tokens_of
+from tunesmith.serving.gateway.embedded_source import EmbeddedSource, expand_choices, max_tokens_of
 from tunesmith.serving.gateway.gateway import Gateway
 from tunesmith.serving.gateway.interfaces import AnswerSource, Exchange
 from tunesmith.serving.gateway.model_router import Route

@@ -17,7 +17,7 @@ from tunesmith.profiles.settings import ServeSettings
 from tunesmith.programs.readings import ProbeResult
 from tunesmith.serving.gateway.adapter_cache import AdapterCache
 from tunesmith.serving.gateway.admission import AdmissionControl
-from tunesmith.serving.gateway.embedded import EmbeddedEngine
+from tunesmith.serving.gateway.embedded_engine import EmbeddedEngine
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.model_router import ModelRouter, Route
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
