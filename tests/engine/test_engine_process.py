@@ -103,7 +103,7 @@ def test_reading_is_what_the_trainers_stack_reads(
     prompts = [[{"role": "user", "content": text}] for text in ("one", "a longer question?")]
     for adapter in adapters:
         model = load_adapter(load_base(base, torch.device("cpu")), adapter.path)
-        ours = loop.run(engine.read(adapter.name, prompts, 12))
+        ours = loop.run(engine.probe(adapter.name, prompts, 12))
         theirs = probe_prompts(model, ChatFormat(load_tokenizer(base)), prompts, 12)
         for mine, reference in zip(ours, theirs, strict=True):
             same = {"prompt_text", "prompt_ids", "num_prompt", "answer_ids", "answer_text", "finish"}

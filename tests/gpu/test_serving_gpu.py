@@ -55,7 +55,7 @@ def test_engine_on_cuda_reads_prompts_as_the_cpu_does(base: Path, loop: Any, tmp
     for device in ("cpu", "cuda"):
         engine = EmbeddedEngine(EngineSpec(base=str(base), device=device), max_memory_gb=None)
         loop.run(engine.load(adapter), 120)
-        readings[device] = loop.run(engine.read(adapter.name, prompts, NUM_TOKENS), 120)
+        readings[device] = loop.run(engine.probe(adapter.name, prompts, NUM_TOKENS), 120)
         loop.run(engine.stop(0.0), 30)
     for ours, theirs in zip(readings["cuda"], readings["cpu"], strict=True):
         assert ours.prompt_ids == theirs.prompt_ids

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunesmith.datasets.screens.excerpts import escaped, excerpt, masked, safe_text
-from tunesmith.experience.rules.classes import REJECTED, Feedback, assess
+from tunesmith.experience.rules.classes import REJECTED, assess
 from tunesmith.experience.rules.experience import ExperienceClass as Class
 from tunesmith.experience.rules.experience import ReviewDecision, screens_of
+from tunesmith.experience.rules.feedback import Feedback
 from tunesmith.profiles.sections.experience import Thresholds
 from tunesmith.verifiers.base import Finding
 

@@ -1,10 +1,11 @@
-"""Deploy: may every target serve it, does it answer there as it did when trained, flip, bring the targets along.
+"""Deploy: check on every target that it can serve the adapter and answers as the trainer did; make it live in the
+store; switch the targets.
 
     for every target: limits and trial load ─▶ load beside what is served ─▶ parity
                                     │                                          │
                                     └───────────── refused: held ◀─────────────┘
     one compare-and-swap in the store                    ◀─ from here on the new version is what is wanted
-    for every target: flip ─▶ observe ─▶ drain the old ─▶ unload what is neither wanted nor N−1
+    for every target: flip ─▶ observe ─▶ drain the old ─▶ unload what is neither wanted nor the version before
 
 Each step can be repeated: a crash between two leaves old or new, never neither. See docs/decisions/0016.
 """
@@ -77,7 +78,10 @@ def deploy(context: StageContext) -> StageEnd:
 def _try_everywhere(
     context: StageContext, run: Run, adapter: Adapter, probed: dict[str, ParityProbe]
 ) -> NotFlipped | None:
-    """Why a target cannot serve the adapter as it was judged; nothing that is served changes. Raises TargetError."""
+    """Load the adapter on every target beside what is served, and check parity. Returns the first refusal, or None.
+
+    Raises TargetError.
+    """
     served = served_adapter(context.workspace, adapter)
     try:
         verify_folder(served.path, served.digest)
@@ -128,7 +132,7 @@ def _withdraw_all(context: StageContext, run: Run, adapter: Adapter) -> None:
 
 
 def _withdraw(context: StageContext, profile: str, tried: list[ServingTarget], served: ServedAdapter) -> None:
-    """A version that does not go live takes nobody's memory; where that fails now, the next deployment tidies up."""
+    """Unload the refused version. What cannot be unloaded now, the next deployment unloads."""
     for serving in tried:
         with contextlib.suppress(TargetError):
             LeasedTarget(context, serving, profile).unload(served.name)
@@ -138,7 +142,7 @@ def _obstacle(context: StageContext, run: Run, adapter: Adapter) -> NotFlipped |
     """What profile, base and store say against a flip, before any target is asked."""
     forbidden = objection(context.workspace, run.profile)
     if forbidden is not None:
-        return NotFlipped(f"{forbidden}; mend that, then `adapter approve {adapter.name}`", "refused")
+        return NotFlipped(f"{forbidden}; fix that, then `adapter approve {adapter.name}`", "refused")
     if adapter.state is AdapterState.REVOKED:
         return NotFlipped(f"{adapter.name} is revoked and cannot go live", "revoked")
     if context.claim.task.payload.get(_WAS_LIVE) or (

@@ -56,7 +56,6 @@ class AdapterCache:
         self._pins: frozenset[str] = frozenset()
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._one_at_a_time = asyncio.Lock()
-        self._left = asyncio.Condition()
 
     def pin(self, names: Iterable[str]) -> None:
         """Replace the pinned versions: what is live, and the version before."""
@@ -79,8 +78,6 @@ class AdapterCache:
                 del self._users[name]
             if name in self._entries:
                 self._entries[name].last_used_s = self._clock()
-            async with self._left:
-                self._left.notify_all()
 
     async def answer(
         self, request: GenerationRequest, adapter: ServedAdapter | None
@@ -126,18 +123,6 @@ class AdapterCache:
             raise EngineError(f"{name} is answering requests; drain it first", code="in_use", http_status=409)
         async with self._one_at_a_time:
             await self._evict(name)
-
-    async def drain(self, name: str, timeout_s: float) -> bool:
-        """Wait until no request uses it; False if one still does after the timeout."""
-        try:
-            async with asyncio.timeout(timeout_s), self._left:
-                await self._left.wait_for(lambda: not self._users.get(name))
-        except TimeoutError:
-            return False
-        return True
-
-    def num_users(self, name: str) -> int:
-        return self._users.get(name, 0)
 
     def state(self) -> list[dict[str, Any]]:
         """The adapters in memory, least recently used first."""

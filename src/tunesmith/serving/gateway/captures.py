@@ -93,11 +93,11 @@ class Captures:
         """By the id of a stream that goes on, the label of the key that reads it."""
 
     def begin(self, response_id: str, options: CaptureOptions) -> None:
-        """A stream goes on: whoever reads it knows its id, and may rate it before it can be kept."""
+        """A stream has begun. Its reader knows the id and may send feedback before the answer is queued."""
         self._being_written[response_id] = options.caller.label
 
     def end(self, response_id: str) -> None:
-        """What may be kept of it was handed over; twice is once."""
+        """The stream has ended and its answers are queued. Safe to call twice."""
         self._being_written.pop(response_id, None)
 
     def is_being_written(self, response_id: str, caller: Caller) -> bool:
@@ -131,7 +131,7 @@ class Captures:
                 "is_cut": not is_finished,
             }
             self._hold(key, profile, replace(capture_of(conversation, said), key_label=options.caller.label))
-            is_queued = self._queue.served(profile, conversation, options.caller.label, **said)
+            is_queued = self._queue.add_served(profile, conversation, options.caller.label, **said)
             self._num_queued += is_queued
             reason = None if is_queued else "the capture queue was full, so it was dropped"
             if is_queued and not is_in_captured_share(key, policy.share):

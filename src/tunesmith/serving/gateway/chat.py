@@ -115,6 +115,7 @@ class CompletionCall:
         held.enter_context(self._gateway.router.using(route.version.name))
 
     def _make_source(self, body: Mapping[str, Any]) -> AnswerSource:
+        """Who answers; it adds text and finish reason to `self._choices` as it goes."""
         gateway, route, timeout_s = self._gateway, self._route, self._gateway.settings.timeout_s
         if route.served.is_embedded:
             generate = partial(gateway.generate, route)

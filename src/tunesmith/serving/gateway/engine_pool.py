@@ -97,7 +97,7 @@ class EnginePool:
         self._opening = asyncio.Lock()
         self._released: Literal["unload", "cpu"] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
-        """Tasks that stop the engines which ran on the CPU meanwhile, once they are idle."""
+        """Tasks that stop the engines which ran on the CPU while training had the device, once they are idle."""
 
     def follow(self, router: ModelRouter) -> None:
         """Set the router, whose live versions are pinned; it is made after the pool."""
@@ -145,7 +145,7 @@ class EnginePool:
         finally:
             handle.num_active -= 1
 
-    async def read(
+    async def probe(
         self, route: Route, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
     ) -> list[ProbeResult]:
         """The greedy answers of a version, for the parity probe."""
@@ -154,7 +154,7 @@ class EnginePool:
         try:
             await self._prepare(handle, route)
             async with handle.adapter_cache.acquire(route.adapter) as name:
-                return await handle.engine.read(name, prompts, max_tokens)
+                return await handle.engine.probe(name, prompts, max_tokens)
         finally:
             handle.num_active -= 1
 

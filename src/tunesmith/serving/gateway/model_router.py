@@ -215,9 +215,8 @@ class ModelRouter:
             self.troubles.pop(served.profile, None)
             return
         is_revoked = old is not None and self._known.get(old.name, old).state is AdapterState.REVOKED
-        if (
-            old is not None and not is_revoked
-        ):  # a revoked version is replaced at once, even if the new one is not loaded
+        # a revoked version is replaced at once, even if the new one is not loaded
+        if old is not None and not is_revoked:
             failed, not_before = self._not_before.get(served.profile, ("", 0.0))
             if failed == new.name and time.monotonic() < not_before:
                 return
