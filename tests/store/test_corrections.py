@@ -39,7 +39,7 @@ POOR = {"entity_preservation": Finding(0.25, reason="lost two")}
 def poor(tx: Tx, *, suspicions: tuple[str, ...] = (), **values: Any) -> str:
     """An experience that needs improvement."""
     a_profile(tx)
-    said = assess(POOR, suspicions, Feedback(), Thresholds())
+    said = assess(POOR, suspicions, Feedback(), Thresholds(), monitors=())
     messages = [{"role": "user", "content": "Send order 17"}, {"role": "assistant", "content": "Done."}]
     context = Context(served_by="support@v1")
     experience_id, _ = experiences.add(

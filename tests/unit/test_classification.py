@@ -21,14 +21,14 @@ from tunesmith.experience.rules.feedback import (
 from tunesmith.profiles.sections.experience import Thresholds
 from tunesmith.verifiers.base import Finding
 from tunesmith.verifiers.builtin import ECHO, ENTITY_PRESERVATION
-from tunesmith.verifiers.registry import VERIFIERS
+from tunesmith.verifiers.registry import VERIFIERS, monitors_among
 
 GOOD = {ENTITY_PRESERVATION: Finding(1.0), ECHO: Finding(1.0), "length": Finding(1.0)}
 NONE = Feedback()
 
 
 def class_of(findings: dict[str, Finding], feedback: Feedback = NONE, suspicions: tuple[str, ...] = ()) -> Class:
-    return classify(findings, feedback, suspicions).class_name
+    return classify(findings, feedback, suspicions, monitors=monitors_among(findings)).class_name
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_class_follows_the_design(findings: dict[str, Finding], feedback: Feedba
 
 
 def test_suspect_is_quarantined_whatever_else_is_known() -> None:
-    assert classify(GOOD, Feedback(1.0, 50), ("holds '<|im_start|>'",)).class_name is Class.QUARANTINED
+    assert class_of(GOOD, Feedback(1.0, 50), ("holds '<|im_start|>'",)) is Class.QUARANTINED
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,9 @@ def test_classify_is_total_deterministic_and_gives_reasons(
     low, high = sorted((one, other))
     limits = Thresholds(gold_entities=high, poor_entities=low, gold_feedback=high, poor_feedback=low)
     feedback = aggregate(ratings)
-    said = classify(findings, feedback, suspicions, limits)
-    assert said == classify(dict(reversed(findings.items())), feedback, suspicions, limits)
+    monitors = monitors_among(findings)
+    said = classify(findings, feedback, suspicions, limits, monitors=monitors)
+    assert said == classify(dict(reversed(findings.items())), feedback, suspicions, limits, monitors=monitors)
     assert said.reasons
     kept = findings[ENTITY_PRESERVATION].score if ENTITY_PRESERVATION in findings else None
     echoes = ECHO in findings and findings[ECHO].flagged

@@ -25,7 +25,7 @@ from tunesmith.profiles.sections.experience import ExperiencePolicy
 from tunesmith.profiles.sections.screens import Screen
 from tunesmith.store.database import Tx
 from tunesmith.verifiers.base import UNFINISHED, Finding, Interaction
-from tunesmith.verifiers.registry import verify
+from tunesmith.verifiers.registry import monitors_among, verify
 
 _KEPT = ("role", "content", "tool_calls", "tool_call_id", "name")
 _MAX_TEXT = 500  # of a field of the context, and of a comment made from a next turn
@@ -110,7 +110,7 @@ def check(capture: Capture, rules: CaptureRules) -> CheckedCapture:
     # An unfinished answer is never learnt, so only its prompt is screened; else a suspect answer would keep its
     # correction in quarantine. Pairs are screened again when assembled.
     suspicions = suspicions_in(messages[:-1] if UNFINISHED in findings else messages, rules)
-    assessment = assess(findings, suspicions, Feedback(), rules.policy.classes)
+    assessment = assess(findings, suspicions, Feedback(), rules.policy.classes, monitors=monitors_among(findings))
     return CheckedCapture(messages, key, capture, assessment)
 
 

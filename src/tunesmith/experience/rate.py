@@ -12,6 +12,7 @@ from tunesmith.experience.rules.experience import ExperienceState
 from tunesmith.experience.rules.feedback import RESERVED_RATERS, Rating, aggregate, complaint_in, rater_key
 from tunesmith.profiles.sections.experience import Thresholds
 from tunesmith.store.database import Tx
+from tunesmith.verifiers.registry import monitors_among
 
 _MAX_COMMENT = 10_000
 _MAX_CORRECTION = 200_000
@@ -72,6 +73,7 @@ def add_rating(tx: Tx, experience_id: str, rating: Rating, limits: Thresholds, *
     feedback_id, is_new = feedback.add(tx, experience_id, rating, actor=actor)
     if is_new:
         said = aggregate(feedback.of_experience(tx, experience_id))
-        now = assessments.get(tx, experience_id).with_feedback(said, limits)
+        old = assessments.get(tx, experience_id)
+        now = old.with_feedback(said, limits, monitors=monitors_among(old.findings))
         assessments.decide(tx, experience_id, now, actor=actor)
     return feedback_id, is_new

@@ -1,20 +1,20 @@
 """Classification: what an experience is worth, decided from scores, feedback and suspicions, always with reasons.
 
 Pure and total: any input has a class, the same input has the same class, and late feedback simply decides again.
-Which flags count also depends on the verifiers that are installed.
+`monitors` names the verifiers whose flags do not count; which these are depends on what is installed, so a caller asks
+`verifiers/registry.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tunesmith.experience.rules.experience import ExperienceClass, ReviewDecision
 from tunesmith.experience.rules.feedback import IMPLICIT_CONFIDENCE, Feedback
 from tunesmith.profiles.sections.experience import Thresholds
 from tunesmith.verifiers.base import UNFINISHED, Finding
 from tunesmith.verifiers.builtin import ECHO, ENTITY_PRESERVATION
-from tunesmith.verifiers.registry import find_verifier
 
 REJECTED = "a reviewer has rejected it"
 
@@ -37,13 +37,13 @@ class Assessment:
     review: ReviewDecision | None = None
     """The last decision of a person about it; it outweighs suspicions until a person decides otherwise."""
 
-    def with_feedback(self, feedback: Feedback, thresholds: Thresholds) -> Assessment:
+    def with_feedback(self, feedback: Feedback, thresholds: Thresholds, *, monitors: Collection[str]) -> Assessment:
         """Decided again with what raters say by now."""
-        return assess(self.findings, self.suspicions, feedback, thresholds, self.review)
+        return assess(self.findings, self.suspicions, feedback, thresholds, self.review, monitors=monitors)
 
-    def with_review(self, review: ReviewDecision, thresholds: Thresholds) -> Assessment:
+    def with_review(self, review: ReviewDecision, thresholds: Thresholds, *, monitors: Collection[str]) -> Assessment:
         """Decided again with what a reviewer says."""
-        return assess(self.findings, self.suspicions, self.feedback, thresholds, review)
+        return assess(self.findings, self.suspicions, self.feedback, thresholds, review, monitors=monitors)
 
 
 def assess(
@@ -52,10 +52,12 @@ def assess(
     feedback: Feedback,
     thresholds: Thresholds,
     review: ReviewDecision | None = None,
+    *,
+    monitors: Collection[str],
 ) -> Assessment:
     """Class an experience. A reviewer's accept makes its suspicions not count; a reject quarantines it."""
     counting = () if review is ReviewDecision.ACCEPT else suspicions
-    said = classify(findings, feedback, counting, thresholds)
+    said = classify(findings, feedback, counting, thresholds, monitors=monitors)
     if review is ReviewDecision.REJECT:
         said = Classified(ExperienceClass.QUARANTINED, (REJECTED, *suspicions))
     return Assessment(findings, tuple(suspicions), feedback, said.class_name, said.reasons, review)
@@ -66,10 +68,13 @@ def classify(
     feedback: Feedback,
     suspicions: Sequence[str] = (),
     thresholds: Thresholds = Thresholds(),
+    *,
+    monitors: Collection[str],
 ) -> Classified:
     """The class, and why: suspects first, then what is poor, then gold; ambiguous is what is none of them."""
     if suspicions:
         return Classified(ExperienceClass.QUARANTINED, tuple(suspicions))
+    findings = {name: replace(each, flagged=False) if name in monitors else each for name, each in findings.items()}
     poor = _poor(findings, feedback, thresholds)
     if poor:
         return Classified(ExperienceClass.NEEDS_IMPROVEMENT, poor)
@@ -118,11 +123,8 @@ def _doubts(findings: Mapping[str, Finding], feedback: Feedback, limits: Thresho
 
 
 def _is_flagged(findings: Mapping[str, Finding], name: str) -> bool:
-    if name not in findings or not findings[name].flagged:
-        return False
-    verifier = find_verifier(name)
-    return verifier is None or not verifier.monitors_only
+    return name in findings and findings[name].flagged
 
 
-UNJUDGED = assess({}, (), Feedback(), Thresholds())
+UNJUDGED = assess({}, (), Feedback(), Thresholds(), monitors=())
 """Of an experience that nobody and nothing has looked at."""

@@ -158,6 +158,26 @@ class EnginePool:
         finally:
             handle.num_active -= 1
 
+    async def answer(self, name: str, request: GenerationRequest) -> str:
+        """The complete answer of an exact version, for mirrored traffic; refused while requests are queued."""
+        route = await self._find_route(name)
+        if not route.served.is_embedded:
+            assert self.pass_on is not None, "the server joins them before its first request"
+            return await self.pass_on(route, request)
+        admission = self.admission(route.folder)
+        if admission.num_rows >= self._settings.max_batch:
+            raise EngineError("the engine is busy with live requests", code="busy", http_status=503, retry_after_s=5.0)
+        admission.acquire(1)
+        texts: list[str] = []
+        try:
+            row = replace(request, adapter=route.adapter.name if route.adapter else None)
+            async with aclosing(self.generate(route, row)) as parts:
+                async for part in parts:
+                    texts.append(part.text if isinstance(part, TextDelta) else "")
+        finally:
+            admission.release(1)
+        return "".join(texts)
+
     async def unload(self, name: str) -> None:
         for handle in list(self._handles.values()):
             await handle.adapter_cache.unload(name)
@@ -251,26 +271,6 @@ class EnginePool:
             handles = list(self._handles.values())
             self._handles.clear()
         await asyncio.gather(*(handle.engine.stop(0.0) for handle in handles))
-
-    async def answer(self, name: str, request: GenerationRequest) -> str:
-        """The complete answer of an exact version, for mirrored traffic; refused while requests are queued."""
-        route = await self._find_route(name)
-        if not route.served.is_embedded:
-            assert self.pass_on is not None, "the server joins them before its first request"
-            return await self.pass_on(route, request)
-        admission = self.admission(route.folder)
-        if admission.num_rows >= self._settings.max_batch:
-            raise EngineError("the engine is busy with live requests", code="busy", http_status=503, retry_after_s=5.0)
-        admission.acquire(1)
-        texts: list[str] = []
-        try:
-            row = replace(request, adapter=route.adapter.name if route.adapter else None)
-            async with aclosing(self.generate(route, row)) as parts:
-                async for part in parts:
-                    texts.append(part.text if isinstance(part, TextDelta) else "")
-        finally:
-            admission.release(1)
-        return "".join(texts)
 
     async def reclaim_device(self) -> None:
         if self._released == "cpu":
