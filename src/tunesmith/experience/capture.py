@@ -13,7 +13,7 @@ from tunesmith.core.files import canonical_json, sha256_text
 from tunesmith.core.strict_json import check_storable, storable
 from tunesmith.core.visible_text import says_nothing
 from tunesmith.datasets.example import BadRow
-from tunesmith.datasets.messages import MessageChecker
+from tunesmith.datasets.messages import ANSWER_CODES, MessageChecker, makes_calls
 from tunesmith.datasets.screens.rows import ROW_SCREENS, RowScreens
 from tunesmith.experience import rate
 from tunesmith.experience.queries import experiences
@@ -188,7 +188,7 @@ def _checked_messages(given: Any, max_chars: int, for_correction: bool) -> list[
         shape = MessageChecker().check(judged[begins_with_tools:], "messages", "", texts)
     except BadRow as bad:
         raise DataError(f"{bad.field} {bad.problem}; {bad.fix}") from None
-    if shape[-1] not in "aAcC":
+    if shape[-1] not in ANSWER_CODES:
         raise DataError(
             "messages does not end with an assistant message, so there is no answer to keep; "
             "what the person said next goes into next_turn"
@@ -206,7 +206,7 @@ def _checked_messages(given: Any, max_chars: int, for_correction: bool) -> list[
 
 def _is_blank(message: Any) -> bool:
     """Whether it is an answer without a word: a model may end at once, and a person may still say what was right."""
-    is_answer = isinstance(message, dict) and message.get("role") == "assistant" and not message.get("tool_calls")
+    is_answer = isinstance(message, dict) and message.get("role") == "assistant" and not makes_calls(message)
     return is_answer and isinstance(said := message.get("content"), str) and says_nothing(said)
 
 

@@ -207,7 +207,7 @@ class Server:
     async def _beat(self, gateway: Gateway, row: servers.Server) -> None:
         """Write heartbeats and the served versions to the store; an unavailable store does not affect serving."""
         while True:
-            with gateway.router.writing():
+            with gateway.router.store_health.writing():
                 await asyncio.to_thread(self._beat_once, gateway, row)
             await asyncio.sleep(BEAT_S)
 
