@@ -183,7 +183,7 @@ def run_arm(arm: str, source: Path) -> None:
 
 def run_tunesmith(source: Path, folder: Path, num_processes: int, has_screens: bool) -> tuple[float, int]:
     import tunesmith.datasets.blocks  # noqa: F401  imports are not part of the job
-    from tunesmith.datasets.preparation import prepare
+    from tunesmith.datasets.prepare_folder import prepare
     from tunesmith.datasets.report import PrepareOptions
     from tunesmith.profiles.sections.screens import DEFAULT_SCREENS
 

@@ -137,9 +137,8 @@ def run(job: Job) -> dict[str, Any]:
 
     from tunesmith.training.trainers.native.memory import peak_bytes
 
-    importlib.import_module(
-        "tunesmith.training.trainers.native.step"
-    )  # every library is loaded before the process is weighed
+    # every library is loaded before the process is weighed
+    importlib.import_module("tunesmith.training.trainers.native.step")
     examples = examples_of(job)
     before = 0 if torch.cuda.is_available() else peak_bytes()
     predicted = None

@@ -30,7 +30,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from support import screen_fourth_look, screen_hard_rows, screen_second_look, screen_third_look, screen_whole_sets
 from support.screen_corpus import BAD, Row, bad_rows, prose
 from support.screen_good_rows import GOOD, good_rows
-from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.prepare_folder import prepare
 from tunesmith.datasets.report import PrepareOptions
 from tunesmith.datasets.screens.contamination import ContaminationCheck
 from tunesmith.datasets.screens.near_duplicates import NearDuplicates, minhash_signature

@@ -259,7 +259,7 @@ async def measure_engine_alone(site: Site, num: int, max_tokens: int) -> float:
     """The same requests to an engine process of our own, without HTTP: the median, in milliseconds."""
     from tunesmith.deployment.targets.base import ServedAdapter
     from tunesmith.serving.engine_spec import EngineSpec
-    from tunesmith.serving.gateway.embedded import EmbeddedEngine
+    from tunesmith.serving.gateway.embedded_engine import EmbeddedEngine
     from tunesmith.serving.generation import GenerationRequest
 
     root = site.client.workspace.root

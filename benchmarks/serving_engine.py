@@ -21,7 +21,7 @@ from tunesmith.core.environment import set_defaults_here
 from tunesmith.core.files import publish_folder
 from tunesmith.deployment.targets.base import ServedAdapter
 from tunesmith.serving.engine_spec import EngineSpec
-from tunesmith.serving.gateway.embedded import EmbeddedEngine
+from tunesmith.serving.gateway.embedded_engine import EmbeddedEngine
 from tunesmith.serving.generation import GenerationRequest, TextDelta
 
 _CONTEXT = 1024

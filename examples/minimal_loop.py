@@ -18,7 +18,7 @@ import torch
 
 from tunesmith.core.files import publish_folder
 from tunesmith.datasets.example import Example, Split
-from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.prepare_folder import prepare
 from tunesmith.datasets.reading import read_split
 from tunesmith.datasets.report import PrepareOptions
 from tunesmith.demo import dates

@@ -12,7 +12,7 @@ import pytest
 
 from support.workspaces import PROFILE, a_profile, a_workspace, cli
 from tunesmith.core.errors import ConfigError
-from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.prepare_folder import prepare
 from tunesmith.datasets.report import PrepareOptions
 from tunesmith.datasets.screens import detectors
 from tunesmith.datasets.screens.detectors import GROUP, check_installed, detector

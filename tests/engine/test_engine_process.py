@@ -25,7 +25,7 @@ from tunesmith.models.chat import ChatFormat
 from tunesmith.models.loading import load_base, load_tokenizer
 from tunesmith.serving.engine_spec import EngineSpec
 from tunesmith.serving.gateway.adapter_cache import AdapterCache
-from tunesmith.serving.gateway.embedded import EmbeddedEngine
+from tunesmith.serving.gateway.embedded_engine import EmbeddedEngine
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.heartbeat import Heartbeat
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
@@ -103,7 +103,7 @@ def test_reading_is_what_the_trainers_stack_reads(
     prompts = [[{"role": "user", "content": text}] for text in ("one", "a longer question?")]
     for adapter in adapters:
         model = load_adapter(load_base(base, torch.device("cpu")), adapter.path)
-        ours = loop.run(engine.read(adapter.name, prompts, 12))
+        ours = loop.run(engine.probe(adapter.name, prompts, 12))
         theirs = probe_prompts(model, ChatFormat(load_tokenizer(base)), prompts, 12)
         for mine, reference in zip(ours, theirs, strict=True):
             same = {"prompt_text", "prompt_ids", "num_prompt", "answer_ids", "answer_text", "finish"}
@@ -351,7 +351,7 @@ def test_engine_goes_when_the_gateway_is_killed(base: Path) -> None:
         "import asyncio, os\n"
         "from pathlib import Path\n"
         "from tunesmith.serving.engine_spec import EngineSpec\n"
-        "from tunesmith.serving.gateway.embedded import EmbeddedEngine\n"
+        "from tunesmith.serving.gateway.embedded_engine import EmbeddedEngine\n"
         "async def main():\n"
         f"    engine = EmbeddedEngine(EngineSpec(base={str(base)!r}, device='cpu', threads=1))\n"
         "    starting = asyncio.create_task(engine.start())\n"

@@ -12,7 +12,7 @@ import pytest
 from support.engine import Loop, a_lively_base, an_adapter, asking, whole_answer
 from tunesmith.serving.engine_spec import EngineSpec
 from tunesmith.serving.gateway.adapter_cache import AdapterCache
-from tunesmith.serving.gateway.embedded import EmbeddedEngine
+from tunesmith.serving.gateway.embedded_engine import EmbeddedEngine
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.generation import GenerationEnd, TextDelta
 

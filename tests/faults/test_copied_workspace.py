@@ -17,7 +17,7 @@ from support.fleet import Fleet, MakeFleet
 from support.workspaces import PROFILE, a_jsonl, a_workspace, cli, write_settings
 from tunesmith.client import Client
 from tunesmith.runs.queries import runs
-from tunesmith.runs.spec_paths import located
+from tunesmith.runs.spec_paths import with_absolute_paths
 
 SLOW = ("trainer.options.steps=40", "trainer.options.step_s=0.1", "checkpoints.every_steps=2")
 
@@ -198,7 +198,7 @@ def test_spec_of_an_older_tunesmith_with_absolute_paths_runs_in_the_copy(mover: 
     original = mover.original
     run_id = original.submit()
     with original.database.write() as tx:
-        spec = located(original.client.workspace, runs.get(tx, run_id).spec).model_dump(mode="json")
+        spec = with_absolute_paths(original.client.workspace, runs.get(tx, run_id).spec).model_dump(mode="json")
         tx.run(tables.runs.update().where(tables.runs.c.id == run_id).values(spec=spec))
     assert spec["dataset"]["path"].startswith(str(original.root))
     original.client.close()

@@ -25,7 +25,7 @@ from tunesmith.programs.device.queries.hand_overs import HandOver
 from tunesmith.programs.device.rules import HELD
 from tunesmith.runs.queries import switches, tasks
 from tunesmith.serving.engine_spec import EngineSpec
-from tunesmith.serving.gateway.embedded import EmbeddedEngine
+from tunesmith.serving.gateway.embedded_engine import EmbeddedEngine
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.store import events
 

@@ -93,8 +93,8 @@ def test_sim_script_that_never_ends_is_killed_with_all_it_started(world: World, 
     code = running.poll()
     assert code == -9
     assert strays(spec.attempt.attempt_id) == []
-    judgement = check_train_result(spec, world.folder(spec), code, killed_for=ErrorClass.STALLED)
-    assert (judgement.outcome, judgement.error_class) == (AttemptState.FAILED, ErrorClass.STALLED)
+    checked = check_train_result(spec, world.folder(spec), code)
+    assert (checked.outcome, checked.error_class) == (AttemptState.FAILED, ErrorClass.CRASH)
 
 
 def test_sim_that_hangs_shows_where_when_asked(world: World) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from support.data import HALF, a_chat, a_file, a_pair, chats, encoded, num_examples
 from tunesmith.core.errors import DataError
-from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.prepare_folder import prepare
 from tunesmith.datasets.report import PreparedDataset, PrepareOptions
 
 USER = {"role": "user", "content": "Why?"}

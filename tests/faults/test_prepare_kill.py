@@ -19,13 +19,13 @@ import pytest
 from support.data import HALF, a_file, chats, encoded, num_examples
 from support.quick_processes import run_code
 from tunesmith.core.errors import TunesmithError
-from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.prepare_folder import prepare
 from tunesmith.datasets.reading import summary, verify
 
 PREPARE = """
 import sys, os, signal, resource
 from pathlib import Path
-from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.prepare_folder import prepare
 from tunesmith.datasets.report import PrepareOptions
 
 def on_progress(done, total, rows):

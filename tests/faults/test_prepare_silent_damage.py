@@ -19,7 +19,7 @@ import pytest
 
 from support.workspaces import PROFILE, a_workspace
 from tunesmith.core.errors import DataError, TunesmithError, UsageError
-from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.prepare_folder import prepare
 from tunesmith.datasets.report import PreparedDataset, PrepareOptions
 
 ROWS = [{"prompt": f"Question {n}", "completion": f"Answer {n}"} for n in range(60)]

@@ -11,7 +11,7 @@ import pytest
 from tunesmith.deployment.targets.base import ServedAdapter
 from tunesmith.serving.gateway.answers import Choice, Header
 from tunesmith.serving.gateway.api_errors import ApiError
-from tunesmith.serving.gateway.choice_streams import EmbeddedSource, expand_choices
+from tunesmith.serving.gateway.embedded_source import EmbeddedSource, expand_choices
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.interfaces import AnswerSource
 from tunesmith.serving.gateway.proxy import ProxiedSource

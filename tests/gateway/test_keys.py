@@ -92,9 +92,9 @@ def test_only_the_key_that_asked_may_rate_and_correct(keyed: Keyed) -> None:
         keyed.feedback(DESK, response_id=name, rating="down", correction=RIGHT) for name in (answer.id, "chatcmpl-none")
     )
     assert stolen[0] == unknown[0] == 404
-    assert stolen[1]["error"]["message"].replace(answer.id, "ID") == unknown[1]["error"]["message"].replace(
-        "chatcmpl-none", "ID"
-    )  # whether the id exists is not told
+    # whether the id exists is not told
+    told = unknown[1]["error"]["message"].replace("chatcmpl-none", "ID")
+    assert stolen[1]["error"]["message"].replace(answer.id, "ID") == told
     assert keyed.feedback(DESK, response_id=answer.id, choice=1, rating="down")[0] == 404
     assert keyed.feedback(DESK, response_id=f"{answer.id}/1", rating="down")[0] == 404
     assert keyed.feedback(SHOP, response_id=answer.id, choice=1, rating="up")[0] == 200

@@ -47,7 +47,7 @@ def used_mib() -> int:
 def test_engine_on_cuda_reads_prompts_as_the_cpu_does(base: Path, loop: Any, tmp_path: Path, kind: str) -> None:
     from support.engine import an_adapter
     from tunesmith.serving.engine_spec import EngineSpec
-    from tunesmith.serving.gateway.embedded import EmbeddedEngine
+    from tunesmith.serving.gateway.embedded_engine import EmbeddedEngine
 
     adapter = an_adapter(base, tmp_path / "adapter", kind, seed=3)
     prompts = [[{"role": "user", "content": text}] for text in ("hello", "what is the date", "a")]
@@ -55,7 +55,7 @@ def test_engine_on_cuda_reads_prompts_as_the_cpu_does(base: Path, loop: Any, tmp
     for device in ("cpu", "cuda"):
         engine = EmbeddedEngine(EngineSpec(base=str(base), device=device), max_memory_gb=None)
         loop.run(engine.load(adapter), 120)
-        readings[device] = loop.run(engine.read(adapter.name, prompts, NUM_TOKENS), 120)
+        readings[device] = loop.run(engine.probe(adapter.name, prompts, NUM_TOKENS), 120)
         loop.run(engine.stop(0.0), 30)
     for ours, theirs in zip(readings["cuda"], readings["cpu"], strict=True):
         assert ours.prompt_ids == theirs.prompt_ids

@@ -34,8 +34,8 @@ from tunesmith.deployment import queries as deployments
 from tunesmith.experience.assemble import refuse_other_than_chosen
 from tunesmith.experience.queries import candidates, experiences, feedback, members
 from tunesmith.experience.queries.experiences import NotReservable
-from tunesmith.experience.rules.classes import Rating
 from tunesmith.experience.rules.experience import CorrectionState, ExperienceState
+from tunesmith.experience.rules.feedback import Rating
 from tunesmith.experience.rules.mix import (
     BASE_BESIDE_LIVE,
     BASE_UNRATED,

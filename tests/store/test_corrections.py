@@ -16,8 +16,8 @@ from tunesmith.curriculum.queries import corrections, cycles
 from tunesmith.curriculum.queries.corrections import Correction
 from tunesmith.curriculum.rules.cycle import not_due
 from tunesmith.experience.queries import experiences, reviews
-from tunesmith.experience.rate import judge
-from tunesmith.experience.rules.classes import Feedback, Rating, assess
+from tunesmith.experience.rate import add_rating
+from tunesmith.experience.rules.classes import assess
 from tunesmith.experience.rules.experience import (
     Context,
     CorrectionState,
@@ -25,6 +25,7 @@ from tunesmith.experience.rules.experience import (
     ExperienceState,
     ReviewDecision,
 )
+from tunesmith.experience.rules.feedback import Feedback, Rating
 from tunesmith.experience.tables import corrections as table
 from tunesmith.profiles.sections.curriculum import CurriculumPolicy
 from tunesmith.profiles.sections.experience import Thresholds
@@ -38,7 +39,7 @@ POOR = {"entity_preservation": Finding(0.25, reason="lost two")}
 def poor(tx: Tx, *, suspicions: tuple[str, ...] = (), **values: Any) -> str:
     """An experience that needs improvement."""
     a_profile(tx)
-    said = assess(POOR, suspicions, Feedback(), Thresholds())
+    said = assess(POOR, suspicions, Feedback(), Thresholds(), monitors=())
     messages = [{"role": "user", "content": "Send order 17"}, {"role": "assistant", "content": "Done."}]
     context = Context(served_by="support@v1")
     experience_id, _ = experiences.add(
@@ -87,7 +88,7 @@ def test_what_is_corrected_reserved_in_review_or_not_poor_is_no_entry(database: 
             .values(class_name=ExperienceClass.NEEDS_IMPROVEMENT)
         )
         corrected = poor(tx)
-        judge(tx, corrected, Rating("ann", correction="Order 17 is sent."), Thresholds(), actor=ACTOR)
+        add_rating(tx, corrected, Rating("ann", correction="Order 17 is sent."), Thresholds(), actor=ACTOR)
         attempt(tx, poor(tx), CorrectionState.ACCEPTED)
         rejected = poor(tx)
         tx.run(
@@ -182,7 +183,7 @@ def test_correction_that_was_taken_back_makes_it_an_entry_again(database: Databa
     with database.write() as tx:
         experience_id = poor(tx)
         corrected = Rating("bob", 0.0, correction="Order 17 is on its way.")
-        judge(tx, experience_id, corrected, Thresholds(), actor=ACTOR)
+        add_rating(tx, experience_id, corrected, Thresholds(), actor=ACTOR)
         assert ids(tx) == []
-        judge(tx, experience_id, Rating("bob", 0.2), Thresholds(), actor=ACTOR)
+        add_rating(tx, experience_id, Rating("bob", 0.2), Thresholds(), actor=ACTOR)
         assert ids(tx) == [experience_id]

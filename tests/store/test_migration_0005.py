@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from support.databases import an_empty_url, upgrade_to
 from support.rows import ARCHITECTURE
 from tunesmith.experience.queries import experiences, feedback
-from tunesmith.experience.rules.classes import aggregate
+from tunesmith.experience.rules.feedback import aggregate
 from tunesmith.profiles.rules.lock import ProfileLock
 from tunesmith.store.database import connect
 from tunesmith.store.schema import open_store

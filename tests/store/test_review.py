@@ -14,7 +14,7 @@ from support.rows import ACTOR, a_dataset, a_run
 from support.workspaces import PROFILE, a_workspace
 from tunesmith.client import Client
 from tunesmith.core.errors import NotFound, Refused, UsageError
-from tunesmith.experience.queries import experiences, reviews
+from tunesmith.experience.queries import experiences
 from tunesmith.experience.rules.experience import ExperienceState
 from tunesmith.experience.tables import reviews as reviews_table
 from tunesmith.orchestration import lifecycle
@@ -74,7 +74,8 @@ def test_rejected_suspect_stays_out_until_somebody_accepts_it(
             experiences.reserve(tx, [suspect], a_dataset(tx), actor=ACTOR)
         assert client.experiences.review([suspect], "accept", reason="it was revoked")[0].class_name == "gold"
         with database.read() as tx:
-            assert [each.decision.value for each in reviews.of_experience(tx, suspect)] == ["reject", "accept"]
+            decisions = sa.select(reviews_table.c.decision).where(reviews_table.c.experience_id == suspect)
+            assert [row["decision"] for row in tx.all(decisions.order_by(reviews_table.c.seq))] == ["reject", "accept"]
 
 
 def test_same_decision_again_changes_nothing(tmp_path: Path, store_url: str, database: Database) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from tunesmith.datasets.example import Split
 from tunesmith.datasets.formats.lines import LineImporter
 from tunesmith.datasets.parse_pool import ParseRules
-from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.prepare_folder import prepare
 from tunesmith.datasets.report import PreparedDataset, PrepareOptions
 
 # Prompts whose split is known, so that a small file always has something to train on and something held out.

@@ -13,7 +13,7 @@ from typing import Any
 
 from tunesmith.core.files import sha256_file
 from tunesmith.datasets.example import Split
-from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.prepare_folder import prepare
 from tunesmith.datasets.report import PrepareOptions
 from tunesmith.demo.base_model import byte_tokenizer, cached_base
 from tunesmith.profiles.architecture import read_architecture

@@ -13,7 +13,7 @@ from typing import Any
 from support.quick_processes import run_code
 from tunesmith.core.files import sha256_file
 from tunesmith.datasets.example import Split
-from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.prepare_folder import prepare
 from tunesmith.datasets.report import PreparedDataset, PrepareOptions
 from tunesmith.profiles.architecture import read_architecture
 from tunesmith.profiles.base_model import base_digest

@@ -60,7 +60,7 @@ _PRELOADED = (
     "uvicorn",
     "tunesmith.cli.main",
     "tunesmith.client",
-    "tunesmith.datasets.preparation",
+    "tunesmith.datasets.prepare_folder",
     "tunesmith.evaluation.evaluators.main",
     "tunesmith.serving.gateway.server",
     "tunesmith.programs.host",

@@ -8,27 +8,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.experience.rules.classes import (
+from tunesmith.experience.rules.classes import classify
+from tunesmith.experience.rules.experience import ExperienceClass as Class
+from tunesmith.experience.rules.feedback import (
     Feedback,
     Rating,
     aggregate,
-    classify,
     complaint_in,
     standing_corrections,
     value_of,
 )
-from tunesmith.experience.rules.experience import ExperienceClass as Class
 from tunesmith.profiles.sections.experience import Thresholds
 from tunesmith.verifiers.base import Finding
-from tunesmith.verifiers.builtin import ECHO, EPR
-from tunesmith.verifiers.registry import VERIFIERS
+from tunesmith.verifiers.builtin import ECHO, ENTITY_PRESERVATION
+from tunesmith.verifiers.registry import VERIFIERS, monitors_among
 
-GOOD = {EPR: Finding(1.0), ECHO: Finding(1.0), "length": Finding(1.0)}
+GOOD = {ENTITY_PRESERVATION: Finding(1.0), ECHO: Finding(1.0), "length": Finding(1.0)}
 NONE = Feedback()
 
 
 def class_of(findings: dict[str, Finding], feedback: Feedback = NONE, suspicions: tuple[str, ...] = ()) -> Class:
-    return classify(findings, feedback, suspicions).class_name
+    return classify(findings, feedback, suspicions, monitors=monitors_among(findings)).class_name
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,12 @@ def class_of(findings: dict[str, Finding], feedback: Feedback = NONE, suspicions
         (GOOD, Feedback(0.0, 2), Class.AMBIGUOUS),  # two raters are not enough to call it poor
         (GOOD, Feedback(0.29, 3), Class.NEEDS_IMPROVEMENT),
         (GOOD, Feedback(0.3, 3), Class.AMBIGUOUS),
-        (GOOD | {EPR: Finding(0.9)}, NONE, Class.AMBIGUOUS),
-        (GOOD | {EPR: Finding(0.901)}, NONE, Class.GOLD),
-        (GOOD | {EPR: Finding(0.7)}, NONE, Class.AMBIGUOUS),
-        (GOOD | {EPR: Finding(0.69)}, Feedback(1.0, 9), Class.NEEDS_IMPROVEMENT),
-        (GOOD | {EPR: Finding(None)}, NONE, Class.GOLD),  # does not apply: the others decide
-        ({"length": Finding(1.0)}, NONE, Class.GOLD),  # without the EPR verifier the others decide
+        (GOOD | {ENTITY_PRESERVATION: Finding(0.9)}, NONE, Class.AMBIGUOUS),
+        (GOOD | {ENTITY_PRESERVATION: Finding(0.901)}, NONE, Class.GOLD),
+        (GOOD | {ENTITY_PRESERVATION: Finding(0.7)}, NONE, Class.AMBIGUOUS),
+        (GOOD | {ENTITY_PRESERVATION: Finding(0.69)}, Feedback(1.0, 9), Class.NEEDS_IMPROVEMENT),
+        (GOOD | {ENTITY_PRESERVATION: Finding(None)}, NONE, Class.GOLD),  # does not apply: the others decide
+        ({"length": Finding(1.0)}, NONE, Class.GOLD),  # without the ENTITY_PRESERVATION verifier the others decide
         (GOOD | {ECHO: Finding(0.1, flagged=True)}, Feedback(1.0, 9), Class.NEEDS_IMPROVEMENT),
         (GOOD | {"length": Finding(0.1, flagged=True)}, NONE, Class.AMBIGUOUS),
         (GOOD | {"length": Finding(0.1, flagged=True)}, Feedback(1.0, 1), Class.GOLD),
@@ -62,7 +62,7 @@ def test_class_follows_the_design(findings: dict[str, Finding], feedback: Feedba
 
 
 def test_suspect_is_quarantined_whatever_else_is_known() -> None:
-    assert classify(GOOD, Feedback(1.0, 50), ("holds '<|im_start|>'",)).class_name is Class.QUARANTINED
+    assert class_of(GOOD, Feedback(1.0, 50), ("holds '<|im_start|>'",)) is Class.QUARANTINED
 
 
 @pytest.mark.parametrize(
@@ -130,10 +130,11 @@ def test_classify_is_total_deterministic_and_gives_reasons(
     low, high = sorted((one, other))
     limits = Thresholds(gold_entities=high, poor_entities=low, gold_feedback=high, poor_feedback=low)
     feedback = aggregate(ratings)
-    said = classify(findings, feedback, suspicions, limits)
-    assert said == classify(dict(reversed(findings.items())), feedback, suspicions, limits)
+    monitors = monitors_among(findings)
+    said = classify(findings, feedback, suspicions, limits, monitors=monitors)
+    assert said == classify(dict(reversed(findings.items())), feedback, suspicions, limits, monitors=monitors)
     assert said.reasons
-    kept = findings[EPR].score if EPR in findings else None
+    kept = findings[ENTITY_PRESERVATION].score if ENTITY_PRESERVATION in findings else None
     echoes = ECHO in findings and findings[ECHO].flagged
     match said.class_name:
         case Class.QUARANTINED:

@@ -12,7 +12,7 @@ from support.data import HALF, a_file, encoded
 from tunesmith.core.errors import DataError
 from tunesmith.core.files import publish_folder, read_manifest
 from tunesmith.datasets.example import Split
-from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.prepare_folder import prepare
 from tunesmith.datasets.reading import read_split, summary, verify
 from tunesmith.datasets.report import PreparedDataset
 from tunesmith.experience.forgetting.dataset_files import erase

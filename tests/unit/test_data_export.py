@@ -15,7 +15,7 @@ from tunesmith.core.errors import Conflict, DataError
 from tunesmith.datasets.diff import diff
 from tunesmith.datasets.example import Split
 from tunesmith.datasets.export import export
-from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.prepare_folder import prepare
 from tunesmith.datasets.report import PreparedDataset
 
 NUM = 60

@@ -10,8 +10,8 @@ import pytest
 from support.data import a_chat, a_label, a_pair, encoded, num_examples, prepared
 from tunesmith.core.errors import DataError
 from tunesmith.datasets.example import Example, Kind, Split
-from tunesmith.datasets.preparation import prepare
 from tunesmith.datasets.prepare import heldout_cases
+from tunesmith.datasets.prepare_folder import prepare
 from tunesmith.datasets.reading import read_split, summary, verify
 from tunesmith.datasets.report import PreparedDataset, PrepareOptions
 

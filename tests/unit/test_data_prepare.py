@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.data import HALF, a_chat, a_file, a_pair, chats, encoded, num_examples, prepared
 from tunesmith.core.errors import Conflict, DataError, UsageError
 from tunesmith.datasets.example import Kind, Split
-from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.prepare_folder import prepare
 from tunesmith.datasets.reading import fingerprint_of, read_split, summary, verify
 from tunesmith.datasets.report import PreparedDataset, PrepareOptions
 

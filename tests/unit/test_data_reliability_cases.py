@@ -18,7 +18,7 @@ import pytest
 from support.data import HALF, a_chat, a_file, encoded, num_examples, prepared
 from support.screen_whole_sets import World, a_line
 from tunesmith.core.errors import DataError
-from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.prepare_folder import prepare
 from tunesmith.datasets.report import PreparedDataset
 from tunesmith.profiles.sections.screens import DEFAULT_SCREENS
 

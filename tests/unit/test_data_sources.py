@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from support.data import HALF, a_chat, a_file, a_label, a_pair, a_tool_chat, chats, encoded, num_examples, prepared
 from tunesmith.core.errors import DataError, UsageError
 from tunesmith.datasets.example import Split
-from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.prepare_folder import prepare
 from tunesmith.datasets.readers.json_arrays import ArrayItems, array_start, item_groups
 from tunesmith.datasets.reading import read_split, verify
 from tunesmith.datasets.report import PreparedDataset, PrepareOptions

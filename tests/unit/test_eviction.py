@@ -10,7 +10,7 @@ NOW = 1000.0
 
 
 def held(name: str, idle_s: float = 100.0, **changes: Any) -> CachedAdapter:
-    fields: dict[str, Any] = {"num_bytes": 10, "num_users": 0}
+    fields: dict[str, Any] = {"num_users": 0}
     return CachedAdapter(name, last_used_s=NOW - idle_s, **(fields | changes))
 
 
@@ -61,9 +61,7 @@ def test_what_goes_live_gets_in_for_one_that_was_asked_a_moment_ago() -> None:
     assert decide(*others, wanted=held("new", 0.0, is_pinned=True)) == Eviction(("b",))
 
 
-def test_bytes_count_too_and_several_go_for_a_large_one() -> None:
-    others = [held(name, idle_s, num_bytes=30) for name, idle_s in (("a", 70), ("b", 90), ("c", 80))]
-    wanted = held("new", 0.0, num_bytes=50)
-    assert decide(*others, wanted=wanted, max_count=9, max_bytes=100) == Eviction(("b", "c"))
-    assert isinstance(decide(*others, wanted=wanted, max_count=9, max_bytes=40), CannotEvict)
-    assert decide(*others, wanted=wanted, max_count=9, max_bytes=140) == Eviction()
+def test_several_go_at_once_where_the_limit_was_lowered() -> None:
+    others = [held(name, idle_s) for name, idle_s in (("a", 70), ("b", 90), ("c", 80))]
+    assert decide(*others, max_count=2) == Eviction(("b", "c"))
+    assert isinstance(decide(*others[:2], held("c", 10), max_count=1), CannotEvict)

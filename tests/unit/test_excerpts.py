@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunesmith.datasets.screens.excerpts import escaped, excerpt, masked, safe_text
-from tunesmith.experience.rules.classes import REJECTED, Feedback, assess
+from tunesmith.experience.rules.classes import REJECTED, assess
 from tunesmith.experience.rules.experience import ExperienceClass as Class
 from tunesmith.experience.rules.experience import ReviewDecision, screens_of
+from tunesmith.experience.rules.feedback import Feedback
 from tunesmith.profiles.sections.experience import Thresholds
 from tunesmith.verifiers.base import Finding
 
@@ -22,14 +23,16 @@ KEY = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
 
 
 def test_accepted_suspect_is_judged_without_its_suspicions() -> None:
-    suspect = assess(CLEAN, SUSPECT, Feedback(), LIMITS)
-    accepted = suspect.with_review(ReviewDecision.ACCEPT, LIMITS)
+    suspect = assess(CLEAN, SUSPECT, Feedback(), LIMITS, monitors=())
+    accepted = suspect.with_review(ReviewDecision.ACCEPT, LIMITS, monitors=())
     assert (suspect.class_name, accepted.class_name) == (Class.QUARANTINED, Class.GOLD)
     assert accepted.suspicions == SUSPECT  # they stay known
 
 
 def test_rejected_experience_is_quarantined_without_any_suspicion() -> None:
-    rejected = assess(CLEAN, (), Feedback(), LIMITS).with_review(ReviewDecision.REJECT, LIMITS)
+    rejected = assess(CLEAN, (), Feedback(), LIMITS, monitors=()).with_review(
+        ReviewDecision.REJECT, LIMITS, monitors=()
+    )
     assert (rejected.class_name, rejected.reasons) == (Class.QUARANTINED, (REJECTED,))
 
 
@@ -38,14 +41,16 @@ def test_rejected_experience_is_quarantined_without_any_suspicion() -> None:
     [(ReviewDecision.ACCEPT, Class.NEEDS_IMPROVEMENT), (ReviewDecision.REJECT, Class.QUARANTINED)],
 )
 def test_late_feedback_keeps_the_decision(decision: ReviewDecision, expected: Class) -> None:
-    decided = assess(CLEAN, SUSPECT, Feedback(), LIMITS).with_review(decision, LIMITS)
-    later = decided.with_feedback(Feedback(0.0, 5), LIMITS)
+    decided = assess(CLEAN, SUSPECT, Feedback(), LIMITS, monitors=()).with_review(decision, LIMITS, monitors=())
+    later = decided.with_feedback(Feedback(0.0, 5), LIMITS, monitors=())
     assert (later.class_name, later.review) == (expected, decision)
 
 
 def test_the_last_decision_counts() -> None:
-    suspect = assess(CLEAN, SUSPECT, Feedback(), LIMITS)
-    there_and_back = suspect.with_review(ReviewDecision.REJECT, LIMITS).with_review(ReviewDecision.ACCEPT, LIMITS)
+    suspect = assess(CLEAN, SUSPECT, Feedback(), LIMITS, monitors=())
+    there_and_back = suspect.with_review(ReviewDecision.REJECT, LIMITS, monitors=()).with_review(
+        ReviewDecision.ACCEPT, LIMITS, monitors=()
+    )
     assert there_and_back.class_name is Class.GOLD
 
 

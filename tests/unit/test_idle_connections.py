@@ -34,9 +34,9 @@ def test_the_busy_are_never_named_and_come_back_as_the_youngest() -> None:
     assert idle_connections.longest_idle("a") == "second"
     idle_connections.remove("second")
     idle_connections.remove("first")
-    assert (len(idle_connections), idle_connections.num_idle) == (0, 0)
+    assert (len(idle_connections), idle_connections.longest_idle("a")) == (0, None)
     assert idle_connections.mark_idle("first") is None, "who has left does not come back"
-    assert idle_connections.num_idle == 0
+    assert idle_connections.longest_idle("a") is None
 
 
 def test_one_address_keeps_only_so_many_idle() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tunesmith.core.errors import DataError, UsageError
 from tunesmith.datasets.example import Split
-from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.prepare_folder import prepare
 from tunesmith.datasets.quarantine.outliers import quarantine_examples
 from tunesmith.datasets.reading import read_split, summary, verify
 from tunesmith.datasets.report import PreparedDataset, PrepareOptions

@@ -232,11 +232,6 @@ def test_check_exit_without_result_by_code(trained: TrainSpec, copy: Path, code:
     assert_failed(check_train_result(trained, copy, code), error_class)
 
 
-def test_check_killed_for_a_reason_fails_with_that_reason(trained: TrainSpec, copy: Path) -> None:
-    assert_failed(check_train_result(trained, copy, -9, killed_for=ErrorClass.STALLED), ErrorClass.STALLED, "stalled")
-    assert_failed(check_train_result(trained, copy, 0, killed_for=ErrorClass.BUDGET), ErrorClass.BUDGET)
-
-
 def test_check_failed_result_keeps_its_class_and_words(trained: TrainSpec, copy: Path) -> None:
     change(copy, status="failed", error_class="oom", error="no room\nfor \x1b[31mthat\x00", artifact=None)
     judgement = check_train_result(trained, copy, 1)

@@ -13,7 +13,7 @@ import pytest
 from support.data import HALF, a_chat, a_file, chats, encoded, num_examples, prepared
 from tunesmith.core.errors import DataError
 from tunesmith.datasets.example import Split
-from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.prepare_folder import prepare
 from tunesmith.datasets.reading import read_split, summary, verify
 from tunesmith.datasets.report import PreparedDataset
 from tunesmith.datasets.screens.near_duplicates import NearDuplicates, minhash_signature

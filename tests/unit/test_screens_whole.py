@@ -12,7 +12,7 @@ import pytest
 from support.data import HALF, a_file, encoded, prepared
 from support.screen_whole_sets import CLUSTERS, World, a_line, overlaps, whole_rows
 from tunesmith.datasets.example import Split
-from tunesmith.datasets.preparation import prepare
+from tunesmith.datasets.prepare_folder import prepare
 from tunesmith.datasets.reading import read_split, verify
 from tunesmith.datasets.report import PreparedDataset
 from tunesmith.datasets.screens.contamination import ContaminationCheck

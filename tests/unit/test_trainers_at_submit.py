@@ -58,10 +58,8 @@ def test_command_argv_names_files_of_the_workspace_and_programs_on_the_path(root
     argv = argv_of(COMMAND, {"argv": ["python", "mine.py", "--steps", "7", "other"]}, root)
     assert argv == ("python", str(root / "mine.py"), "--steps", "7", "other")
     assert argv_of(COMMAND, {"argv": ["mine.sh"]}, root) == (str(root / "mine.sh"),)
-    assert argv_of(COMMAND, {"argv": ["sh", "-c", "true; false"]}, root)[1:] == (
-        "-c",
-        "true; false",
-    )  # no shell of ours
+    # no shell of ours
+    assert argv_of(COMMAND, {"argv": ["sh", "-c", "true; false"]}, root)[1:] == ("-c", "true; false")
     assert argv_of(NATIVE, {}, root) == NATIVE.argv
 
 

@@ -104,7 +104,7 @@ def _fail_where_files_still_hold_it(done: ForgetView) -> None:
     if failed:
         raise TunesmithError(
             f"it is forgotten in the store, but still in the files of {', '.join(each.dataset_id for each in failed)}: "
-            f"{failed[0].why}; mend that and forget {done.ids[-1]} again, or let a worker try again"
+            f"{failed[0].why}; fix that and forget {done.ids[-1]} again, or let a worker try again"
         )
 
 

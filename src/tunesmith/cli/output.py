@@ -322,7 +322,7 @@ def explain_error(error: Exception) -> tuple[str, str, int]:
         where = f"{show_path(error.filename)}: " if error.filename is not None else ""
         return "os", f"{where}{error.strerror}", 1
     if isinstance(error, UnicodeEncodeError):  # only a name or text that came with the call can hold such characters
-        return "usage", f"{show_path(error.object)[:100]} is not valid UTF-8; rename the file, or mend the text", 2
+        return "usage", f"{show_path(error.object)[:100]} is not valid UTF-8; rename the file, or fix the text", 2
     if isinstance(error, ValueError) and "null byte" in str(error):
         return "usage", "a name or text holds a NUL character; leave it out", 2
     if isinstance(error, MemoryError):

@@ -240,7 +240,7 @@ def retry(
     """Open a new run like a finished one.
 
     On the same dataset and start, with everything the old one was told: --set, environment, campaign.
-    A --set given now comes on top. The profile's file is read again, so that what was mended there counts.
+    A --set given now comes on top. The profile's file is read again, so that what was fixed there counts.
     """
     with open_client(ctx) as client:
         made = client.runs.retry(

@@ -112,7 +112,7 @@ def inbox(ctx: typer.Context, json: Json = False) -> None:
 
 
 def doctor(ctx: typer.Context, json: Json = False) -> int:
-    """Check installation and workspace; say how to mend them.
+    """Check installation and workspace; say how to fix them.
 
     Exit code 1 if something is broken; warnings do not count.
     """

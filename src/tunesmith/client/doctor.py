@@ -146,7 +146,7 @@ class Doctor:
             with self._session.database.read() as tx:
                 alive = workers.alive(tx)
         except StoreError:
-            return Check("workers", "warning", "unknown while the store cannot be read", "mend the store first")
+            return Check("workers", "warning", "unknown while the store cannot be read", "fix the store first")
         if alive:
             return Check("workers", "ok", f"{len(alive)} running")
         return Check("workers", "warning", "none is running, so queued runs wait", "tunesmith worker")
@@ -165,7 +165,7 @@ class Doctor:
             if each.error is None:
                 checks.append(Check(name, "ok", f"serves {'the bare base' if live is None else live.name}"))
             else:
-                fix = "mend the target; a worker that runs brings it to what is wanted"
+                fix = "fix the target; a worker that runs brings it to what is wanted"
                 checks.append(Check(name, "warning", each.error, fix))
         return checks
 
@@ -174,7 +174,7 @@ class Doctor:
             with self._session.database.read() as tx:
                 alive = servers.alive(tx)
         except StoreError:
-            return Check("servers", "warning", "unknown while the store cannot be read", "mend the store first")
+            return Check("servers", "warning", "unknown while the store cannot be read", "fix the store first")
         dropped = sum(server.counts.get("num_dropped", 0) for server in alive)
         if dropped:
             fix = "its log and GET /healthz say why; answers flow all the same"

@@ -11,8 +11,9 @@ from tunesmith.curriculum.queries.corrections import StoredCorrection
 from tunesmith.experience.queries.experiences import Experience
 from tunesmith.experience.queries.feedback import StoredFeedback
 from tunesmith.experience.queries.members import Member
-from tunesmith.experience.rules.classes import Assessment, Feedback
+from tunesmith.experience.rules.classes import Assessment
 from tunesmith.experience.rules.experience import ExperienceState
+from tunesmith.experience.rules.feedback import Feedback
 from tunesmith.verifiers.base import Finding, Interaction
 
 

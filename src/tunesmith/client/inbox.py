@@ -103,14 +103,14 @@ def _held(reader: Reader) -> Iterator[InboxItem]:
 
 def _paused(reader: Reader) -> Iterator[InboxItem]:
     for run in runs.paused_unasked(reader, limit=_RUNS):
-        what_to_do = f"mend the profile, then `run resume {run.id}`; or `run cancel {run.id}`"
+        what_to_do = f"fix the profile, then `run resume {run.id}`; or `run cancel {run.id}`"
         yield InboxItem("paused run", run.id, run.profile, run.since, run.reason, what_to_do)
 
 
 def _failed(reader: Reader) -> Iterator[InboxItem]:
     """Runs that failed for good, until they are tried again; after a week nobody waits for them any more."""
     for run in runs.failed(reader, within=_FAILED_FOR, limit=_RUNS):
-        what_to_do = f"read `run logs {run.id}`, mend the cause, then `run retry {run.id}`"
+        what_to_do = f"read `run logs {run.id}`, fix the cause, then `run retry {run.id}`"
         kind = "parked run" if run.is_parked else "failed run"
         yield InboxItem(
             kind, run.id, run.profile, run.since, run.reason, what_to_do, run.error, telling_line(run.error)
@@ -137,7 +137,7 @@ def _parked(reader: Reader) -> Iterator[InboxItem]:
     for task in runs.parked(reader):
         yield InboxItem(
             f"parked {task.kind} task", task.id, task.profile, task.since, task.reason,
-            "mend the cause; a worker opens a new one when it is due", task.error, telling_line(task.error),
+            "fix the cause; a worker opens a new one when it is due", task.error, telling_line(task.error),
         )  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def _troubled(reader: Reader) -> Iterator[InboxItem]:
     for seen in deployments.troubled(reader):
         yield InboxItem(
             f"target {seen.target}", seen.profile, seen.profile, seen.flipped_at, seen.error,
-            "mend the target; a worker brings it to what is wanted",
+            "fix the target; a worker brings it to what is wanted",
         )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ def _item(tx: Tx, pending: Pending) -> InboxItem:
     elif failure := forget.last_failure(tx, dataset.id, pending.since):
         why = f"the rewrite failed: {failure}"
         what_to_do = (
-            f"mend that, then `experience forget {pending.experience_ids[0]}`; "
+            f"fix that, then `experience forget {pending.experience_ids[0]}`; "
             f"if `dataset verify {dataset.id}` says that it is damaged, remove its folder first"
         )
     num = len(pending.experience_ids)

@@ -1,4 +1,7 @@
-"""`client.runs`: submit, look at, and steer runs. What only some of it needs is imported there: listings stay quick."""
+"""`client.runs`: submit, look at, and steer runs.
+
+Imports that only one method needs are inside it, so that listings start quickly.
+"""
 
 from __future__ import annotations
 

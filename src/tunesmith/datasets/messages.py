@@ -1,8 +1,14 @@
-"""Checks a list of messages: who may speak after whom, and that everybody says something."""
+"""Checks chat messages: what one message must have, who may speak after whom, and that everybody says something.
+
+`role_fault` and `content_fault` are the rules of one message, for every edge: files and captures (`MessageChecker`) and
+the gateway, each with errors of its own. A list that is learnt has stricter rules than one that is asked.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Mapping
+from enum import Enum
 from typing import Any
 
 from tunesmith.core.errors import quoted
@@ -24,12 +30,48 @@ _AFTER: dict[str, dict[str, str]] = {  # who may speak next, with the letter it 
 _SPEAKER = {"s": "system", "u": "user", "a": "assistant", "c": "assistant", "t": "tool", "r": "tool"}
 _SPEAKER |= {"A": "an assistant message with tool calls", "C": "an assistant message with tool calls"}
 ROLES = ("system", "user", "assistant", "tool")
+ANSWER_CODES, CONTEXT_ANSWER_CODES = "aAcC", "cC"
+"""Letters of a shape (`example.ROLE_OF_CODE`): all answers, and those that only give context to a later one."""
 _OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "ai": "assistant"}
 _OTHER_ROLES |= {"developer": "system", "function": "tool", "ipython": "tool"}
 _OTHER_KEYS = {"from": "role", "value": "content", "text": "content"}
 _CHANGES_MEANING = ("function_call", "audio", "images")  # leaving these out would teach something else
 _IN_CONTENT = "write it into the message's content as the model should write it, or remove the line"
 _MAX_IGNORED_NAMES = 50
+
+
+class MessageFault(Enum):
+    """What is wrong with one message, whatever stands before it."""
+
+    NOT_OBJECT = "not_object"
+    NO_ROLE = "no_role"
+    ROLE_NOT_TEXT = "role_not_text"
+    UNKNOWN_ROLE = "unknown_role"
+    NO_CONTENT = "no_content"
+    CONTENT_NOT_TEXT = "content_not_text"
+
+
+def role_fault(message: Any, roles: Collection[str] = ROLES) -> MessageFault | None:
+    """What is wrong with the role of a message; None where it is one of `roles`."""
+    if type(message) is not dict:
+        return MessageFault.NOT_OBJECT
+    if "role" not in message:
+        return MessageFault.NO_ROLE
+    if type(message["role"]) is not str:
+        return MessageFault.ROLE_NOT_TEXT
+    return None if message["role"] in roles else MessageFault.UNKNOWN_ROLE
+
+
+def content_fault(message: Mapping[str, Any]) -> MessageFault | None:
+    """What is wrong with the content of a message whose role is known; only an answer with calls may do without it."""
+    if "content" not in message:
+        return None if makes_calls(message) else MessageFault.NO_CONTENT
+    return None if type(message["content"]) is str else MessageFault.CONTENT_NOT_TEXT
+
+
+def makes_calls(message: Mapping[str, Any]) -> bool:
+    """Whether it is an answer that calls functions."""
+    return bool(message.get("tool_calls")) and message.get("role") == "assistant"
 
 
 class MessageChecker:
@@ -60,7 +102,7 @@ class MessageChecker:
             except (KeyError, TypeError):
                 code = _code_of_bare_call(message, last, f"{field}[{len(contents) - start}]")
                 content = ""
-            if (type(content) is not str or says_nothing(content)) and not _is_call(message):
+            if (type(content) is not str or says_nothing(content)) and not makes_calls(message):
                 raise _bad_message(message, last, f"{field}[{len(contents) - start}]")
             if code == "a" and not trained:
                 code = "c"
@@ -103,14 +145,9 @@ def count_ignored(counts: Counter[str], name: str, num: int = 1) -> None:
     counts[short if short in counts or len(counts) < _MAX_IGNORED_NAMES else "(others)"] += num
 
 
-def _is_call(message: dict[str, Any]) -> bool:
-    """Whether it may do without a content."""
-    return bool(message.get("tool_calls")) and message["role"] == "assistant"
-
-
 def _code_of_bare_call(message: Any, last: str, field: str) -> str:
     """The letter of an answer that has calls and no content at all; everything else without a content is bad."""
-    if type(message) is dict and message.get("role") == "assistant" and message.get("tool_calls"):
+    if type(message) is dict and makes_calls(message):
         code = _AFTER[last].get("assistant")
         if code is not None:
             return code
@@ -131,22 +168,27 @@ def _weighted(value: Any, field: str, code: str) -> str:
 
 def _bad_message(message: Any, last: str, field: str) -> BadRow:
     """What is wrong with a message that follows one with the letter `last`."""
-    if type(message) is not dict:
+    fault = role_fault(message)
+    if fault is MessageFault.NOT_OBJECT:
         problem = f"is {named(message)}, not a message"
         return BadRow(Reason.WRONG_TYPE, field, problem, 'write {"role": …, "content": …}')
-    return _bad_role(message, last, f"{field}.role") or _bad_content(message, f"{field}.content")
+    if fault is not None:
+        return _bad_role(message, fault, f"{field}.role")
+    return _bad_order(message["role"], last, f"{field}.role") or _bad_content(message, f"{field}.content")
 
 
-def _bad_role(message: dict[str, Any], last: str, field: str) -> BadRow | None:
-    if "role" not in message:
+def _bad_role(message: dict[str, Any], fault: MessageFault, field: str) -> BadRow:
+    if fault is MessageFault.NO_ROLE:
         return BadRow(Reason.MISSING_FIELD, field, "is missing", _rename(message, "role"))
-    role = message["role"]
-    if type(role) is not str:
-        return BadRow(Reason.WRONG_TYPE, field, f"is {named(role)}, not a string", f"use one of {', '.join(ROLES)}")
-    if role not in ROLES:
-        known = _OTHER_ROLES.get(role.strip().lower(), role.strip().lower())
-        fix = f"use '{known}'" if known in ROLES else f"use one of {', '.join(ROLES)}"
-        return BadRow(Reason.BAD_ROLE, field, f"{quoted(role, 30)} is not a role", fix)
+    role, every = message["role"], f"use one of {', '.join(ROLES)}"
+    if fault is MessageFault.ROLE_NOT_TEXT:
+        return BadRow(Reason.WRONG_TYPE, field, f"is {named(role)}, not a string", every)
+    known = _OTHER_ROLES.get(role.strip().lower(), role.strip().lower())
+    fix = f"use '{known}'" if known in ROLES else every
+    return BadRow(Reason.BAD_ROLE, field, f"{quoted(role, 30)} is not a role", fix)
+
+
+def _bad_order(role: str, last: str, field: str) -> BadRow | None:
     if role in _AFTER[last]:
         return None
     where = f"follows {_SPEAKER[last]}" if last else "begins the conversation"
@@ -155,12 +197,13 @@ def _bad_role(message: dict[str, Any], last: str, field: str) -> BadRow | None:
 
 
 def _bad_content(message: dict[str, Any], field: str) -> BadRow:
-    if "content" not in message:
+    fault = content_fault(message)
+    if fault is MessageFault.NO_CONTENT:
         return BadRow(Reason.MISSING_FIELD, field, "is missing", _rename(message, "content"))
     content = message["content"]
     if any(message.get(key) for key in _CHANGES_MEANING):
         return BadRow(Reason.UNSUPPORTED_FIELD, field, "has no text beside a call or media", _IN_CONTENT)
-    if type(content) is not str:
+    if fault is MessageFault.CONTENT_NOT_TEXT:
         fix = "join its text parts into one string" if type(content) is list else "write a string"
         return BadRow(Reason.WRONG_TYPE, field, f"is {named(content)}, not a string", fix)
     return empty_text(content, field)

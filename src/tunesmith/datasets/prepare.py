@@ -1,4 +1,4 @@
-"""A profile's dataset: its options, `preparation.prepare`, its row in the store, its cases in the held-out pool.
+"""A profile's dataset: its options, `prepare_folder.prepare`, its row in the store, its cases in the held-out pool.
 
 Until the dataset's row is in the store, a mark file lies beside its folder. A killed process leaves folder and mark. A
 worker that can lock the mark removes the folder, unless the row exists. A folder without a mark is never removed: it
@@ -60,7 +60,7 @@ def prepare_dataset(
 
     A source may be a pattern such as data/*.jsonl.
     """
-    from tunesmith.datasets.preparation import prepare
+    from tunesmith.datasets.prepare_folder import prepare
     from tunesmith.datasets.sources import expanded
 
     options, files = _as_read(options_of(checked), reading or {}), expanded(sources)

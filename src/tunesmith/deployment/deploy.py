@@ -1,10 +1,11 @@
-"""Deploy: may every target serve it, does it answer there as it did when trained, flip, bring the targets along.
+"""Deploy: check on every target that it can serve the adapter and answers as the trainer did; make it live in the
+store; switch the targets.
 
     for every target: limits and trial load ─▶ load beside what is served ─▶ parity
                                     │                                          │
                                     └───────────── refused: held ◀─────────────┘
     one compare-and-swap in the store                    ◀─ from here on the new version is what is wanted
-    for every target: flip ─▶ observe ─▶ drain the old ─▶ unload what is neither wanted nor N−1
+    for every target: flip ─▶ observe ─▶ drain the old ─▶ unload what is neither wanted nor the version before
 
 Each step can be repeated: a crash between two leaves old or new, never neither. See docs/decisions/0016.
 """
@@ -41,6 +42,16 @@ from tunesmith.store.database import Tx
 _WAS_LIVE = "was_live"
 
 
+class _Cancelled(Exception):
+    """Somebody asked for that before the flip."""
+
+
+class _Stale(Refused):
+    """The verdict is not about what would be flipped."""
+
+    code = "stale"
+
+
 def deploy(context: StageContext) -> StageEnd:
     """Make the run's adapter live, or find out why not."""
     with context.database.read() as tx:
@@ -52,19 +63,9 @@ def deploy(context: StageContext) -> StageEnd:
     if adapter.state is not AdapterState.LIVE:
         if is_cancelled:
             return StageEnd.cancelled()
-        try:
-            obstacle = _obstacle(context, run, adapter) or _try_everywhere(context, run, adapter, probed)
-        except TargetError as error:
-            if is_disk_trouble(error):
-                return StageEnd.no_room(error.message)
-            return StageEnd.failed(ErrorClass.TRANSIENT, error.message)
-        try:
-            obstacle = obstacle or _flip(context, run, adapter, probed)
-        except _Cancelled:
-            _withdraw_all(context, run, adapter)
-            return StageEnd.cancelled()
-        if obstacle is not None:
-            return StageEnd.succeeded(obstacle)
+        ended = _make_live(context, run, adapter, probed)
+        if ended is not None:
+            return ended
     context.pulse.progress()
     trouble = reconcile(context, run.profile)
     if trouble is not None:
@@ -74,10 +75,53 @@ def deploy(context: StageContext) -> StageEnd:
     return StageEnd.succeeded(Flipped(), {"parity": {name: each.numbers for name, each in probed.items()}})
 
 
+def _make_live(context: StageContext, run: Run, adapter: Adapter, probed: dict[str, ParityProbe]) -> StageEnd | None:
+    """Check, try on every target, flip. Returns None once the adapter is live, else how the deployment ends."""
+    try:
+        obstacle = _obstacle(context, run, adapter) or _try_everywhere(context, run, adapter, probed)
+    except TargetError as error:
+        if is_disk_trouble(error):
+            return StageEnd.no_room(error.message)
+        return StageEnd.failed(ErrorClass.TRANSIENT, error.message)
+    try:
+        obstacle = obstacle or _flip(context, run, adapter, probed)
+    except _Cancelled:
+        _withdraw_all(context, run, adapter)
+        return StageEnd.cancelled()
+    return None if obstacle is None else StageEnd.succeeded(obstacle)
+
+
+def _obstacle(context: StageContext, run: Run, adapter: Adapter) -> NotFlipped | None:
+    """What profile, base and store say against a flip, before any target is asked."""
+    forbidden = objection(context.workspace, run.profile)
+    if forbidden is not None:
+        return NotFlipped(f"{forbidden}; fix that, then `adapter approve {adapter.name}`", "refused")
+    if adapter.state is AdapterState.REVOKED:
+        return NotFlipped(f"{adapter.name} is revoked and cannot go live", "revoked")
+    if context.claim.task.payload.get(_WAS_LIVE) or (
+        run.spec.deploys is None and adapter.state is not AdapterState.CANDIDATE
+    ):
+        return NotFlipped(f"{adapter.name} was live already and is {adapter.state} since", "moved_on")
+    changed = base_trouble(context.workspace, run.spec)
+    if changed is not None:
+        return NotFlipped(f"{changed}, then approve it: tunesmith adapter approve {adapter.name}", "refused")
+    with context.database.read() as tx:
+        try:
+            deployments.check_flip(tx, run.profile, _baseline(tx, context, run, adapter))
+        except (_Stale, deployments.LiveMoved) as error:
+            return NotFlipped(str(error), "stale")
+        except Refused as error:
+            return NotFlipped(str(error), "later")
+    return None
+
+
 def _try_everywhere(
     context: StageContext, run: Run, adapter: Adapter, probed: dict[str, ParityProbe]
 ) -> NotFlipped | None:
-    """Why a target cannot serve the adapter as it was judged; nothing that is served changes. Raises TargetError."""
+    """Load the adapter on every target beside what is served, and check parity. Returns the first refusal, or None.
+
+    Raises TargetError.
+    """
     served = served_adapter(context.workspace, adapter)
     try:
         verify_folder(served.path, served.digest)
@@ -128,34 +172,10 @@ def _withdraw_all(context: StageContext, run: Run, adapter: Adapter) -> None:
 
 
 def _withdraw(context: StageContext, profile: str, tried: list[ServingTarget], served: ServedAdapter) -> None:
-    """A version that does not go live takes nobody's memory; where that fails now, the next deployment tidies up."""
+    """Unload the refused version. What cannot be unloaded now, the next deployment unloads."""
     for serving in tried:
         with contextlib.suppress(TargetError):
             LeasedTarget(context, serving, profile).unload(served.name)
-
-
-def _obstacle(context: StageContext, run: Run, adapter: Adapter) -> NotFlipped | None:
-    """What profile, base and store say against a flip, before any target is asked."""
-    forbidden = objection(context.workspace, run.profile)
-    if forbidden is not None:
-        return NotFlipped(f"{forbidden}; mend that, then `adapter approve {adapter.name}`", "refused")
-    if adapter.state is AdapterState.REVOKED:
-        return NotFlipped(f"{adapter.name} is revoked and cannot go live", "revoked")
-    if context.claim.task.payload.get(_WAS_LIVE) or (
-        run.spec.deploys is None and adapter.state is not AdapterState.CANDIDATE
-    ):
-        return NotFlipped(f"{adapter.name} was live already and is {adapter.state} since", "moved_on")
-    changed = base_trouble(context.workspace, run.spec)
-    if changed is not None:
-        return NotFlipped(f"{changed}, then approve it: tunesmith adapter approve {adapter.name}", "refused")
-    with context.database.read() as tx:
-        try:
-            deployments.check_flip(tx, run.profile, _baseline(tx, context, run, adapter))
-        except (_Stale, deployments.LiveMoved) as error:
-            return NotFlipped(str(error), "stale")
-        except Refused as error:
-            return NotFlipped(str(error), "later")
-    return None
 
 
 def _flip(context: StageContext, run: Run, adapter: Adapter, probed: dict[str, ParityProbe]) -> NotFlipped | None:
@@ -183,16 +203,6 @@ def _flip(context: StageContext, run: Run, adapter: Adapter, probed: dict[str, P
     except Refused as error:
         return NotFlipped(str(error), "later")
     return None
-
-
-class _Cancelled(Exception):
-    """Somebody asked for that before the flip."""
-
-
-class _Stale(Refused):
-    """The verdict is not about what would be flipped."""
-
-    code = "stale"
 
 
 def _baseline(tx: Tx, context: StageContext, run: Run, adapter: Adapter) -> str:

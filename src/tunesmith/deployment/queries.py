@@ -92,7 +92,7 @@ def check_flip(tx: Tx, profile: str, baseline: str) -> None:
 
 
 def being_deployed(tx: Tx, live: adapters.Adapter | None) -> str | None:
-    """The run that has made this version live and still brings the targets along; None: there is none."""
+    """The run that has made this version live and still switches the targets; None: there is none."""
     if live is None:
         return None
     under_way = adapters.under_way(tx, (RunState.DEPLOYING,), live.profile)
@@ -100,13 +100,13 @@ def being_deployed(tx: Tx, live: adapters.Adapter | None) -> str | None:
 
 
 def pinned(tx: Tx, profile: str) -> adapters.Adapter | None:
-    """N−1: what a roll-back would put in place of what is live; None for the bare base."""
+    """The version before: what a roll-back would put in place of what is live; None for the bare base."""
     previous = _usable_previous(tx, get(tx, profile))
     return None if previous is None else adapters.get(tx, previous)
 
 
 def kept(tx: Tx, profile: str) -> frozenset[str]:
-    """The versions that stay loaded: what is live, N−1, and candidates that are about to go live or shown traffic."""
+    """The versions that stay loaded: live, the one before, and candidates about to go live or shown traffic."""
     coming = [adapter for _, adapter in adapters.under_way(tx, (RunState.DEPLOYING, RunState.SHADOWING), profile)]
     found = (adapters.live(tx, profile), pinned(tx, profile), *coming)
     return frozenset(each.name for each in found if each is not None and each.state is not AdapterState.REVOKED)
@@ -132,7 +132,7 @@ def roll_back(tx: Tx, profile: str, *, actor: str, reason: str, to: adapters.Ada
 
 
 def _usable_previous(tx: Tx, deployment: Deployment | None) -> str | None:
-    """N−1 where it can still be served, else the newest superseded version, else the bare base."""
+    """The version before where it can still be served, else the newest superseded version, else the bare base."""
     if deployment is None:
         return None
     if deployment.previous_adapter_id is not None:

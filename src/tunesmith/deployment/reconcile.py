@@ -93,9 +93,8 @@ def reconcile(context: StageContext, profile: str) -> str | None:
             continue
         for serving in (each for each, trouble in settled if trouble is None):
             context.pulse.check()
-            _unload_old(
-                context, wanted, serving
-            )  # where it does not serve what is wanted, the old one may be all it has
+            # only here: a target that does not serve what is wanted may have nothing but the old version
+            _unload_old(context, wanted, serving)
             context.pulse.progress()
         return troubles[0] if troubles else None
     return "what is wanted keeps changing"

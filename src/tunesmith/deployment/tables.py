@@ -11,7 +11,7 @@ deployments = sa.Table(
     metadata,
     sa.Column("profile", sa.Text, sa.ForeignKey("profiles.name"), primary_key=True),
     sa.Column("wanted_adapter_id", sa.Text, sa.ForeignKey("adapters.id")),
-    sa.Column("previous_adapter_id", sa.Text, sa.ForeignKey("adapters.id")),  # N−1, kept for rollback
+    sa.Column("previous_adapter_id", sa.Text, sa.ForeignKey("adapters.id")),  # kept for a roll-back
     sa.Column("flipped_at", Instant, nullable=False),
     sa.Column("flipped_by", sa.Text, nullable=False),
     sa.Column("targets", sa.JSON, nullable=False),  # the targets that must follow, as in the run's spec

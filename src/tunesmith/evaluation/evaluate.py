@@ -18,18 +18,18 @@ from tunesmith.models.queries import Adapter
 from tunesmith.programs.device.take import take_device
 from tunesmith.programs.protocol import Scores
 from tunesmith.programs.result_check import check_evaluate_result, read_scores
-from tunesmith.programs.stage import StageContext, StageEnd, StageResult
+from tunesmith.programs.stage import StageContext, StageEnd, StageFact
 from tunesmith.programs.supervise import ProgramEnd, Supervisor
 from tunesmith.runs.base_check import base_trouble
 from tunesmith.runs.queries import runs
 from tunesmith.runs.rules.request import RequestKind
 from tunesmith.runs.rules.task import AttemptState, ErrorClass
 from tunesmith.runs.spec import AdapterRef, CasesRef, EvaluateSpec, RunSpec, Subject
-from tunesmith.runs.spec_paths import located
+from tunesmith.runs.spec_paths import with_absolute_paths
 
 
 @dataclass(frozen=True)
-class Measured(StageResult):
+class Measured(StageFact):
     judged: Judged
     adapter_id: str
     baseline_adapter_id: str | None
@@ -51,14 +51,14 @@ def evaluate(context: StageContext) -> StageEnd:
     refused = _refused(context, run, candidate, pool)
     if refused is not None:
         return refused
-    held = take_device(context, run.spec.trainer)
-    if held is not None:
-        return StageEnd.device_busy(held)
+    busy = take_device(context, run.spec.trainer)
+    if busy is not None:
+        return StageEnd.device_busy(busy)
     context.attempt_dir.mkdir(parents=True, exist_ok=True)
     spec = EvaluateSpec(
         attempt=context.attempt_ref,
         run_id=run.id,
-        base=located(context.workspace, run.spec).base,
+        base=with_absolute_paths(context.workspace, run.spec).base,
         subjects=(
             Subject(label="candidate", adapter=_ref(context, candidate)),
             Subject(label="baseline", adapter=None if live is None else _ref(context, live)),
@@ -72,15 +72,15 @@ def evaluate(context: StageContext) -> StageEnd:
     ended_early = _ended_early(context, end)
     if ended_early is not None:
         return ended_early
-    judgement = check_evaluate_result(spec, context.attempt_dir, end.exit_code)
-    if judgement.outcome is AttemptState.INTERRUPTED:
-        error_class = judgement.error_class or ErrorClass.TRANSIENT
-        return StageEnd(AttemptState.INTERRUPTED, error_class=error_class, error=judgement.error)
-    if judgement.outcome is not AttemptState.SUCCEEDED or judgement.result is None:
-        error = context.with_log(judgement.error or "")
-        return StageEnd(judgement.outcome, error_class=judgement.error_class, error=error)
-    scores = read_scores(context.attempt_dir, judgement.result)
-    references = judgement.result.references
+    checked = check_evaluate_result(spec, context.attempt_dir, end.exit_code)
+    if checked.outcome is AttemptState.INTERRUPTED:
+        error_class = checked.error_class or ErrorClass.TRANSIENT
+        return StageEnd(AttemptState.INTERRUPTED, error_class=error_class, error=checked.error)
+    if checked.outcome is not AttemptState.SUCCEEDED or checked.result is None:
+        error = context.with_log(checked.error or "")
+        return StageEnd(checked.outcome, error_class=checked.error_class, error=error)
+    scores = read_scores(context.attempt_dir, checked.result)
+    references = checked.result.references
     judged = _judge(run.spec, spec, scores, pool, None if references is None else references.digest)
     return StageEnd.succeeded(
         Measured(
@@ -130,6 +130,7 @@ def _judge(
         scores.by_subject,
         [find_metric(name) for name in run.evaluation.metrics],
         primary=find_metric(run.gate.primary),
+        # cases of earlier, proven datasets
         established={case.id for case in pool if case.is_established},
         confidence=run.gate.confidence,
         seed=run.recipe.seed,

@@ -86,10 +86,10 @@ class Scorer:
             code = self._watched(program, before)
         finally:
             program.kill_tree(0.0)
-        judgement = check_evaluate_result(spec, folder, code)
-        if judgement.outcome is not AttemptState.SUCCEEDED or judgement.result is None:
-            raise ProgramError(_told(judgement.error_class, judgement.error or "it ended early"))
-        return read_scores(folder, judgement.result).by_subject["baseline"]
+        checked = check_evaluate_result(spec, folder, code)
+        if checked.outcome is not AttemptState.SUCCEEDED or checked.result is None:
+            raise ProgramError(_told(checked.error_class, checked.error or "it ended early"))
+        return read_scores(folder, checked.result).by_subject["baseline"]
 
     def _watched(self, program: RunningProgram, before: int) -> int:
         """Until it has ended: pass its progress on, keep it alive, give up when it hangs. Its exit code."""

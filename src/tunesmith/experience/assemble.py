@@ -203,7 +203,7 @@ class _Assembly:
         self, found: list[MixCandidate], left_out: Counter[str], staged: Path
     ) -> tuple[Selection, PreparedDataset, dict[str, StoredCandidate]]:
         """Choose and prepare; where preparing refuses some of them, others take their places."""
-        from tunesmith.datasets.preparation import prepare
+        from tunesmith.datasets.prepare_folder import prepare
 
         cases = judging_cases(self.database, self.checked)
         trusts_base = self.policy.unrated_base

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from tunesmith.datasets.example import TOOLS, Split, num_prompt_of
+from tunesmith.datasets.messages import CONTEXT_ANSWER_CODES
 from tunesmith.datasets.report import MixKind, PreparedDataset, PrepareOptions
 from tunesmith.datasets.splits import SplitRule, group_of, held_out_from
 from tunesmith.experience.queries.candidates import StoredCandidate
@@ -85,7 +86,7 @@ class Splitter:
         except (BadRow, ValueError, TypeError):
             return UNREADABLE
         num_prompt = num_prompt_of(shape)
-        begin = next((place for place, code in enumerate(shape) if code in "cC"), num_prompt)
+        begin = next((place for place, code in enumerate(shape) if code in CONTEXT_ANSWER_CODES), num_prompt)
         own = group_of(shape[: num_group or num_prompt], contents)
         groups = {own, group_of(shape[:begin], contents)}
         splits = {self._rule.split_of(bytes.fromhex(group)) for group in groups}

@@ -13,26 +13,19 @@ from tunesmith.core.files import canonical_json, sha256_text
 from tunesmith.core.strict_json import check_storable, storable
 from tunesmith.core.visible_text import says_nothing
 from tunesmith.datasets.example import BadRow
-from tunesmith.datasets.messages import MessageChecker
+from tunesmith.datasets.messages import ANSWER_CODES, MessageChecker, makes_calls
 from tunesmith.datasets.screens.rows import ROW_SCREENS, RowScreens
 from tunesmith.experience import rate
 from tunesmith.experience.queries import experiences
-from tunesmith.experience.rate import judge
-from tunesmith.experience.rules.classes import (
-    IMPLICIT_CONFIDENCE,
-    IMPLICIT_RATER,
-    Assessment,
-    Feedback,
-    Rating,
-    assess,
-    complaint_in,
-)
+from tunesmith.experience.rate import add_rating
+from tunesmith.experience.rules.classes import Assessment, assess
 from tunesmith.experience.rules.experience import Context, ExperienceState, next_turn_after
+from tunesmith.experience.rules.feedback import IMPLICIT_CONFIDENCE, IMPLICIT_RATER, Feedback, Rating, complaint_in
 from tunesmith.profiles.sections.experience import ExperiencePolicy
 from tunesmith.profiles.sections.screens import Screen
 from tunesmith.store.database import Tx
 from tunesmith.verifiers.base import UNFINISHED, Finding, Interaction
-from tunesmith.verifiers.registry import verify
+from tunesmith.verifiers.registry import monitors_among, verify
 
 _KEPT = ("role", "content", "tool_calls", "tool_call_id", "name")
 _MAX_TEXT = 500  # of a field of the context, and of a comment made from a next turn
@@ -66,7 +59,7 @@ class Capture:
     next_turn: str | None = None
     """What the person said after the answer, where that is known already."""
     context: Context = field(default_factory=Context)
-    judgements: tuple[Rating, ...] = ()
+    ratings: tuple[Rating, ...] = ()
     """What is known about it from the start, e.g. the label of an imported line."""
     is_cut: bool = False
     """A limit, a stop sequence or a lost connection ended the answer. It is kept for the correction it may get."""
@@ -94,7 +87,8 @@ class CheckedCapture:
 
 
 def check(capture: Capture, rules: CaptureRules) -> CheckedCapture:
-    """Validate and judge an interaction; raises DataError or UsageError with what is wrong with it."""
+    """Validate, verify, screen and class an interaction; raises DataError or UsageError with what is wrong with it."""
+    # an answer of `tunesmith serve`, or a cut one, is stored even if it is empty: a person may correct it
     for_correction = capture.is_cut or capture.key_label is not None
     messages = _checked_messages(capture.messages, rules.policy.capture.max_chars, for_correction)
     context = capture.context
@@ -107,15 +101,16 @@ def check(capture: Capture, rules: CaptureRules) -> CheckedCapture:
     _check_text(key, "key", _MAX_TEXT)
     if capture.next_turn is not None:
         _check_text(capture.next_turn, "next_turn", _MAX_REFERENCE)
-    for judgement in capture.judgements:
-        rate.check(judgement)
+    for rating in capture.ratings:
+        rate.check(rating)
     _check_instant(context.captured_at)
     findings = verify(Interaction(messages, context.reference), rules.policy.wanted)
     if (problem := _why_no_example(capture, messages, rules.policy)) is not None:
         findings[UNFINISHED] = Finding(None, True, f"the answer {problem}, so only a correction of it is learnt")
-    # an answer that is never learnt must not keep its correction in quarantine; pairs are screened again when assembled
+    # An unfinished answer is never learnt, so only its prompt is screened; else a suspect answer would keep its
+    # correction in quarantine. Pairs are screened again when assembled.
     suspicions = suspicions_in(messages[:-1] if UNFINISHED in findings else messages, rules)
-    assessment = assess(findings, suspicions, Feedback(), rules.policy.classes)
+    assessment = assess(findings, suspicions, Feedback(), rules.policy.classes, monitors=monitors_among(findings))
     return CheckedCapture(messages, key, capture, assessment)
 
 
@@ -142,15 +137,14 @@ def store(tx: Tx, profile: str, checked: CheckedCapture, rules: CaptureRules, *,
         key_label=capture.key_label,
     )
     if not is_new and experiences.get(tx, experience_id).state is ExperienceState.FORGOTTEN:
-        return CaptureResult(
-            experience_id, False
-        )  # nothing more is heard about it, and that is no mistake of the caller
+        # nothing more is heard about it, and that is no mistake of the caller
+        return CaptureResult(experience_id, False)
     if is_new and context.session is not None and rules.policy.capture.implicit_feedback:
         _hear_complaint_about_the_last(tx, experience_id, checked, rules, actor)
     if capture.next_turn is not None and rules.policy.capture.implicit_feedback:
         _hear_complaint(tx, experience_id, capture.next_turn, rules, actor)
-    for judgement in capture.judgements:
-        judge(tx, experience_id, judgement, rules.policy.classes, actor=actor)
+    for rating in capture.ratings:
+        add_rating(tx, experience_id, rating, rules.policy.classes, actor=actor)
     return CaptureResult(experience_id, is_new)
 
 
@@ -172,14 +166,14 @@ def _hear_complaint(tx: Tx, experience_id: str, said: str, rules: CaptureRules, 
     """A hint at low confidence. What the person said becomes a comment, never a correction: it is no answer."""
     if complaint_in(said) is None:
         return
-    judgement = Rating(
+    rating = Rating(
         rater=IMPLICIT_RATER,
         value=0.0,
         is_implicit=True,
         confidence=IMPLICIT_CONFIDENCE,
         comment=said[:_MAX_TEXT],
     )
-    judge(tx, experience_id, judgement, rules.policy.classes, actor=actor)
+    add_rating(tx, experience_id, rating, rules.policy.classes, actor=actor)
 
 
 def _checked_messages(given: Any, max_chars: int, for_correction: bool) -> list[dict[str, Any]]:
@@ -194,7 +188,7 @@ def _checked_messages(given: Any, max_chars: int, for_correction: bool) -> list[
         shape = MessageChecker().check(judged[begins_with_tools:], "messages", "", texts)
     except BadRow as bad:
         raise DataError(f"{bad.field} {bad.problem}; {bad.fix}") from None
-    if shape[-1] not in "aAcC":
+    if shape[-1] not in ANSWER_CODES:
         raise DataError(
             "messages does not end with an assistant message, so there is no answer to keep; "
             "what the person said next goes into next_turn"
@@ -212,7 +206,7 @@ def _checked_messages(given: Any, max_chars: int, for_correction: bool) -> list[
 
 def _is_blank(message: Any) -> bool:
     """Whether it is an answer without a word: a model may end at once, and a person may still say what was right."""
-    is_answer = isinstance(message, dict) and message.get("role") == "assistant" and not message.get("tool_calls")
+    is_answer = isinstance(message, dict) and message.get("role") == "assistant" and not makes_calls(message)
     return is_answer and isinstance(said := message.get("content"), str) and says_nothing(said)
 
 

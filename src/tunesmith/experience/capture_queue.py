@@ -91,9 +91,8 @@ class CaptureQueue:
         self, session: Session, *, max_pending: int = 1000, patience_s: float = 5.0, linger_s: float = 0.0
     ) -> None:
         self._parent = session
-        self._linger_s = (
-            linger_s  # how long the first of a batch waits for others: one transaction costs as much as ten
-        )
+        # how long the first of a batch waits for others: one transaction costs as much as ten
+        self._linger_s = linger_s
         self._max_pending = max_pending
         self._patience_s = patience_s  # how long one batch is tried while the store cannot be used
         self._start_anew()
@@ -112,9 +111,9 @@ class CaptureQueue:
 
     def __call__(self, profile: str, messages: Sequence[Mapping[str, Any]], **about: Unpack[About]) -> bool:
         """Queue one interaction (see `client.experiences.add`); False: it was dropped or refused, and counted."""
-        return self.served(profile, messages, None, **about)
+        return self.add_served(profile, messages, None, **about)
 
-    def served(
+    def add_served(
         self, profile: str, messages: Sequence[Mapping[str, Any]], key_label: str | None, **about: Unpack[About]
     ) -> bool:
         """The same for an answer of `tunesmith serve`, with the API key that it was given to."""

@@ -10,8 +10,8 @@ from tunesmith.experience import capture, rate
 from tunesmith.experience.capture import CaptureRules
 from tunesmith.experience.policy import rules_of, thresholds_of
 from tunesmith.experience.queries import assessments, experiences
-from tunesmith.experience.rules.classes import Feedback, Rating, value_of
 from tunesmith.experience.rules.experience import ReviewDecision, screens_of
+from tunesmith.experience.rules.feedback import Feedback, Rating, value_of
 from tunesmith.profiles.sections.experience import ExperiencePolicy
 from tunesmith.profiles.sections.screens import DEFAULT_SCREENS
 from tunesmith.runs.session import Session
@@ -48,13 +48,13 @@ def add_feedback(
     if not isinstance(experience_id, str):
         raise UsageError(f"experience_id is {quoted(repr(experience_id))}; give an id, or PROFILE:KEY, as a str")
     try:
-        rating = None if value is None else value_of(str(value))
+        score = None if value is None else value_of(str(value))
     except ValueError as error:
         raise UsageError(f"{quoted(str(value))} is no rating; {error}") from None
     rater, correction = said.get("rater"), said.get("correction")
     said_by = session.actor if rater is None else rater
-    judgement = rate.check(
-        Rating(said_by, rating, comment=said.get("comment"), correction=correction, key_label=said.get("key_label"))
+    rating = rate.check(
+        Rating(said_by, score, comment=said.get("comment"), correction=correction, key_label=said.get("key_label"))
     )
     rate.check_person(said_by)
     database = session.database
@@ -66,7 +66,7 @@ def add_feedback(
     label = said.get("key_label")
     actor = session.actor if label is None else f"key:{label}"  # the server only passes on what its caller says
     with database.write() as tx:
-        feedback_id, is_new = rate.judge(tx, found.id, judgement, limits, actor=actor)
+        feedback_id, is_new = rate.add_rating(tx, found.id, rating, limits, actor=actor)
         now = assessments.get(tx, found.id)
     return RatedView(feedback_id, found.id, is_new, now.class_name, now.reasons, now.feedback)
 

@@ -18,8 +18,8 @@ from tunesmith.datasets.report import PrepareOptions, SourceFile
 from tunesmith.experience import capture
 from tunesmith.experience.capture import Capture, CaptureRules, CheckedCapture
 from tunesmith.experience.queries import assessments, experiences
-from tunesmith.experience.rules.classes import LABEL_RATER, Rating
 from tunesmith.experience.rules.experience import Context
+from tunesmith.experience.rules.feedback import LABEL_RATER, Rating
 from tunesmith.store.database import Database
 
 if TYPE_CHECKING:
@@ -153,13 +153,13 @@ def _capture(row: dict[str, Any]) -> Capture:
     if rejected is None:
         return Capture(messages)
     if not rejected:
-        return Capture(messages, judgements=(Rating(LABEL_RATER, 1.0),))
+        return Capture(messages, ratings=(Rating(LABEL_RATER, 1.0),))
     prompt, chosen = messages[: row["num_prompt"]], messages[row["num_prompt"] :]
     worse = [*prompt, *_plain(rejected)]
     if not chosen:
-        return Capture(worse, judgements=(Rating(LABEL_RATER, 0.0),))
+        return Capture(worse, ratings=(Rating(LABEL_RATER, 0.0),))
     better = chosen[0]["content"] if len(chosen) == 1 and "tool_calls" not in chosen[0] else ""
-    return Capture(worse, judgements=(Rating(LABEL_RATER, correction=better),))
+    return Capture(worse, ratings=(Rating(LABEL_RATER, correction=better),))
 
 
 def _plain(stored: Sequence[Any]) -> list[dict[str, Any]]:

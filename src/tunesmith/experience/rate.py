@@ -8,10 +8,11 @@ from tunesmith.core.errors import Refused, UsageError, quoted
 from tunesmith.core.strict_json import check_storable
 from tunesmith.core.visible_text import says_nothing
 from tunesmith.experience.queries import assessments, experiences, feedback
-from tunesmith.experience.rules.classes import RESERVED_RATERS, Rating, aggregate, complaint_in, rater_key
 from tunesmith.experience.rules.experience import ExperienceState
+from tunesmith.experience.rules.feedback import RESERVED_RATERS, Rating, aggregate, complaint_in, rater_key
 from tunesmith.profiles.sections.experience import Thresholds
 from tunesmith.store.database import Tx
+from tunesmith.verifiers.registry import monitors_among
 
 _MAX_COMMENT = 10_000
 _MAX_CORRECTION = 200_000
@@ -29,7 +30,7 @@ def check(rating: Rating) -> Rating:
             raise UsageError(f"{name} is no text but {quoted(type(text).__name__)}; give a str, or leave it out")
         if says_nothing(text) or len(text) > limit:
             raise UsageError(
-                f"{name} is empty, shows nothing, or is longer than {limit} characters; mend it, or leave it out"
+                f"{name} is empty, shows nothing, or is longer than {limit} characters; fix it, or leave it out"
             )
         check_storable(text, name)
     heard = None if rating.correction is None else complaint_in(rating.correction)
@@ -61,14 +62,18 @@ def refuse_suspect(suspicions: Sequence[str]) -> None:
         )
 
 
-def judge(tx: Tx, experience_id: str, rating: Rating, limits: Thresholds, *, actor: str) -> tuple[str, bool]:
-    """Store it and decide the class again; its id, and whether it is news. Durable once `tx` has committed."""
+def add_rating(tx: Tx, experience_id: str, rating: Rating, limits: Thresholds, *, actor: str) -> tuple[str, bool]:
+    """Store a rating and decide the class again. Returns the feedback's id and whether it is new.
+
+    Durable once `tx` has committed.
+    """
     experience = experiences.lock(tx, experience_id)
     if experience.state is ExperienceState.FORGOTTEN:
         raise Refused(f"experience {experience_id} was forgotten; nothing more can be said about it")
     feedback_id, is_new = feedback.add(tx, experience_id, rating, actor=actor)
     if is_new:
         said = aggregate(feedback.of_experience(tx, experience_id))
-        now = assessments.get(tx, experience_id).with_feedback(said, limits)
+        old = assessments.get(tx, experience_id)
+        now = old.with_feedback(said, limits, monitors=monitors_among(old.findings))
         assessments.decide(tx, experience_id, now, actor=actor)
     return feedback_id, is_new

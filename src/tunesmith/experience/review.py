@@ -18,6 +18,7 @@ from tunesmith.profiles.sections.experience import Thresholds
 from tunesmith.profiles.sections.screens import Screen
 from tunesmith.store.database import Database, Tx
 from tunesmith.verifiers.base import Interaction
+from tunesmith.verifiers.registry import monitors_among
 
 _MAX_REASON = 2000
 _TOGETHER = 100  # in one transaction: well below a second
@@ -108,7 +109,8 @@ def decide(
     if not is_known:
         _check_sense(experience, old, decision)
         reviews.add(tx, experience_id, decision, reviewer=reviewer, reason=reason)
-        assessments.decide(tx, experience_id, old.with_review(decision, limits), actor=reviewer)
+        now = old.with_review(decision, limits, monitors=monitors_among(old.findings))
+        assessments.decide(tx, experience_id, now, actor=reviewer)
     now = assessments.get(tx, experience_id)
     return Decided(experience_id, not is_known, decision, now.class_name, now.reasons)
 

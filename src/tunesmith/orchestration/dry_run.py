@@ -101,7 +101,7 @@ def _data(
 ) -> Iterator[tuple[Dataset, DatasetReport, Shortage | None]]:
     """The dataset that the run would train on, and what it lacks to be judged; one that is made is gone afterwards."""
     from tunesmith.core.staging import staging_for
-    from tunesmith.datasets.preparation import prepare
+    from tunesmith.datasets.prepare_folder import prepare
     from tunesmith.datasets.sources import expanded
 
     def short_of(dataset: Dataset) -> Shortage | None:

@@ -114,7 +114,7 @@ def _report(
                 f"dataset {dataset.id} belongs to profile {dataset.profile}; give its files, or plan for that profile"
             )
         return DatasetReport.model_validate(read_manifest(workspace.data_dir / dataset.path).meta)
-    from tunesmith.datasets.preparation import prepare
+    from tunesmith.datasets.prepare_folder import prepare
 
     folder = workspace.datasets_dir / new_id("ds")
     try:

@@ -27,7 +27,7 @@ from tunesmith.runs.queries import runs
 from tunesmith.runs.rules.run import RUN, Priority, RunState
 from tunesmith.runs.rules.task import TaskKind
 from tunesmith.runs.spec import AdapterRef, Fingerprints, RunSpec, base_of
-from tunesmith.runs.spec_paths import stored
+from tunesmith.runs.spec_paths import with_stored_paths
 from tunesmith.store import events
 from tunesmith.store.database import Database, Tx
 
@@ -106,7 +106,7 @@ def _spec(database: Database, workspace: Workspace, adapter: Adapter, environ: M
         "origins": checked.resolved.said(),
         "metadata": {},
     }
-    return stored(workspace, made_by.model_copy(update=changes))
+    return with_stored_paths(workspace, made_by.model_copy(update=changes))
 
 
 def _queue(tx: Tx, adapter: Adapter, spec: RunSpec, actor: str, *, force: bool, reason: str) -> DeployedAgain:

@@ -31,7 +31,7 @@ from tunesmith.runs.queries import runs, tasks
 from tunesmith.runs.rules.run import Priority
 from tunesmith.runs.rules.task import TaskKind
 from tunesmith.runs.spec import BaseModelRef, DatasetRef, Fingerprints, RunSpec, base_of
-from tunesmith.runs.spec_paths import stored
+from tunesmith.runs.spec_paths import with_stored_paths
 from tunesmith.store.database import Database, Tx
 from tunesmith.training.memory_estimate import PLANNED, memory_of_spec, training_estimate
 from tunesmith.training.rules.estimate import Estimate
@@ -165,7 +165,7 @@ def _submit_on(
     spec = spec.model_copy(update={"campaign_id": campaign_id})
     report = report_of(workspace, dataset)
     memory = memory_of_spec(database, spec, report) if trainer.name == PLANNED else None
-    run_id, is_new = _queue(database, stored(workspace, spec), submission, report.options, actor)
+    run_id, is_new = _queue(database, with_stored_paths(workspace, spec), submission, report.options, actor)
     guess = Estimate(0.0, "a dry run trains nothing") if spec.dry_run else estimate(database, workspace, spec)
     said = None if memory is None else memory.in_one_line()
     short = shortage()  # a gate that wants more held-out cases will hold the run, however well it trains

@@ -31,8 +31,7 @@ from tunesmith.deployment.watch import watch
 from tunesmith.evaluation.evaluate import evaluate
 from tunesmith.experience.forgetting import forget
 from tunesmith.experience.queries import members
-from tunesmith.orchestration import control, lifecycle
-from tunesmith.orchestration import disk_space as room
+from tunesmith.orchestration import control, disk_space, lifecycle
 from tunesmith.orchestration.check import check_now
 from tunesmith.orchestration.rounds.scheduler import Scheduler
 from tunesmith.profiles.settings import Settings, WorkerSettings
@@ -129,7 +128,7 @@ class Worker:
     def work(self, claim: Claim) -> Claim | None:
         """One attempt, from claim to settled; returns the next claim, taken in the transaction that settled this one.
 
-        Losing the lease changes nothing; an error is the attempt's, not ours.
+        If the lease is lost, nothing is recorded. An exception ends the attempt, not the worker.
         """
         pulse = self._pulse = Pulse()
         if self.stopping.is_set():
@@ -153,7 +152,7 @@ class Worker:
 
     def _run_stage(self, context: StageContext) -> StageEnd:
         try:
-            return room.excused(context, STAGES[context.claim.task.kind](context))
+            return disk_space.excused(context, STAGES[context.claim.task.kind](context))
         except (LeaseLost, StoreCorrupt):
             raise
         except Exception as error:
@@ -162,10 +161,10 @@ class Worker:
                     "the lease ran out; the work is left as it is, for whoever holds the task now"
                 ) from error
             log.exception("stage_failed", task=context.claim.task.id, run=context.claim.task.run_id)
-            return room.excused(context, lifecycle.end_of_error(error))
+            return disk_space.excused(context, lifecycle.end_of_error(error))
 
     def _settle(self, claim: Claim, end: StageEnd) -> Claim | None:
-        """Record the end of an attempt; an end that cannot be recorded is one that failed, never a worker that dies."""
+        """Record the end of an attempt; if that raises, the attempt is recorded as failed and the worker goes on."""
         try:
             with self.database.write() as tx:
                 lifecycle.settle(tx, claim, end, actor=self.id)
@@ -206,7 +205,7 @@ class Worker:
         return claim
 
     def _able_kinds(self) -> frozenset[TaskKind]:
-        """What can be begun now: on a full disk, nothing that needs room. The queue waits, it does not fail."""
+        """What can be begun now: on a full disk, nothing that needs disk_space. The queue waits, it does not fail."""
         why = self.workspace.shortage(self.timing.min_free_mb)
         if why is not None and self._short_of is None:
             log.warning("no_room", reason=why, worker=self.id)

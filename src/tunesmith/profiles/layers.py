@@ -80,7 +80,7 @@ def is_from_a_file(where: str) -> bool:
 
 
 class Problems:
-    """Everything that is wrong, one line each, so that a user mends it in one go."""
+    """Everything that is wrong, one line each, so that a user fixes it in one go."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

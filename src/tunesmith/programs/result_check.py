@@ -64,22 +64,14 @@ class CheckedResult:
     result: Result | None
 
 
-def check_train_result(
-    spec: TrainSpec, directory: Path, exit_code: int, *, killed_for: ErrorClass | None = None
-) -> CheckedResult:
-    """Check a trainer's result. `killed_for`: why the worker killed it, if it did."""
-    return _check_result(
-        spec, directory, exit_code, killed_for, lambda result: _train_problems(spec, directory, result)
-    )
+def check_train_result(spec: TrainSpec, directory: Path, exit_code: int) -> CheckedResult:
+    """Check the result of a trainer that nobody killed."""
+    return _check_result(spec, directory, exit_code, lambda result: _train_problems(spec, directory, result))
 
 
-def check_evaluate_result(
-    spec: EvaluateSpec, directory: Path, exit_code: int, *, killed_for: ErrorClass | None = None
-) -> CheckedResult:
+def check_evaluate_result(spec: EvaluateSpec, directory: Path, exit_code: int) -> CheckedResult:
     """Check an evaluator's result. A missing, failed or NaN score is not an error here: the gate decides on it."""
-    return _check_result(
-        spec, directory, exit_code, killed_for, lambda result: _evaluate_problems(spec, directory, result)
-    )
+    return _check_result(spec, directory, exit_code, lambda result: _evaluate_problems(spec, directory, result))
 
 
 def read_scores(directory: Path, result: Result) -> Scores:
@@ -107,11 +99,8 @@ def _check_result(
     spec: TrainSpec | EvaluateSpec,
     directory: Path,
     exit_code: int,
-    killed_for: ErrorClass | None,
     problems_of_success: Callable[[Result], list[Problem]],
 ) -> CheckedResult:
-    if killed_for is not None:
-        return _failed([(killed_for, f"ended from outside: {killed_for.value}")])
     if (by_exit_code := _by_exit_code(exit_code)) is not None:
         return by_exit_code
     try:

@@ -108,12 +108,12 @@ class StageContext:
         return f"{error}\n{shown}" if shown else error
 
 
-class StageResult:
+class StageFact:
     """What a stage found out or made; `orchestration/lifecycle.py` turns it into the run's next state."""
 
 
 @dataclass(frozen=True)
-class Trained(StageResult):
+class Trained(StageFact):
     """A verified adapter, published in the workspace."""
 
     path: str
@@ -123,12 +123,12 @@ class Trained(StageResult):
 
 
 @dataclass(frozen=True)
-class DryRunPassed(StageResult):
+class DryRunPassed(StageFact):
     pass
 
 
 @dataclass(frozen=True)
-class DeviceBusy(StageResult):
+class DeviceBusy(StageFact):
     """Nothing was begun: serving computes on the device, and was asked to step aside."""
 
     reason: str
@@ -136,19 +136,19 @@ class DeviceBusy(StageResult):
 
 
 @dataclass(frozen=True)
-class Forbidden(StageResult):
+class Forbidden(StageFact):
     """Nothing was begun: the profile was disabled or removed since the run was submitted."""
 
     why: str
 
 
 @dataclass(frozen=True)
-class Flipped(StageResult):
+class Flipped(StageFact):
     """The adapter is live and every target serves it."""
 
 
 @dataclass(frozen=True)
-class NotFlipped(StageResult):
+class NotFlipped(StageFact):
     """Nothing changed: what is live moved on (`stale`), a target or the profile refused, a watch is still open
     (`later`), the version was revoked, or it was live already and somebody took it back (`moved_on`)."""
 
@@ -157,7 +157,7 @@ class NotFlipped(StageResult):
 
 
 @dataclass(frozen=True)
-class Looked(StageResult):
+class Looked(StageFact):
     """One look of the watch: still going, over, or bad enough to roll back; or one at a candidate's shadow."""
 
     decision: str  # again | healthy | roll_back | moved_on; of a shadow: again | passed | failed
@@ -166,7 +166,7 @@ class Looked(StageResult):
 
 
 @dataclass(frozen=True)
-class Reconciled(StageResult):
+class Reconciled(StageFact):
     pass
 
 
@@ -175,7 +175,7 @@ class StageEnd:
     """How the attempt ended, and what came of it."""
 
     outcome: AttemptState
-    fact: StageResult | None = None
+    fact: StageFact | None = None
     error_class: ErrorClass | None = None
     error: str | None = None
     decided_by: RequestKind | None = None
@@ -183,7 +183,7 @@ class StageEnd:
     result: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def succeeded(cls, fact: StageResult, result: dict[str, Any] | None = None) -> StageEnd:
+    def succeeded(cls, fact: StageFact, result: dict[str, Any] | None = None) -> StageEnd:
         return cls(AttemptState.SUCCEEDED, fact=fact, result=result or {})
 
     @classmethod

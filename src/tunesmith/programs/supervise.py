@@ -38,30 +38,6 @@ class ProgramEnd:
     """Asked to checkpoint and end: TERM of the worker, or e-stop."""
 
 
-def follow(
-    program: RunningProgram,
-    on_event: Callable[[Event], None],
-    look: Callable[[], None],
-    *,
-    until: Callable[[], bool] = lambda: False,
-    look_s: float = _POLL_INTERVAL_S,
-) -> int | None:
-    """Follow a program until it has ended, or until `until`; its exit code, None if it still runs.
-
-    Each turn takes in all that it said, then `look` renews, asks and enforces: it may kill the program, or raise.
-    A broken protocol raises ProgramError. Keeping the program alive is up to the caller, and so is ending it.
-    """
-    while True:
-        code = program.poll()  # before reading: what an ended program wrote is all there
-        while events := program.events():  # a flood comes in portions
-            for event in events:
-                on_event(event)
-        if until() or code is not None:
-            return code
-        look()
-        time.sleep(look_s)
-
-
 class Supervisor:
     """Watches one program of a worker: passes on requests and the e-stop, enforces the limits."""
 
@@ -180,3 +156,27 @@ class Supervisor:
         self.end.killed_for, self.end.why = error, why
         # who broke the protocol has nothing more to say, and may be flooding the disk
         program.kill_tree(0.0 if error is ErrorClass.PROTOCOL else self.context.settings.worker.grace_s)
+
+
+def follow(
+    program: RunningProgram,
+    on_event: Callable[[Event], None],
+    look: Callable[[], None],
+    *,
+    until: Callable[[], bool] = lambda: False,
+    look_s: float = _POLL_INTERVAL_S,
+) -> int | None:
+    """Follow a program until it has ended, or until `until`; its exit code, None if it still runs.
+
+    Each turn takes in all that it said, then `look` renews, asks and enforces: it may kill the program, or raise.
+    A broken protocol raises ProgramError. Keeping the program alive is up to the caller, and so is ending it.
+    """
+    while True:
+        code = program.poll()  # before reading: what an ended program wrote is all there
+        while events := program.events():  # a flood comes in portions
+            for event in events:
+                on_event(event)
+        if until() or code is not None:
+            return code
+        look()
+        time.sleep(look_s)

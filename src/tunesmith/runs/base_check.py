@@ -13,12 +13,13 @@ from tunesmith.profiles.base_model import known_digest
 from tunesmith.profiles.resolve import resolve
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.runs.spec import RunSpec
-from tunesmith.runs.spec_paths import located
+from tunesmith.runs.spec_paths import with_absolute_paths
 
 
 def base_trouble(workspace: Workspace, spec: RunSpec) -> str | None:
     """Why the run must not go on with what is there; None: it is the base that it was submitted with."""
-    for folder in dict.fromkeys((Path(located(workspace, spec).base.path), _named_now(workspace, spec.profile))):
+    submitted = Path(with_absolute_paths(workspace, spec).base.path)
+    for folder in dict.fromkeys((submitted, _named_now(workspace, spec.profile))):
         problem = None if folder is None else changed_base(workspace, folder, spec.base.digest)
         if problem is not None:
             return problem

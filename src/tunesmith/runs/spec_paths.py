@@ -1,7 +1,7 @@
 """Paths in a run's spec: relative to the workspace where they lie in it, so that a workspace can be copied or moved.
 
-The store keeps `stored`; a program is told `located`. Specs of an older tunesmith hold absolute paths: what lay in
-the workspace of that time is looked for in this one.
+The store keeps a spec `with_stored_paths`, a program is given one `with_absolute_paths`. Specs of an older tunesmith
+hold absolute paths: what lay in the workspace of that time is looked for in this one.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from tunesmith.profiles.workspace import DATA_FOLDER, Workspace
 from tunesmith.runs.spec import RunSpec
 
 
-def stored(workspace: Workspace, spec: RunSpec) -> RunSpec:
+def with_stored_paths(workspace: Workspace, spec: RunSpec) -> RunSpec:
     """As the store keeps it."""
     return _with_paths(spec, lambda path: path_in(workspace.root, Path(path)))
 
 
-def located(workspace: Workspace, spec: RunSpec) -> RunSpec:
+def with_absolute_paths(workspace: Workspace, spec: RunSpec) -> RunSpec:
     """With absolute paths, in this workspace."""
     former = _former_root(Path(spec.dataset.path))
     return _with_paths(spec, lambda path: str(_located(workspace.root, former, Path(path))))

@@ -23,7 +23,7 @@ from tunesmith.runs.queries.tasks import Attempt
 from tunesmith.runs.rules.request import RequestKind
 from tunesmith.runs.rules.task import AttemptState, ErrorClass
 from tunesmith.runs.spec import ResumeSource, RunSpec, TrainSpec
-from tunesmith.runs.spec_paths import located
+from tunesmith.runs.spec_paths import with_absolute_paths
 from tunesmith.training.memory_estimate import corrections
 from tunesmith.training.rules.live_checks import broken_numbers
 from tunesmith.training.rules.save_schedule import steps_to_delete
@@ -46,10 +46,10 @@ def train(context: StageContext) -> StageEnd:
     changed = base_trouble(context.workspace, run.spec)
     if changed is not None:
         return StageEnd.failed(ErrorClass.MISMATCH, f"{changed}, then: tunesmith run retry {run.id}")
-    held = None if run.spec.dry_run else take_device(context, run.spec.trainer)
-    if held is not None:
-        return StageEnd.device_busy(held)
-    run_spec = located(context.workspace, run.spec)
+    busy = None if run.spec.dry_run else take_device(context, run.spec.trainer)
+    if busy is not None:
+        return StageEnd.device_busy(busy)
+    run_spec = with_absolute_paths(context.workspace, run.spec)
     problem = _dataset_problem(run_spec)
     if problem is not None:
         return StageEnd.failed(ErrorClass.DATA, problem)
@@ -121,7 +121,7 @@ def _brief(result: Result) -> dict[str, object]:
 
 
 def _publish(context: StageContext, result: Result) -> Trained:
-    """Copy the verified artefact to the workspace's adapters, named by content; doing it twice is doing it once."""
+    """Copy the verified artefact to the workspace's adapters, named by content; safe to repeat."""
     assert result.artifact is not None
     context.pulse.check()
     source = context.attempt_dir / result.artifact.path
@@ -191,9 +191,8 @@ def _prune(context: StageContext, resume: ResumeSource, keep: int) -> None:
     last = next(place for place, (folder, _) in enumerate(present) if str(folder) == resume.path)
     best = max((place for place, (_, one) in enumerate(present) if "best" in one.kinds), default=None)
     context.pulse.check()
-    for place in steps_to_delete(
-        range(last + 1), best, last, keep
-    ):  # what is further than the good one is damaged: evidence
+    # what is further than the good one is damaged: evidence
+    for place in steps_to_delete(range(last + 1), best, last, keep):
         folder = present[place][0]
         (folder / MANIFEST).unlink(missing_ok=True)  # half removed, it is no longer a published one
         shutil.rmtree(folder, ignore_errors=True)

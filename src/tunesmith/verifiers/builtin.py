@@ -21,7 +21,7 @@ _PLACEHOLDER = re.compile(
 )
 _FENCE = re.compile(r"\A\s*```(?:json)?[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL | re.IGNORECASE)
 _NUM_SHOWN = 3
-EPR, ECHO = "entity_preservation", "template_echo"
+ENTITY_PRESERVATION, ECHO = "entity_preservation", "template_echo"
 """The two that the classes treat in a way of their own."""
 
 
@@ -183,7 +183,7 @@ def _language(interaction: Interaction, settings: LanguageSettings) -> Finding:
 
 
 BUILTIN = (
-    Verifier(EPR, "share of the question's numbers, names and codes that the answer keeps", NoSettings,
+    Verifier(ENTITY_PRESERVATION, "share of the question's numbers, names and codes that the answer keeps", NoSettings,
              _entity_preservation),
     Verifier("fabrication", "share of the answer's numbers, names and codes that were in the prompt", NoSettings,
              _fabrication, monitors_only=True),

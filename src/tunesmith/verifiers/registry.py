@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -26,6 +26,12 @@ def find_verifier(name: str) -> Verifier | None:
         return VERIFIERS.get(name) or _installed(name)
     except ConfigError:
         return None
+
+
+def monitors_among(names: Iterable[str]) -> frozenset[str]:
+    """The verifiers whose findings are shown and decide no class. One that is not installed now is none of them."""
+    found = (find_verifier(name) for name in names)
+    return frozenset(verifier.name for verifier in found if verifier is not None and verifier.monitors_only)
 
 
 def settings_of(name: str, said: Mapping[str, Any]) -> Section:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from tunesmith.core.visible_text import says_nothing
 from tunesmith.curriculum.rules.cycle import decides
-from tunesmith.experience.rules.classes import complaint_in
+from tunesmith.experience.rules.feedback import complaint_in
 from tunesmith.verifiers.base import Finding, Interaction
 
 _MAX_CHARS = 200_000  # as a correction by a person

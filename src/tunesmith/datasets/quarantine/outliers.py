@@ -14,7 +14,7 @@ from tunesmith.core.files import publish_folder, verify_folder
 from tunesmith.core.staging import staging_for
 from tunesmith.datasets.dataset_screens import rewrite_without, row_position
 from tunesmith.datasets.example import Split
-from tunesmith.datasets.preparation import few_heldout
+from tunesmith.datasets.prepare_folder import few_heldout
 from tunesmith.datasets.quarantine.file import SCREEN, Quarantine
 from tunesmith.datasets.quarantine.undecided import FILE_NAME
 from tunesmith.datasets.reading import summary

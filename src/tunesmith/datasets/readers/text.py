@@ -164,9 +164,8 @@ def size_of(path: Path) -> int:
 
 def _open_regular(path: Path) -> tuple[int, os.stat_result]:
     """Open a regular file; anything that could block or never end is refused before a byte is read."""
-    if any(
-        "\ud800" <= character <= "\udfff" for character in str(path)
-    ):  # its name is written into manifests and the store
+    # its name is written into manifests and the store
+    if any("\ud800" <= character <= "\udfff" for character in str(path)):
         raise DataError(f"the name of the file {quoted(str(path), 200)} is not valid UTF-8; rename the file")
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

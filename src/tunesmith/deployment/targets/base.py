@@ -77,17 +77,7 @@ class Endpoint:
 
 
 class ProxyTarget(Target, Protocol):
-    """A target to which the gateway forwards requests."""
+    """A target of ours to which the gateway forwards requests (`serving_targets.ANSWERING_KINDS`)."""
 
     def endpoints(self, adapter: ServedAdapter | None) -> list[Endpoint]:
         """One per replica; None is the base model alone. Raises TargetError if there is none."""
-
-
-def endpoints_of(target: ProxyTarget, adapter: ServedAdapter | None) -> list[Endpoint]:
-    """`target.endpoints`; a plug-in may still call the method by its earlier name, `doors`."""
-    method = getattr(target, "endpoints", None) or target.doors  # type: ignore[attr-defined]
-    return list(method(adapter))
-
-
-Door = Endpoint
-"""The earlier name, for plug-ins."""

@@ -7,8 +7,8 @@ What it loaded it forgets when it restarts, and replicas share nothing: `observe
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,11 +20,10 @@ from tunesmith.deployment.targets.alias import Alias, StateFile, verified
 from tunesmith.deployment.targets.base import Endpoint, ServedAdapter, TargetError
 from tunesmith.deployment.targets.flip_order import Order
 from tunesmith.deployment.targets.options import TargetOptions, Text, Url, Variable, read_options
-from tunesmith.deployment.targets.server import TargetServer
+from tunesmith.deployment.targets.server import TargetServer, wait_until_idle
 from tunesmith.programs.readings import ProbeResult
 from tunesmith.runs.spec_paths import path_from, path_in
 
-_POLL_S = 0.1
 _LORA_INFO = re.compile(r"vllm:lora_requests_info\{(.*)\} (\S+)")
 _LABEL = re.compile(r'(running|waiting)_lora_adapters="([^"]*)"')
 _NUM_ACTIVE = re.compile(r"vllm:num_requests_(?:running|waiting)\{[^}]*\} (\S+)")
@@ -110,12 +109,8 @@ class VllmTarget:
             self.flip(adapter)
 
     def drain(self, name: str, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        for replica in self._replicas:
-            while _is_answering(replica, name):
-                if time.monotonic() >= deadline:
-                    raise TargetError(f"{replica.url} still answers from {name} after {timeout_s:g} s")
-                time.sleep(_POLL_S)
+        answering = ((replica.url, partial(_is_answering, replica, name)) for replica in self._replicas)
+        wait_until_idle(name, timeout_s, answering)
 
     def unload(self, name: str) -> None:
         self._alias.refuse_if_served(name)

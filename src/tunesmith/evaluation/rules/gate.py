@@ -24,7 +24,7 @@ class Verdict(Section):
 
 
 class Evidence(Section):
-    """What a verdict is bound to. If any of it is another by the time of the flip, the verdict does not count."""
+    """What a verdict is bound to. If any of these has changed by the time of the flip, the verdict does not count."""
 
     adapter: str
     base: str
@@ -45,7 +45,11 @@ class Judged(Section):
 
 
 def decide(report: Report, gate: GateSettings, metrics: tuple[str, ...]) -> Verdict:
-    """Promote only what is measurably better and nowhere measurably worse than allowed."""
+    """Promote only what is measurably better and nowhere measurably worse than allowed.
+
+    Differences are turned so that positive is better, whichever way the metric goes; `low` and `high` are the ends of
+    the interval.
+    """
     unusable = find_unusable(report, _needed(gate, metrics), confidence=gate.confidence, min_cases=gate.min_cases)
     if unusable is not None:
         decision = Decision.REJECT if unusable.is_candidates_fault else Decision.HOLD
@@ -60,7 +64,7 @@ def decide(report: Report, gate: GateSettings, metrics: tuple[str, ...]) -> Verd
     if primary.low <= 0:
         decision = Decision.HOLD if gate.on_tie == "hold" else Decision.REJECT
         return Verdict(decision=decision, reasons=(f"no measurable difference: {line}",))
-    broken = [*_broken_rules(report, gate), *_forgotten(report, gate)]
+    broken = [*_broken_rules(report, gate), *_worse_on_established(report, gate)]
     if broken:
         return Verdict(decision=Decision.REJECT, reasons=(*broken, f"although better: {line}"))
     return Verdict(decision=Decision.PROMOTE, reasons=(f"better: {line}",))
@@ -95,7 +99,7 @@ def _broken_rules(report: Report, gate: GateSettings) -> list[str]:
     return broken
 
 
-def _forgotten(report: Report, gate: GateSettings) -> list[str]:
+def _worse_on_established(report: Report, gate: GateSettings) -> list[str]:
     """New data must not be learnt at the cost of what was proven before, however well it fits the new data."""
     old = report.established
     if old is None or old.high is None or old.difference is None:

@@ -1,5 +1,6 @@
 """Forgetting: erase an experience from the store, from datasets and from what is still to be trained.
 
-Who asks this package: submit, worker and control in `orchestration/` (a run that would learn it ends),
-`training/train.py` (its result is not believed), `deployment/queries.py` (its version does not go live).
+Who asks this package: `orchestration/submit.py` (refuses a dataset that is still to be rewritten), `control` and
+`worker` (end runs, rewrite datasets), `lifecycle` (a result is not believed), `training/train.py` (does not begin),
+`deployment/queries.py` (does not go live); `client/experiences.py` starts it. Its table is in `experience/tables.py`.
 """

@@ -52,7 +52,7 @@ def forget(database: Database, ids: Sequence[str], *, actor: str, reason: str) -
     new: list[str] = []
     for start in range(0, len(ids), _TOGETHER):
         with database.write() as tx:
-            some = sorted(ids[start : start + _TOGETHER])  # in everybody's order: nobody waits in a circle
+            some = sorted(ids[start : start + _TOGETHER])  # everybody locks in this order, to avoid a deadlock
             new += [each for each in some if erasures.forget(tx, each, actor=actor, reason=reason)]
     return new
 

@@ -8,8 +8,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from tunesmith.core.errors import NotFound
-from tunesmith.experience.rules.classes import Assessment, Feedback
+from tunesmith.experience.rules.classes import Assessment
 from tunesmith.experience.rules.experience import ExperienceClass, ExperienceState, ReviewDecision
+from tunesmith.experience.rules.feedback import Feedback
 from tunesmith.experience.tables import assessments, experiences
 from tunesmith.store import events
 from tunesmith.store.compiled_statements import CompiledStatement, insert_into

@@ -11,7 +11,6 @@ import sqlalchemy as sa
 
 from tunesmith.core.visible_text import says_nothing
 from tunesmith.datasets.tables import heldout_cases
-from tunesmith.experience.rules.classes import Rating, standing_corrections
 from tunesmith.experience.rules.experience import (
     CorrectionState,
     ExperienceClass,
@@ -19,6 +18,7 @@ from tunesmith.experience.rules.experience import (
     ReviewDecision,
     screens_of,
 )
+from tunesmith.experience.rules.feedback import Rating, standing_corrections
 from tunesmith.experience.rules.mix import ServingHistory
 from tunesmith.experience.tables import assessments, corrections, experiences, feedback
 from tunesmith.models.rules import AdapterState, version_name
@@ -53,7 +53,7 @@ class StoredCandidate:
 
 
 def page(tx: Tx, profile: str, after: int, limit: int, *, trusts_base: bool = False) -> list[StoredCandidate]:
-    """The next ones in the order they were captured in, after a place in it.
+    """Up to `limit` candidates after sequence number `after`, oldest first.
 
     `trusts_base`: silence about an answer of the bare base makes it gold (experience.mix.unrated_base).
 

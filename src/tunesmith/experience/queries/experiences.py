@@ -380,11 +380,6 @@ def listing(tx: Tx, wanted: Mapping[str, str], limit: int) -> list[tuple[Experie
     ]
 
 
-def of_dataset(tx: Tx, dataset_id: str) -> list[Experience]:
-    query = sa.select(experiences).where(experiences.c.dataset_id == dataset_id).order_by(experiences.c.seq)
-    return [_experience(row) for row in tx.all(query)]
-
-
 def _experience(row: Mapping[Any, Any]) -> Experience:
     fields: dict[str, Any] = dict(row)
     return Experience(**{**fields, "state": ExperienceState(row["state"])})

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from tunesmith.core.errors import Refused
 from tunesmith.core.ids import next_id
-from tunesmith.experience.rules.classes import Rating
+from tunesmith.experience.rules.feedback import Rating
 from tunesmith.experience.tables import experiences, feedback
 from tunesmith.store import events
 from tunesmith.store.database import Tx
@@ -20,34 +20,34 @@ MAX_OF_ONE_KEY = 100
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFeedback(Rating):
-    """A judgement, with when it was heard and under which id."""
+    """A rating, with when it was heard and under which id."""
 
     id: str
     experience_id: str
     created_at: datetime
 
 
-def add(tx: Tx, experience_id: str, judgement: Rating, *, actor: str) -> tuple[str, bool]:
+def add(tx: Tx, experience_id: str, rating: Rating, *, actor: str) -> tuple[str, bool]:
     """Store what a rater says; its id, and whether it is news. Hold the experience's lock.
 
     What a rater has said last, said again, is the same feedback: a call that is tried again changes nothing. One API
     key says at most so much about one experience, under however many rater names.
     """
-    said = vars(judgement)
+    said = vars(rating)
     heard = of_experience(tx, experience_id)
-    last = next((each for each in reversed(heard) if each.speaker == judgement.speaker), None)
+    last = next((each for each in reversed(heard) if each.speaker == rating.speaker), None)
     if last is not None and all(getattr(last, name) == value for name, value in said.items() if name != "rater"):
         return last.id, False
-    num_said = sum(each.key_label == judgement.key_label for each in heard)
-    if judgement.key_label is not None and not judgement.is_implicit and num_said >= MAX_OF_ONE_KEY:
+    num_said = sum(each.key_label == rating.key_label for each in heard)
+    if rating.key_label is not None and not rating.is_implicit and num_said >= MAX_OF_ONE_KEY:
         raise Refused(
             f"this API key has said {MAX_OF_ONE_KEY} things about experience {experience_id} already, and no more "
             "is taken; use `tunesmith feedback add` where it is served"
         )
     feedback_id = next_id("fb")
     tx.run(feedback.insert().values(id=feedback_id, experience_id=experience_id, created_at=tx.now, **said))
-    detail: dict[str, Any] = {"feedback": feedback_id, "rater": judgement.said_by, "value": judgement.value}
-    action = "complained" if judgement.is_implicit else "rated"
+    detail: dict[str, Any] = {"feedback": feedback_id, "rater": rating.said_by, "value": rating.value}
+    action = "complained" if rating.is_implicit else "rated"
     events.record(tx, "experience", experience_id, action, actor=actor, detail=detail)
     return feedback_id, True
 

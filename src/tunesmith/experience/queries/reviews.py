@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
-
 import sqlalchemy as sa
 
 from tunesmith.core.ids import next_id
@@ -22,16 +19,6 @@ from tunesmith.store.database import Tx
 # spelt out, because a partial index serves only a query that repeats its condition
 _SUSPECT = sa.text("assessments.class_name = 'quarantined' AND assessments.review IS NULL")
 _IN_REVIEW = sa.text("experiences.in_review")
-
-
-@dataclass(frozen=True)
-class Review:
-    id: str
-    experience_id: str
-    decision: ReviewDecision
-    reviewer: str
-    reason: str
-    created_at: datetime
 
 
 def add(tx: Tx, experience_id: str, decision: ReviewDecision, *, reviewer: str, reason: str) -> str:
@@ -55,13 +42,6 @@ def add(tx: Tx, experience_id: str, decision: ReviewDecision, *, reviewer: str, 
     detail = {"review": review_id, "decision": decision.value}
     events.record(tx, "experience", experience_id, "reviewed", actor=reviewer, reason=reason, detail=detail)
     return review_id
-
-
-def of_experience(tx: Tx, experience_id: str) -> list[Review]:
-    """Every decision about an experience, oldest first."""
-    query = sa.select(reviews).where(reviews.c.experience_id == experience_id).order_by(reviews.c.seq)
-    rows = ({name: value for name, value in row.items() if name != "seq"} for row in tx.all(query))
-    return [Review(**{**row, "decision": ReviewDecision(row["decision"])}) for row in rows]
 
 
 def profiles_known(tx: Tx) -> list[str]:

@@ -1,4 +1,7 @@
-"""The scheduler: continuous batching. Waiting sequences are prefilled into running batches; failures are isolated."""
+"""The scheduler: continuous batching. Waiting sequences are prefilled into running batches; failures are isolated.
+
+A sequence passes new text and its end to its listener (`engine_io.StreamListener`), which writes them to the socket.
+"""
 
 from __future__ import annotations
 

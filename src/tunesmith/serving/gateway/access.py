@@ -264,9 +264,8 @@ async def error_response(request: Request, error: Exception) -> Response:
 
 def _response(scope: Message, error: Exception) -> Response:
     is_internal = scope["path"].startswith("/control/")
-    status = (
-        503 if getattr(error, "public", None) and not is_internal else status_of(error)
-    )  # our fault, not the caller's
+    is_our_fault = getattr(error, "public", None) and not is_internal
+    status = 503 if is_our_fault else status_of(error)
     if not isinstance(error, TunesmithError):
         log.exception("request_failed", method=scope["method"], path=scope["path"][:200])
     body = error_body(error, is_internal=is_internal)

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from tunesmith.core.logs import logger
 from tunesmith.deployment.targets.base import ServedAdapter
-from tunesmith.profiles.base_model import ADAPTER_WEIGHTS
 from tunesmith.serving.gateway.engine_contract import Engine, EngineError
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 from tunesmith.serving.rules.eviction import Budget, CachedAdapter, CannotEvict, plan_eviction
@@ -45,18 +44,16 @@ class AdapterCache:
         *,
         max_adapters: int = 8,
         min_residency_s: float = 60.0,
-        max_bytes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
-        self._budget = Budget(max_adapters, max_bytes, min_residency_s)
+        self._budget = Budget(max_adapters, min_residency_s)
         self._clock = clock
         self._entries: dict[str, _CacheEntry] = {}
         self._users: dict[str, int] = {}
         self._pins: frozenset[str] = frozenset()
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._one_at_a_time = asyncio.Lock()
-        self._left = asyncio.Condition()
 
     def pin(self, names: Iterable[str]) -> None:
         """Replace the pinned versions: what is live, and the version before."""
@@ -79,8 +76,6 @@ class AdapterCache:
                 del self._users[name]
             if name in self._entries:
                 self._entries[name].last_used_s = self._clock()
-            async with self._left:
-                self._left.notify_all()
 
     async def answer(
         self, request: GenerationRequest, adapter: ServedAdapter | None
@@ -127,18 +122,6 @@ class AdapterCache:
         async with self._one_at_a_time:
             await self._evict(name)
 
-    async def drain(self, name: str, timeout_s: float) -> bool:
-        """Wait until no request uses it; False if one still does after the timeout."""
-        try:
-            async with asyncio.timeout(timeout_s), self._left:
-                await self._left.wait_for(lambda: not self._users.get(name))
-        except TimeoutError:
-            return False
-        return True
-
-    def num_users(self, name: str) -> int:
-        return self._users.get(name, 0)
-
     def state(self) -> list[dict[str, Any]]:
         """The adapters in memory, least recently used first."""
         now_s = self._clock()
@@ -147,7 +130,7 @@ class AdapterCache:
             {
                 "name": one.name,
                 "digest": self._entries[one.name].adapter.digest,
-                "bytes": one.num_bytes,
+                "bytes": self._entries[one.name].num_bytes,
                 "users": one.num_users,
                 "idle_s": round(now_s - one.last_used_s, 3),
                 "pinned": one.is_pinned,
@@ -162,7 +145,7 @@ class AdapterCache:
 
     async def _load(self, adapter: ServedAdapter) -> None:
         async with self._one_at_a_time:
-            wanted = CachedAdapter(adapter.name, _size(adapter), 1, self._clock(), adapter.name in self._pins)
+            wanted = CachedAdapter(adapter.name, 1, self._clock(), adapter.name in self._pins)
             plan = plan_eviction(self._all_held(), wanted, self._budget, self._clock())
             if isinstance(plan, CannotEvict):
                 raise EngineError(
@@ -197,18 +180,9 @@ class AdapterCache:
         return [
             CachedAdapter(
                 entry.adapter.name,
-                entry.num_bytes,
                 self._users.get(entry.adapter.name, 0),
                 entry.last_used_s,
                 entry.adapter.name in self._pins,
             )
             for entry in entries
         ]
-
-
-def _size(adapter: ServedAdapter) -> int:
-    """Estimate the memory of an adapter from its file."""
-    try:
-        return (adapter.path / ADAPTER_WEIGHTS).stat().st_size
-    except OSError:
-        return 0  # loading it reports the problem

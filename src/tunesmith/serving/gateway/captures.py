@@ -93,11 +93,11 @@ class Captures:
         """By the id of a stream that goes on, the label of the key that reads it."""
 
     def begin(self, response_id: str, options: CaptureOptions) -> None:
-        """A stream goes on: whoever reads it knows its id, and may rate it before it can be kept."""
+        """A stream has begun. Its reader knows the id and may send feedback before the answer is queued."""
         self._being_written[response_id] = options.caller.label
 
     def end(self, response_id: str) -> None:
-        """What may be kept of it was handed over; twice is once."""
+        """The stream has ended and its answers are queued. Safe to call twice."""
         self._being_written.pop(response_id, None)
 
     def is_being_written(self, response_id: str, caller: Caller) -> bool:
@@ -120,7 +120,7 @@ class Captures:
         reason = _reason_not_to(policy, options, profile)
         if reason is None and profile is not None:
             conversation = [*messages, {"role": "assistant", "content": answer}]
-            said: dict[str, Any] = {
+            about: dict[str, Any] = {
                 "key": key,
                 "source": SOURCE,
                 "session": options.session,
@@ -130,11 +130,13 @@ class Captures:
                 "captured_at": utc_now(),
                 "is_cut": not is_finished,
             }
-            self._hold(key, profile, replace(capture_of(conversation, said), key_label=options.caller.label))
-            is_queued = self._queue.served(profile, conversation, options.caller.label, **said)
+            self._hold(key, profile, replace(capture_of(conversation, about), key_label=options.caller.label))
+            is_queued = self._queue.add_served(profile, conversation, options.caller.label, **about)
             self._num_queued += is_queued
-            reason = None if is_queued else "the capture queue was full, so it was dropped"
-            if is_queued and not is_in_captured_share(key, policy.share):
+            if not is_queued:
+                reason = "the capture queue was full, so it was dropped"
+            elif not is_in_captured_share(key, policy.share):
+                # the queue's thread drops it for the same share; the reason is kept for feedback
                 reason = "the profile captures only a share of its answers (experience.capture.share)"
         self._note(key, options, reason, profile or "", is_example=is_finished or not policy.finished_only)
 

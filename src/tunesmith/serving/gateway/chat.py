@@ -30,7 +30,7 @@ from tunesmith.serving.gateway.answers import (
 )
 from tunesmith.serving.gateway.api_errors import ApiError
 from tunesmith.serving.gateway.captures import CaptureOptions
-from tunesmith.serving.gateway.choice_streams import EmbeddedSource, expand_choices, max_tokens_of
+from tunesmith.serving.gateway.embedded_source import EmbeddedSource, expand_choices, max_tokens_of
 from tunesmith.serving.gateway.gateway import Gateway
 from tunesmith.serving.gateway.interfaces import AnswerSource, Exchange
 from tunesmith.serving.gateway.model_router import Route
@@ -115,6 +115,7 @@ class CompletionCall:
         held.enter_context(self._gateway.router.using(route.version.name))
 
     def _make_source(self, body: Mapping[str, Any]) -> AnswerSource:
+        """Who answers; it adds text and finish reason to `self._choices` as it goes."""
         gateway, route, timeout_s = self._gateway, self._route, self._gateway.settings.timeout_s
         if route.served.is_embedded:
             generate = partial(gateway.generate, route)

@@ -42,7 +42,7 @@ async def probe(request: Request, body: ProbeBody) -> Response:
     route = await _route(gateway, body.profile, body.name)
     await gateway.hand_over.admit()
     with gateway.router.using(route.version.name):
-        readings = await gateway.engines.read(route, body.prompts, body.max_tokens)
+        readings = await gateway.engines.probe(route, body.prompts, body.max_tokens)
     return JsonAnswer({"readings": [reading.model_dump(mode="json") for reading in readings]})
 
 

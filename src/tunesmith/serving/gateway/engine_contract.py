@@ -51,7 +51,7 @@ class Engine(Protocol):
     async def unload(self, name: str) -> None:
         """Unload an adapter that no request uses. An unknown name is not an error."""
 
-    async def read(
+    async def probe(
         self, adapter: str | None, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
     ) -> list[ProbeResult]:
         """Greedy answers with their tokens, for the parity probe."""

@@ -17,7 +17,7 @@ from tunesmith.serving.gateway.admission import RateLimiter
 from tunesmith.serving.gateway.api_errors import ApiError
 from tunesmith.serving.gateway.captures import Captures
 from tunesmith.serving.gateway.engine_contract import EngineError
-from tunesmith.serving.gateway.engines import EnginePool
+from tunesmith.serving.gateway.engine_pool import EnginePool
 from tunesmith.serving.gateway.idempotency import IdempotencyCache
 from tunesmith.serving.gateway.interfaces import HandOver, Shadow, Upstream
 from tunesmith.serving.gateway.model_router import ModelRouter, Route

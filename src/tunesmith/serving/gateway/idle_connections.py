@@ -23,10 +23,6 @@ class IdleConnections(Generic[T]):
     def __len__(self) -> int:
         return len(self._addresses)
 
-    @property
-    def num_idle(self) -> int:
-        return len(self._idle)
-
     def add(self, one: T, address: str) -> T | None:
         """Add a new, idle connection. Returns the connection to close for it, if any."""
         self._addresses[one] = address

@@ -62,5 +62,5 @@ class KeyFile:
     def _fail(self, problem: str) -> None:
         self._num_failed += 1
         if self._num_failed >= _MAX_FAILURES and self.problem != problem:
-            log.warning("keys_unusable", problem=problem, effect="every key is refused until the file is mended")
+            log.warning("keys_unusable", problem=problem, effect="every key is refused until the file is fixed")
             self.problem = problem

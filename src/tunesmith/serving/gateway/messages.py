@@ -7,7 +7,7 @@ from typing import Any
 
 from tunesmith.core.errors import did_you_mean, quoted
 from tunesmith.core.strict_json import storable
-from tunesmith.datasets.messages import ROLES
+from tunesmith.datasets.messages import ROLES, MessageFault, content_fault, role_fault
 from tunesmith.datasets.tool_calls import CALL_FIELDS, CALLED_FIELDS, Fault, function_of, refuse_unknown
 from tunesmith.serving.gateway.api_errors import ApiError, invalid_parameter
 
@@ -33,7 +33,7 @@ def _message(message: Any, place: str) -> dict[str, Any]:
     said = {name: value for name, value in message.items() if value is not None}
     refuse_unknown(said, place, _refused, _FIELDS)
     role = said.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
+    if role_fault(said, _ROLES) is not None:
         raise invalid_parameter(f"{place}.role", f"is {quoted(str(role))}{did_you_mean(str(role), _ROLES)}")
     for name in ("audio", "function_call"):
         if name in said:
@@ -42,10 +42,15 @@ def _message(message: Any, place: str) -> dict[str, Any]:
     checked: dict[str, Any] = {name: _name(said[name], f"{place}.{name}") for name in names if said.get(name, "") != ""}
     if calls := _calls(said.get("tool_calls", []), f"{place}.tool_calls"):
         checked["tool_calls"] = calls
-    if "content" not in said and not (role == "assistant" and calls):
-        raise invalid_parameter(f"{place}.content", "is missing")
-    text = _text(said["content"], f"{place}.content") if "content" in said else ""
-    return {"role": _ROLES[role], "content": text, **checked}
+    if isinstance(said.get("content"), list) and said["content"]:
+        said["content"] = _joined(said["content"], f"{place}.content")
+    match content_fault(said):
+        case MessageFault.NO_CONTENT:
+            raise invalid_parameter(f"{place}.content", "is missing")
+        case MessageFault.CONTENT_NOT_TEXT:
+            raise invalid_parameter(f"{place}.content", "is no text, and no list of texts")
+    text = _plain(said.get("content", ""), f"{place}.content")
+    return {"role": _ROLES[str(role)], "content": text, **checked}
 
 
 def _calls(calls: Any, place: str) -> list[dict[str, Any]]:
@@ -86,20 +91,16 @@ def _name(value: Any, place: str) -> str:
     return _plain(value, place)
 
 
-def _text(content: Any, place: str) -> str:
-    """A text, or parts that are all texts."""
-    if isinstance(content, list) and content:
-        texts = []
-        for number, part in enumerate(content):
-            kind = part.get("type") if isinstance(part, dict) else None
-            if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
-                problem = f"is of type {quoted(str(kind))}; only text is read here"
-                raise invalid_parameter(f"{place}[{number}]", problem, "unsupported_content")
-            texts.append(part[kind])
-        content = "".join(texts)
-    if not isinstance(content, str):
-        raise invalid_parameter(place, "is no text, and no list of texts")
-    return _plain(content, place)
+def _joined(parts: list[Any], place: str) -> str:
+    """The text of parts that are all texts."""
+    texts = []
+    for number, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
+            problem = f"is of type {quoted(str(kind))}; only text is read here"
+            raise invalid_parameter(f"{place}[{number}]", problem, "unsupported_content")
+        texts.append(part[kind])
+    return "".join(texts)
 
 
 def _plain(text: Any, place: str) -> str:

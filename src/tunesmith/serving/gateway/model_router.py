@@ -29,12 +29,12 @@ from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.runs.session import Session
 from tunesmith.serving.gateway.api_errors import ApiError
 from tunesmith.serving.gateway.served_profiles import ServedProfile, ServedProfiles
+from tunesmith.serving.gateway.store_health import StoreHealth
 from tunesmith.serving.names import BASE, ModelName, parse_model
 
 log = logger("gateway")
 _LISTED = "GET /v1/models lists them"
 _RETRY_AFTER_S = 3.0
-_SLOW_WRITE_S = 4.0
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,7 @@ class ModelRouter:
         self._in_use: Counter[str] = Counter()
         self._changed = asyncio.Condition()
         self._round = asyncio.Lock()
-        self.store_problem: str | None = None
-        """Why it cannot be read."""
-        self.write_problem: str | None = None
-        self._writing_since: float | None = None
+        self.store_health = StoreHealth()
         self.troubles: dict[str, str] = {}
         """By profile, why its alias is not at the live version of the store."""
         self._not_before: dict[str, tuple[str, float]] = {}
@@ -183,15 +180,11 @@ class ModelRouter:
         try:
             wanted = await asyncio.to_thread(self._read)
         except StoreError as error:
-            if self.store_problem is None:
-                log.warning("store_lost", problem=error.message)
-            self.store_problem = error.message
+            self.store_health.record_read(error.message)
             if not self.served_profiles:  # nothing is known yet: the files tell what can be told
                 self.served_profiles = await asyncio.to_thread(self._served_profiles.refresh, {})
             return None
-        if self.store_problem is not None:
-            log.info("store_back")
-        self.store_problem = None
+        self.store_health.record_read(None)
         return wanted
 
     def _read(self) -> _Wanted:
@@ -215,9 +208,8 @@ class ModelRouter:
             self.troubles.pop(served.profile, None)
             return
         is_revoked = old is not None and self._known.get(old.name, old).state is AdapterState.REVOKED
-        if (
-            old is not None and not is_revoked
-        ):  # a revoked version is replaced at once, even if the new one is not loaded
+        # a revoked version is replaced at once, even if the new one is not loaded
+        if old is not None and not is_revoked:
             failed, not_before = self._not_before.get(served.profile, ("", 0.0))
             if failed == new.name and time.monotonic() < not_before:
                 return
@@ -328,27 +320,6 @@ class ModelRouter:
             **self._served_profiles.problems,
             **self.troubles,
         }
-
-    @property
-    def lost_store(self) -> str | None:
-        """Why the store cannot be read or written; None: it can."""
-        since = self._writing_since
-        if self.store_problem is None and since is not None and time.monotonic() - since > _SLOW_WRITE_S:
-            seconds = time.monotonic() - since
-            return f"the store has accepted no writes for {seconds:.0f} s; another process may hold its lock"
-        return self.store_problem or self.write_problem
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Use around periodic writes, so that a store that accepts none is noticed."""
-        self._writing_since = time.monotonic()
-        try:
-            yield
-            self.write_problem = None
-        except StoreError as error:
-            self.write_problem = error.message
-        finally:
-            self._writing_since = None
 
     # -- who is being asked
 

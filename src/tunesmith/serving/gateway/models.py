@@ -54,7 +54,7 @@ async def health(request: Request) -> Response:
 def state_of(gateway: Gateway) -> dict[str, Any]:
     """Which version each profile's name means, and what is wrong."""
     router = gateway.router
-    lost = router.lost_store
+    lost = router.store_health.problem
     is_degraded = bool(lost or router.problems or gateway.engines.problems)
     return {
         "status": "stopping" if gateway.is_ending else "degraded" if is_degraded else "ok",

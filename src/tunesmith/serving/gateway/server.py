@@ -30,8 +30,8 @@ from tunesmith.serving.engine_spec import EngineSpec
 from tunesmith.serving.gateway.access import LOOPBACK
 from tunesmith.serving.gateway.app import make_app
 from tunesmith.serving.gateway.captures import Captures
-from tunesmith.serving.gateway.embedded import EmbeddedEngine
-from tunesmith.serving.gateway.engines import Device, EnginePool
+from tunesmith.serving.gateway.embedded_engine import EmbeddedEngine
+from tunesmith.serving.gateway.engine_pool import Device, EnginePool
 from tunesmith.serving.gateway.gateway import Gateway
 from tunesmith.serving.gateway.hand_over import DeviceHandOver, Following
 from tunesmith.serving.gateway.http_server import HttpServer
@@ -207,7 +207,7 @@ class Server:
     async def _beat(self, gateway: Gateway, row: servers.Server) -> None:
         """Write heartbeats and the served versions to the store; an unavailable store does not affect serving."""
         while True:
-            with gateway.router.writing():
+            with gateway.router.store_health.writing():
                 await asyncio.to_thread(self._beat_once, gateway, row)
             await asyncio.sleep(BEAT_S)
 

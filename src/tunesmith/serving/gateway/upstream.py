@@ -19,7 +19,7 @@ import orjson
 from tunesmith.core import http
 from tunesmith.core.errors import TunesmithError
 from tunesmith.core.logs import logger
-from tunesmith.deployment.targets.base import Endpoint, ProxyTarget, ServedAdapter, TargetError, endpoints_of
+from tunesmith.deployment.targets.base import Endpoint, ProxyTarget, ServedAdapter, TargetError
 from tunesmith.deployment.targets.registry import make_target
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.served_profiles import ServedProfile
@@ -112,7 +112,7 @@ class UpstreamServer:
         found_at, endpoints = known.get(key, (0.0, []))
         if not endpoints or now - found_at > _FRESH_S:
             try:
-                endpoints = await asyncio.to_thread(endpoints_of, self._target, adapter)
+                endpoints = await asyncio.to_thread(self._target.endpoints, adapter)
             except TargetError as error:
                 log.warning("upstream_no_endpoint", reason=str(error))
                 raise _Lost from None

@@ -19,7 +19,6 @@ class CachedAdapter:
     """An adapter in memory."""
 
     name: str
-    num_bytes: int
     num_users: int
     last_used_s: float
     """When it was last used."""
@@ -31,7 +30,6 @@ class Budget:
     """Limits of the adapters in memory."""
 
     max_count: int
-    max_bytes: int | None = None
     min_residency_s: float = 60.0
     """An adapter used within this time is not evicted."""
 
@@ -54,35 +52,21 @@ class CannotEvict:
 def plan_eviction(
     cached: Iterable[CachedAdapter], wanted: CachedAdapter, budget: Budget, now_s: float
 ) -> Eviction | CannotEvict:
-    """Decide what to evict so that the wanted adapter fits; `wanted.num_bytes` may be an estimate."""
+    """Decide what to evict so that the wanted adapter fits."""
     others = [one for one in cached if one.name != wanted.name]
-    if budget.max_bytes is not None and wanted.num_bytes > budget.max_bytes:
-        return CannotEvict(
-            f"{wanted.name} alone is larger than the memory limit of all adapters", budget.min_residency_s
-        )
-    count, size = len(others) + 1, sum(one.num_bytes for one in others) + wanted.num_bytes
-    evicted: list[str] = []
-    for one in sorted(others, key=lambda one: (one.is_pinned, one.last_used_s, one.name)):
-        if _fits(count, size, budget):
-            break
-        if _is_evictable(one, wanted, budget, now_s):
-            evicted.append(one.name)
-            count, size = count - 1, size - one.num_bytes
-    if _fits(count, size, budget):
-        return Eviction(tuple(evicted))
+    num_to_evict = max(0, len(others) + 1 - budget.max_count)
+    by_age = sorted(others, key=lambda one: (one.is_pinned, one.last_used_s, one.name))
+    evictable = [one.name for one in by_age if _is_evictable(one, wanted, budget, now_s)]
+    if num_to_evict <= len(evictable):
+        return Eviction(tuple(evictable[:num_to_evict]))
     return _cannot_evict(others, wanted, budget, now_s)
-
-
-def _fits(count: int, size: int, budget: Budget) -> bool:
-    return count <= budget.max_count and (budget.max_bytes is None or size <= budget.max_bytes)
 
 
 def _is_evictable(one: CachedAdapter, wanted: CachedAdapter, budget: Budget, now_s: float) -> bool:
     if one.num_users or (one.is_pinned and not wanted.is_pinned):
         return False
-    has_priority = (
-        wanted.is_pinned and not one.is_pinned
-    )  # a version that goes live does not wait for the residency of others
+    # a version that goes live does not wait for the residency of others
+    has_priority = wanted.is_pinned and not one.is_pinned
     return has_priority or now_s - one.last_used_s >= budget.min_residency_s
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,8 @@ from tunesmith.deployment.targets.base import Endpoint, ServedAdapter, TargetErr
 from tunesmith.deployment.targets.flip_order import Order
 from tunesmith.deployment.targets.llamacpp.files import PLAIN, Converted, LlamacppOptions
 from tunesmith.deployment.targets.llamacpp.readings import read_llama
-from tunesmith.deployment.targets.server import TargetServer
+from tunesmith.deployment.targets.server import TargetServer, wait_until_idle
 from tunesmith.programs.readings import ProbeResult
-
-_POLL_S = 0.1
 
 
 class ExternalLlamaServer:
@@ -58,12 +56,9 @@ class ExternalLlamaServer:
             self.flip(adapter)
 
     def drain(self, name: str, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
         place = self._place(name)
-        while place is not None and self._is_answering(place):
-            if time.monotonic() >= deadline:
-                raise TargetError(f"{self._http.url} still answers from {name} after {timeout_s:g} s")
-            time.sleep(_POLL_S)
+        if place is not None:
+            wait_until_idle(name, timeout_s, [(self._http.url, partial(self._is_answering, place))])
 
     def unload(self, name: str) -> None:
         """It keeps what it was started with; nobody asks for it any more."""

@@ -7,9 +7,9 @@ process is live. Requests always name the adapter they mean, so an answer never 
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,9 @@ from tunesmith.deployment.targets.llamacpp.files import PLAIN, Converted, Llamac
 from tunesmith.deployment.targets.llamacpp.processes import HeldAdapter, LlamaProcess
 from tunesmith.deployment.targets.llamacpp.readings import read_llama
 from tunesmith.deployment.targets.options import read_options
+from tunesmith.deployment.targets.server import wait_until_idle
 from tunesmith.profiles.workspace import is_this_one
 from tunesmith.programs.readings import ProbeResult
-
-_POLL_S = 0.1
 
 
 def llamacpp_target(options: dict[str, Any], *, root: Path, profile: str) -> Target:
@@ -78,16 +77,16 @@ class LlamacppTarget:
             self.flip(adapter)
 
     def drain(self, name: str, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+        wait_until_idle(name, timeout_s, self._answering(name))
+
+    def _answering(self, name: str) -> Iterator[tuple[str, Callable[[], bool]]]:
+        """For `wait_until_idle`: the processes that may answer from a version."""
         current = self._state().get("current")
         for process in self._processes():
             if process.place_of(name) is None or not process.is_alive:
                 continue
             whole = process.default == name and process.id != current
-            while processes.is_busy(process, None if whole else name, self._options.timeout_s):
-                if time.monotonic() >= deadline:
-                    raise TargetError(f"llama-server still answers from {name} after {timeout_s:g} s")
-                time.sleep(_POLL_S)
+            yield "llama-server", partial(processes.is_busy, process, None if whole else name, self._options.timeout_s)
 
     def unload(self, name: str) -> None:
         with self._file.locked():

@@ -71,7 +71,7 @@ class Erasure:
 def forget(tx: Tx, experience_id: str, *, actor: str, reason: str) -> bool:
     """Leave a tombstone: every text goes now, and every dataset that holds it is marked. False: it was one already."""
     for dataset_id in sorted(holders(tx, experiences.get(tx, experience_id))):
-        datasets.lock(tx, dataset_id)  # before the experience, as the end of a run does: nobody waits in a circle
+        datasets.lock(tx, dataset_id)  # before the experience, as the end of a run does, to avoid a deadlock
     experience = experiences.lock(tx, experience_id)
     if experience.state is ExperienceState.FORGOTTEN:
         return False

@@ -102,7 +102,7 @@ class EmbeddedEngine:
         if self.pid is not None:
             await self._ask("unload", {"name": name})
 
-    async def read(
+    async def probe(
         self, adapter: str | None, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
     ) -> list[ProbeResult]:
         if not prompts:

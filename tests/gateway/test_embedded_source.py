@@ -10,7 +10,7 @@ import pytest
 
 from tunesmith.serving.gateway.admission import AdmissionControl
 from tunesmith.serving.gateway.api_errors import ApiError, headers_of, status_of
-from tunesmith.serving.gateway.choice_streams import ChoiceStreams, expand_choices, max_tokens_of
+from tunesmith.serving.gateway.embedded_source import ChoiceStreams, expand_choices, max_tokens_of
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.schemas import ChatBody, CompletionRequest, TextBody
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta

@@ -60,9 +60,10 @@ def prepare(
 ) -> PreparedDataset:
     """Publish the dataset of these files, in this order, as the folder `out_dir`.
 
-    Again with the same content is fine; a folder that holds something else is never replaced. A row that overlaps one
-    of the `cases`, which the model is judged on, is quarantined. A group in `kept` has that split, whatever the shares
-    say. How many processes parse is decided by the size of the files unless told; the result is the same to the byte.
+    Repeating it with the same content is fine; a folder that holds something else is never replaced. A row that
+    overlaps one of the `cases`, which the model is judged on, is quarantined. A group in `kept` has that split,
+    whatever the shares say. How many processes parse is decided by the size of the files unless told; the result is the
+    same to the byte.
     """
     if not sources:
         raise UsageError("no source given; name at least one file")

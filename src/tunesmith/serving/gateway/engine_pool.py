@@ -17,7 +17,7 @@ from tunesmith.profiles.settings import ServeSettings
 from tunesmith.programs.readings import ProbeResult
 from tunesmith.serving.gateway.adapter_cache import AdapterCache
 from tunesmith.serving.gateway.admission import AdmissionControl
-from tunesmith.serving.gateway.embedded import EmbeddedEngine
+from tunesmith.serving.gateway.embedded_engine import EmbeddedEngine
 from tunesmith.serving.gateway.engine_contract import EngineError
 from tunesmith.serving.gateway.model_router import ModelRouter, Route
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
@@ -97,7 +97,7 @@ class EnginePool:
         self._opening = asyncio.Lock()
         self._released: Literal["unload", "cpu"] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
-        """Tasks that stop the engines which ran on the CPU meanwhile, once they are idle."""
+        """Tasks that stop the engines which ran on the CPU while training had the device, once they are idle."""
 
     def follow(self, router: ModelRouter) -> None:
         """Set the router, whose live versions are pinned; it is made after the pool."""
@@ -145,7 +145,7 @@ class EnginePool:
         finally:
             handle.num_active -= 1
 
-    async def read(
+    async def probe(
         self, route: Route, prompts: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int
     ) -> list[ProbeResult]:
         """The greedy answers of a version, for the parity probe."""
@@ -154,9 +154,29 @@ class EnginePool:
         try:
             await self._prepare(handle, route)
             async with handle.adapter_cache.acquire(route.adapter) as name:
-                return await handle.engine.read(name, prompts, max_tokens)
+                return await handle.engine.probe(name, prompts, max_tokens)
         finally:
             handle.num_active -= 1
+
+    async def answer(self, name: str, request: GenerationRequest) -> str:
+        """The complete answer of an exact version, for mirrored traffic; refused while requests are queued."""
+        route = await self._find_route(name)
+        if not route.served.is_embedded:
+            assert self.pass_on is not None, "the server joins them before its first request"
+            return await self.pass_on(route, request)
+        admission = self.admission(route.folder)
+        if admission.num_rows >= self._settings.max_batch:
+            raise EngineError("the engine is busy with live requests", code="busy", http_status=503, retry_after_s=5.0)
+        admission.acquire(1)
+        texts: list[str] = []
+        try:
+            row = replace(request, adapter=route.adapter.name if route.adapter else None)
+            async with aclosing(self.generate(route, row)) as parts:
+                async for part in parts:
+                    texts.append(part.text if isinstance(part, TextDelta) else "")
+        finally:
+            admission.release(1)
+        return "".join(texts)
 
     async def unload(self, name: str) -> None:
         for handle in list(self._handles.values()):
@@ -251,26 +271,6 @@ class EnginePool:
             handles = list(self._handles.values())
             self._handles.clear()
         await asyncio.gather(*(handle.engine.stop(0.0) for handle in handles))
-
-    async def answer(self, name: str, request: GenerationRequest) -> str:
-        """The complete answer of an exact version, for mirrored traffic; refused while requests are queued."""
-        route = await self._find_route(name)
-        if not route.served.is_embedded:
-            assert self.pass_on is not None, "the server joins them before its first request"
-            return await self.pass_on(route, request)
-        admission = self.admission(route.folder)
-        if admission.num_rows >= self._settings.max_batch:
-            raise EngineError("the engine is busy with live requests", code="busy", http_status=503, retry_after_s=5.0)
-        admission.acquire(1)
-        texts: list[str] = []
-        try:
-            row = replace(request, adapter=route.adapter.name if route.adapter else None)
-            async with aclosing(self.generate(route, row)) as parts:
-                async for part in parts:
-                    texts.append(part.text if isinstance(part, TextDelta) else "")
-        finally:
-            admission.release(1)
-        return "".join(texts)
 
     async def reclaim_device(self) -> None:
         if self._released == "cpu":
