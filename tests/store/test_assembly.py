@@ -36,14 +36,8 @@ from tunesmith.experience.queries import candidates, experiences, feedback, memb
 from tunesmith.experience.queries.experiences import NotReservable
 from tunesmith.experience.rules.experience import CorrectionState, ExperienceState
 from tunesmith.experience.rules.feedback import Rating
-from tunesmith.experience.rules.mix import (
-    BASE_BESIDE_LIVE,
-    BASE_UNRATED,
-    FIRST_ROUND,
-    NEVER_LIVE,
-    TAKEN_BACK,
-    MixCandidate,
-)
+from tunesmith.experience.rules.mix import FIRST_ROUND, MixCandidate
+from tunesmith.experience.rules.serving_history import BASE_BESIDE_LIVE, BASE_UNRATED, NEVER_LIVE, TAKEN_BACK
 from tunesmith.models import queries as adapters
 from tunesmith.orchestration import lifecycle
 from tunesmith.runs.rules.run import RUN, DataEffect, RunState, effect_of_end

@@ -214,7 +214,7 @@ def programs_below(runs_dir: Path) -> Iterator[tuple[int, str]]:
 
 
 def freeze_program(fleet: Fleet) -> None:
-    """Stop the one trainer or evaluator that runs, not its shim. It must last until it is seen: a long one, or `wait`."""
+    """Stop the one trainer or evaluator that runs, not its shim. It must last (`eval_script: wait`)."""
     runs_dir = fleet.client.workspace.runs_dir
 
     def running() -> int | None:

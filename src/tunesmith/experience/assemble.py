@@ -1,7 +1,7 @@
-"""Assemble: the experiences of a profile become a dataset that reserves them, through the preparation of files.
+"""Assemble: choose experiences, prepare them as a file would be, and publish a dataset that reserves them.
 
 Nothing is marked as used here: a reservation ends with the last run on the dataset, and only a deployed or completed
-run consumes. Whoever is killed on the way leaves at most a folder that no row knows, which the next sweep removes.
+run consumes. A process that is killed leaves at most a folder that no row knows, which the next sweep removes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MEMBERS_FILE = "members.jsonl"
 WantedKind = Literal["auto", "sft", "preference"]
 _SOURCE = "experiences.jsonl"
 _TRIES = 5  # somebody else may take what was chosen
-_ROUNDS = 3  # preparing may refuse what was chosen, and others take its place
+_PASSES = 3  # preparing may refuse what was chosen, and others take its place
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def rehearsed(
 
     assembly = _Assembly(database, workspace, checked, kind, None, "")
     with staging_for(workspace.datasets_dir / assembly.dataset_id) as staged:
-        prepared, report, _, _ = assembly.chosen(staged)
+        prepared, report, _, _ = assembly.choose_and_prepare(staged)
         yield prepared.path, report, assembly.shortage
 
 
@@ -160,7 +160,7 @@ class _Assembly:
         self.wanted = wanted_mix(database, self.profile, self.kind, accumulated)
         self.options = _options(checked)
         self.dataset_id = new_id("ds")
-        self.kept: Mapping[str, Split] = {}
+        self.kept_splits: Mapping[str, Split] = {}
         self.shortage: Shortage | None = None
         self.refused: dict[str, str] = {}
         """What preparing left out, and why."""
@@ -170,7 +170,7 @@ class _Assembly:
 
         final = self.workspace.datasets_dir / self.dataset_id
         with staging_for(final) as staged:
-            prepared, whole, made, stored = self.chosen(staged)
+            prepared, whole, made, stored = self.choose_and_prepare(staged)
             with (prepared.path / MEMBERS_FILE).open("wb") as sink:
                 sink.writelines(provenance(stored[member.experience_id], _told(member)) for member in made)
             with unrecorded(self.database, final):
@@ -178,13 +178,15 @@ class _Assembly:
                 dataset = self._record(final, whole, made, stored)
         return Assembled(dataset, whole, self.shortage)
 
-    def chosen(self, staged: Path) -> tuple[PreparedDataset, DatasetReport, list[Member], dict[str, StoredCandidate]]:
+    def choose_and_prepare(
+        self, staged: Path
+    ) -> tuple[PreparedDataset, DatasetReport, list[Member], dict[str, StoredCandidate]]:
         """Choose and prepare in a folder; what the dataset would be, its members and what they are made of."""
-        self.kept = kept_splits(self.database, self.workspace, self.checked)
-        splitter = Splitter(self.options, self.kind, ever_held_out(self.database, self.profile), self.kept)
+        self.kept_splits = kept_splits(self.database, self.workspace, self.checked)
+        splitter = Splitter(self.options, self.kind, ever_held_out(self.database, self.profile), self.kept_splits)
         found, left_out = read_candidates(self.database, self.checked.profile, splitter)
-        selection, prepared, stored = self._prepared(found, left_out, staged)
-        kept = {pick.id: (pick, example) for pick, example in self._kept(selection, prepared)}
+        selection, prepared, stored = self._prepare_until_enough(found, left_out, staged)
+        kept = {pick.id: (pick, example) for pick, example in self._survivors(selection, prepared)}
         left_out.update(self.refused.values())
         picks = {experience_id: pick for experience_id, (pick, _) in kept.items()}
         report = report_of(self.policy, self.wanted, selection, picks, left_out)
@@ -199,7 +201,7 @@ class _Assembly:
         made = [self._member(stored[i], pick, example) for i, (pick, example) in kept.items()]
         return prepared, prepared.report.model_copy(update={"mix": report}), made, stored
 
-    def _prepared(
+    def _prepare_until_enough(
         self, found: list[MixCandidate], left_out: Counter[str], staged: Path
     ) -> tuple[Selection, PreparedDataset, dict[str, StoredCandidate]]:
         """Choose and prepare; where preparing refuses some of them, others take their places."""
@@ -207,7 +209,7 @@ class _Assembly:
 
         cases = judging_cases(self.database, self.checked)
         trusts_base = self.policy.unrated_base
-        for number in range(_ROUNDS):
+        for number in range(_PASSES):
             able = [candidate for candidate in found if candidate.id not in self.refused]
             selection = self.wanted.select(able, self.checked.profile)
             self._check(selection.picks, Counter(selection.left_out) + left_out + Counter(self.refused.values()))
@@ -219,9 +221,11 @@ class _Assembly:
             source = staged / _SOURCE
             with source.open("wb") as sink:
                 sink.writelines(line_of(stored[pick.id], self.kind) + b"\n" for pick in selection.picks)
-            folder = staged / f"round-{number}" / "dataset"  # a level deeper: the lock on `staged` is ours
-            prepared = prepare([source], folder, self._options_for(selection, stored), cases=cases, kept=self.kept)
-            kept = {pick.id for pick, _ in self._kept(selection, prepared)}
+            folder = staged / f"pass-{number}" / "dataset"  # a level deeper: the lock on `staged` is ours
+            prepared = prepare(
+                [source], folder, self._options_for(selection, stored), cases=cases, kept=self.kept_splits
+            )
+            kept = {pick.id for pick, _ in self._survivors(selection, prepared)}
             lost = why_refused(selection, prepared, kept)
             self.refused.update(lost)
             if not lost or selection.left_out.keys().isdisjoint((WAITS, LEARNT)):
@@ -242,7 +246,7 @@ class _Assembly:
         }
         return self.options.model_copy(update={"overruled": overruled})
 
-    def _kept(self, selection: Selection, prepared: PreparedDataset) -> Iterator[tuple[Pick, Example]]:
+    def _survivors(self, selection: Selection, prepared: PreparedDataset) -> Iterator[tuple[Pick, Example]]:
         """What preparing kept, by the line it was written to."""
         from tunesmith.datasets.reading import iter_examples
 
@@ -282,6 +286,7 @@ class _Assembly:
                 counts={split.value: num for split, num in report.counts.items()},
                 actor=actor,
             )
+            # also reserves the new ones; raises NotReservable if another dataset has one by now
             members.add(tx, made, actor=actor)
             ids = [member.experience_id for member in made]
             _refuse_changed(candidates.by_ids(tx, ids, trusts_base=self.policy.unrated_base), stored, made)

@@ -4,7 +4,7 @@ A worker claims a task and runs its stage; the stage returns what happened; `set
 state and the next task, in one transaction. Nothing else in tunesmith knows the order.
 
     train ──▶ evaluate ──▶ deploy ──▶ watch ──▶ deployed
-      │           │           │          └────▶ rolled_back ──▶ (rollback task)
+      │           │           │          └────▶ rolled_back ──▶ (reconcile task)
       │           │           └──▶ held, or evaluate again if what is live moved
       │           ├──▶ shadow (a watch of mirrored traffic) ──▶ evaluate again · rejected
       │           └──▶ held · rejected · completed
@@ -48,16 +48,18 @@ def begin(tx: Tx, claim: Claim, *, actor: str) -> None:
 
 
 def settle(tx: Tx, claim: Claim, end: StageEnd, *, actor: str) -> None:
-    """An attempt has ended: end it, move its task, move its run, open the next task. All or nothing."""
+    """An attempt has ended: end it, move its task, move its run, open the next task. All or nothing.
+
+    `end.fact` is what the stage found or made, `end.outcome` how the attempt ended, `end.result` what is kept about it.
+    """
     if claim.task.kind is TaskKind.RECONCILE:
-        _after_rollback(tx, claim, end, actor)
+        _after_reconcile(tx, claim, end, actor)
         return
     if claim.task.run_id is None:
         _after_cycle(tx, claim, end, actor)
         return
-    tasks.require_lease(
-        tx, claim.lease
-    )  # from here on no request can come in: earlier ones count, however the stage ended
+    # from here on no request can come in: earlier ones count, however the stage ended
+    tasks.require_lease(tx, claim.lease)
     run = runs.get(tx, claim.task.run_id)
     forgotten = None if _is_served(run, end) else forgotten_runs.why_ended(tx, run)
     if forgotten is not None:
@@ -84,7 +86,7 @@ def settle(tx: Tx, claim: Claim, end: StageEnd, *, actor: str) -> None:
 
 
 def _is_served(run: Run, end: StageEnd) -> bool:
-    """Its adapter was flipped, or its flip is being undone: both go on as if nothing had been forgotten."""
+    """Whether its adapter is, or may be, live: such a run goes on although one of its experiences was forgotten."""
     is_deploying = run.state is RunState.DEPLOYING and not isinstance(end.fact, NotFlipped)
     return is_deploying or run.state is RunState.WATCHING
 
@@ -121,9 +123,7 @@ def _after_train(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> N
                 actor=actor,
             )
             reason = "stopped early with the best so far" if made.stopped_early else "trained"
-            if (
-                requested is RequestKind.PAUSE
-            ):  # it came while the result was saved: nothing goes on before it is resumed
+            if requested is RequestKind.PAUSE:  # it came while the result was saved
                 runs.move(tx, run.id, RunState.PAUSED, actor=actor, reason=PAUSED_ON_REQUEST)
                 requests.acknowledge_all(tx, run.id, actor=actor, answer="paused; training had ended")
                 return
@@ -233,8 +233,8 @@ def _after_watch(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> N
             finish(tx, run, RunState.ROLLED_BACK, actor=actor, reason=why)
 
 
-def _after_rollback(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
-    """Targets must come to what is wanted, however long that takes: the pointer has moved already."""
+def _after_reconcile(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
+    """A reconcile that fails is tried again for ever, with backoff: what is live has changed in the store already."""
     if end.outcome in (AttemptState.SUCCEEDED, AttemptState.INTERRUPTED):
         _end_attempt(tx, claim, end, actor)
         return
@@ -255,7 +255,10 @@ def _after_cycle(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
 
 
 def finish(tx: Tx, run: Run, state: RunState, *, actor: str, reason: str) -> None:
-    """End a run: consume or release its experiences, count it in its campaign, reject its candidate."""
+    """End a run. Deployed and completed ones consume their experiences, all others release them (`effect_of_end`).
+
+    It is counted in its campaign, and a rejected run's candidate is rejected.
+    """
     runs.move(tx, run.id, state, actor=actor, reason=reason)
     requests.acknowledge_all(tx, run.id, actor=actor, answer=f"the run is {state}")
     effect = effect_of_end(state) if run.spec.deploys is None else NO_EFFECT  # that run has trained nothing
@@ -329,6 +332,7 @@ def _take_back(tx: Tx, run: Run, actor: str, reason: str = "it could not be depl
 
 
 def _end_attempt(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> RetryDecision:
+    """End the attempt. The retry table (`runs/rules/task.py`) decides: WAITING means that its task is tried again."""
     return tasks.end_attempt(
         tx,
         claim.lease,

@@ -7,16 +7,11 @@ its campaign. What files say is read again, so that a mended profile counts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
-from tunesmith.core.errors import Refused
-from tunesmith.models import queries as adapters
-from tunesmith.models.rules import AdapterState
 from tunesmith.profiles.keys import current_path
 from tunesmith.profiles.layers import Entries, Entry, Layer, Origin, is_from_a_file
-from tunesmith.profiles.workspace import Workspace
-from tunesmith.runs.spec import AdapterRef, RunSpec
-from tunesmith.store.database import Database
+from tunesmith.runs.spec import RunSpec
 
 _SECTIONS = (
     "recipe",
@@ -44,36 +39,6 @@ def said_at_submit(spec: RunSpec) -> Entries:
             if known:
                 found[path] = Entry(value, Origin(Layer.OVERRIDE, origin))
     return found
-
-
-def start_of(
-    database: Database,
-    workspace: Workspace,
-    profile: str,
-    wanted: Literal["live", "base", "same"],
-    repeats: RunSpec | None,
-    version_id: str | None = None,
-) -> AdapterRef | None:
-    """The weights a run starts from: None for the bare base. `same` is what the repeated run started from.
-
-    `version_id`: from this version, whatever is wanted else.
-    """
-    before = repeats if wanted == "same" else None
-    if version_id is None and (wanted == "base" or (before is not None and before.start is None)):
-        return None
-    with database.read() as tx:
-        known = version_id or (None if before is None or before.start is None else before.start.id)
-        adapter = adapters.live(tx, profile) if known is None else adapters.get(tx, known)
-    if adapter is None:
-        return None
-    if adapter.state is AdapterState.REVOKED:
-        if version_id is not None:
-            raise Refused(f"a run cannot start from {adapter.name}: it is revoked")
-        raise Refused(
-            f"the run started from {adapter.name}, which is revoked since; "
-            "choose where to start: `run retry --start live` or `--start base`"
-        )
-    return AdapterRef(id=adapter.id, path=str(workspace.data_dir / adapter.path), digest=adapter.digest)
 
 
 def _as_a_profile_says_it(spec: RunSpec) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from tunesmith.experience.queries import members
 from tunesmith.experience.rules.held_out import Shortage
 from tunesmith.experience.rules.mix import Accumulated
 from tunesmith.orchestration.check import check
-from tunesmith.orchestration.retry import start_of
+from tunesmith.orchestration.start_weights import start_of
 from tunesmith.profiles.base_model import is_whole_model
 from tunesmith.profiles.checks import CheckedProfile
 from tunesmith.profiles.profile import Method
@@ -83,9 +83,9 @@ class Submitted:
     is_new: bool
     """False: this idempotency key had made the run before."""
     warning: str | None
-    """What is known already to stand in the way later."""
+    """A problem that is known already, such as too few held-out cases for the gate."""
     memory: str | None
-    """How it will use its device; None for what trains nothing, or by rules of its own."""
+    """The memory plan in one line; None for a dry run, or a trainer that plans its own memory."""
 
 
 def submit(
@@ -97,7 +97,7 @@ def submit(
     environ: Mapping[str, str] | None = None,
     on_progress: Progress | None = None,
 ) -> Submitted:
-    """Check everything, prepare or assemble the data, write the spec, queue the run. Acknowledged means durable."""
+    """Check everything, prepare or assemble the data, write the spec, queue the run. When it returns, the run is stored."""
     check_key(submission.idempotency_key)
     checked, trainer, campaign_id = check(
         database,
@@ -342,7 +342,7 @@ def queue_once(
 
 
 def _body_hash(submission: Submission, config: str, data: str) -> str:
-    """What makes two submissions the same wish."""
+    """Hash of what must be equal for two submissions with one key to count as the same."""
     body = {
         "profile": submission.profile,
         "dataset": data,

@@ -19,7 +19,7 @@ from tunesmith.experience.rules.experience import (
     screens_of,
 )
 from tunesmith.experience.rules.feedback import Rating, standing_corrections
-from tunesmith.experience.rules.mix import ServingHistory
+from tunesmith.experience.rules.serving_history import ServingHistory
 from tunesmith.experience.tables import assessments, corrections, experiences, feedback
 from tunesmith.models.rules import AdapterState, version_name
 from tunesmith.models.tables import adapters

@@ -7,9 +7,9 @@ Shortage rules, in this order:
 3. Replay that is missing stays missing: what was never learnt waits for its turn instead of being burnt at once. But
    where nothing was ever learnt, there can be no replay, and all places are for new ones.
 4. Of one template, and of one source, no more than its share is trained, once there are two to choose from.
-5. What the hash of its prompt holds out, or gives to validation, is never trained. It comes along beside the places, as
-   large a part of it as of what can be trained, and at least `min_eval_examples`. Where there are fewer, what was held
-   out or validated on before comes along again.
+5. What the hash of its prompt holds out, or gives to validation, is never trained. Such experiences are added beyond
+   `max_examples`: the same share of them as of the trainable ones, and at least `min_eval_examples`. Where there are
+   fewer, those that were held out or validated on before are added again.
 
 A dataset for a training from the bare base is another thing: nothing is learnt yet, so everything that was ever learnt
 is in again, beside what is new, up to a number of its own (`Accumulated`).
@@ -24,30 +24,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from tunesmith.datasets.example import Split
 from tunesmith.datasets.report import MemberRole, MixKind
 from tunesmith.experience.rules.experience import ExperienceClass
-from tunesmith.models.rules import AdapterState
 from tunesmith.profiles.sections.experience import Mix
-
-NEVER_LIVE = "answered by a version that never went live, and nobody rated it"
-
-
-TAKEN_BACK = "answered by a version that was rolled back or revoked, and nobody rated it"
-
-
-BASE_BESIDE_LIVE = "answered by the bare base while a version was live, and nobody rated it"
-BASE_UNRATED = "the bare base gave it, and nobody has rated it"
-
-
-_EXCLUSIONS = {
-    AdapterState.CANDIDATE: (NEVER_LIVE, "which never went live"),
-    AdapterState.ROLLED_BACK: (TAKEN_BACK, "which was rolled back"),
-    AdapterState.REVOKED: (TAKEN_BACK, "which was revoked"),
-}
-
 
 WAITS = "new, and no place left in this round"
 FIRST_ROUND = "nothing was learnt before, so nothing is repeated: all places are for new ones"
@@ -314,46 +295,3 @@ def _spread(ordered: list[tuple[MixCandidate, MemberRole]], most: int) -> list[t
     if len(ordered) <= most:
         return ordered
     return [ordered[place * len(ordered) // most] for place in range(most)]
-
-
-@dataclass(frozen=True)
-class Exclusion:
-    """Why an unrated answer is not gold."""
-
-    kind: str
-    """The same for all answers that are excluded for the same reason; they are counted by it."""
-    reason: str
-
-
-@dataclass(frozen=True)
-class ServingHistory:
-    """Which versions of a profile were live, and when.
-
-    Decides whether an unrated answer may be gold: not if its version never went live, was rolled back or was revoked,
-    nor if the bare base served it.
-    """
-
-    profile: str
-    states: Mapping[str, AdapterState]
-    """Of each version, by its name."""
-    spans: Sequence[tuple[datetime, datetime | None]]
-    """From when till when some version was live; None: it still is. Outside of them the bare base was."""
-
-    trusts_base: bool = False
-    """Unrated answers of the bare base may be gold, where it was what was live (experience.mix.unrated_base)."""
-
-    def exclusion(self, served_by: str | None, at: datetime, *, is_served: bool = False) -> Exclusion | None:
-        """Return why an unrated answer of that time is not gold. None if it may be, or its version is unknown.
-
-        `is_served`: it came through `tunesmith serve`; what people added or imported is their own data.
-        """
-        is_base = served_by == f"{self.profile}@base"
-        if is_base and any(begin <= at and (end is None or at < end) for begin, end in self.spans):
-            return Exclusion(BASE_BESIDE_LIVE, "answered by the bare base while a version was live")
-        if is_served and (is_base or served_by is None) and not self.trusts_base:
-            return Exclusion(BASE_UNRATED, BASE_UNRATED)
-        state = self.states.get(served_by) if served_by is not None else None
-        if state not in _EXCLUSIONS:
-            return None
-        kind, reason = _EXCLUSIONS[state]
-        return Exclusion(kind, f"answered by {served_by}, {reason}")
