@@ -97,7 +97,7 @@ def submit(
     environ: Mapping[str, str] | None = None,
     on_progress: Progress | None = None,
 ) -> Submitted:
-    """Check everything, prepare or assemble the data, write the spec, queue the run. When it returns, the run is stored."""
+    """Check everything, prepare or assemble the data, write the spec, queue the run; when it returns, it is stored."""
     check_key(submission.idempotency_key)
     checked, trainer, campaign_id = check(
         database,

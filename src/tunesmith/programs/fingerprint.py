@@ -27,7 +27,8 @@ SOURCES = (
 )
 """Every module of ours that a trainer computes with. A dataset has a fingerprint of its own, so the code that prepared
 it is not here; neither is SQL."""
-_NOT_COMPUTING = ("queries.py", "tables.py")
+_NOT_COMPUTING = ("queries.py", "tables.py", "bases")
+"""Names of files and folders: SQL, and the fetching of base models, whose content has a digest of its own."""
 _LIBRARIES = ("torch", "transformers", "peft", "safetensors", "tokenizers", "accelerate", "trl", "bitsandbytes")
 _IMPORT = re.compile(rb"^[ \t]*(?:from [\w.]+ import (?:\([^)]*\)|[^\n]*)|import [^\n]+)\n", re.MULTILINE)
 
@@ -57,7 +58,7 @@ def source_files() -> list[Path]:
         files = [package / name] if name.endswith(".py") else sorted((package / name).rglob("*.py"))
         if not files or not all(file.is_file() for file in files):
             raise FileNotFoundError(f"no source at {package / name}; reinstall tunesmith")
-        found += [file for file in files if file.name not in _NOT_COMPUTING]
+        found += [file for file in files if not {file.name, file.parent.name} & set(_NOT_COMPUTING)]
     return found
 
 
