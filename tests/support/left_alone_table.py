@@ -15,7 +15,7 @@ def rounds_table(app: LeftAlone, rounds: Sequence[Round], faults: Sequence[Fault
     live, quality = app.start[0], app.start[1]
     best = _quality_by_version(app)
     lines = [
-        "| round | learnt from | held-out loss | outcome | live after it | right answers | killed meanwhile | seconds |",
+        "| round | learnt from | held-out loss | outcome | live then | right answers | killed meanwhile | seconds |",
         "|---|---|---|---|---|---|---|---|",
         f"| | | | start | {live} | {quality:.0%} | | |",
     ]
