@@ -33,8 +33,11 @@ from tunesmith.runs.rules.run import RUN
 EXAMPLE = Path(__file__).parents[2] / "examples" / "support_triage"
 sys.path.insert(0, str(EXAMPLE))
 
+import desk  # noqa: E402
 import users  # noqa: E402
 from desk import PROFILE, Desk, Ticket  # noqa: E402
+
+__all__ = ["EXAMPLE", "NUM_USERS", "PROFILE", "TINY", "LeftAlone", "Outage", "desk", "merged", "the_fixed_set", "users"]
 
 NUM_USERS = 3
 Request = tuple[str, str]
@@ -46,6 +49,11 @@ TINY: dict[str, Any] = {
     "serve": {"device": "cpu", "follow_s": 0.1},
 }
 """Over the example's settings, for the demo's quick base: it needs larger steps, and a drill has no patience."""
+
+
+def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections of `changes` laid over those of `settings`, key by key."""
+    return {**settings, **{name: {**settings.get(name, {}), **values} for name, values in changes.items()}}
 
 
 def the_fixed_set(num_each: int, seed: int = 2026) -> list[Request]:
@@ -273,9 +281,7 @@ def _write_workspace(root: Path, base: Path, changes: Mapping[str, Any], port: i
     profile = {"name": PROFILE, "role": "classifier", "base": {"path": str(base), "family": "llama"}}
     (root / "profiles" / f"{PROFILE}.yaml").write_text(yaml.safe_dump(profile))
     settings = yaml.safe_load((EXAMPLE / "settings.yaml").read_text())
-    for section, values in changes.items():
-        settings[section] = {**settings.get(section, {}), **values}
-    settings["serve"] = {**settings.get("serve", {}), "port": port}
+    settings = merged(merged(settings, changes), {"serve": {"port": port}})
     if store is not None:
         settings["store"] = {"url": store}
     (root / "tunesmith.yaml").write_text(yaml.safe_dump(settings))
