@@ -83,7 +83,7 @@ def test_init_takes_its_folder_from_workspace_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "told"),
     [
-        ("org/model-7b", "hf download org/model-7b --local-dir models/model-7b"),
+        ("org/model-7b", "tunesmith base fetch org/model-7b --to models/model-7b"),
         ("model.gguf", "is a GGUF file, which cannot be trained"),
         ("tunesmith.yaml", "is a file; base.path must be the folder of a model in Hugging Face format"),
     ],

@@ -23,6 +23,7 @@ from tunesmith.core.errors import UsageError
 NOUNS = {
     "init": ("init", "init"),
     "demo": ("init", "demo"),
+    "base": ("base", "commands"),
     "worker": ("system", "worker"),
     "serve": ("system", "serve"),
     "plan": ("plan", "plan"),

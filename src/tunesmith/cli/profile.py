@@ -50,7 +50,7 @@ def list_profiles(ctx: typer.Context, json: Json = False) -> None:
         note = profile.description if profile.enabled else (profile.disabled_reason or "")
         rows.append((entry.name, state, profile.role.value, profile.base.path, note))
     columns = [Column("NAME", "fold"), Column("STATE"), Column("ROLE"), Column("BASE", "fold"), Column("NOTE", "cut")]
-    show_table(columns, rows, empty="No profile yet: copy profiles/example.yaml.sample to profiles/NAME.yaml.")
+    show_table(columns, rows, empty="No profile yet: tunesmith init --base BASE --task NAME writes one.")
 
 
 @commands.command()

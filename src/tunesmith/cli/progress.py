@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tunesmith.cli.output import clean, duration, first_line, number, stderr
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
     from tunesmith.client import Client
     from tunesmith.client.attempt_progress import AttemptProgress
@@ -36,6 +36,27 @@ def preparing() -> Iterator[Callable[[int, int, int], None] | None]:
 
         def on_progress(done: int, total: int, num_rows: int) -> None:
             bar.update(task, completed=done, total=total, rows=num_rows)
+
+        yield on_progress
+
+
+@contextmanager
+def fetching(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar over the bytes of a model that is fetched, once the first ones have come; nothing without a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.markup import escape
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=stderr(), transient=True) as bar:
+        tasks: list[TaskID] = []
+
+        def on_progress(done: int, total: int) -> None:
+            if not tasks:
+                tasks.append(bar.add_task(escape(clean(f"fetching {what}")), total=total))
+            bar.update(tasks[0], completed=done, total=total)
 
         yield on_progress
 

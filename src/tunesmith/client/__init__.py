@@ -132,8 +132,27 @@ class Client:
         return System(self._session)
 
     @classmethod
-    def init(cls, folder: str | Path = ".", *, actor: str | None = None) -> Client:
-        """Make a workspace with an empty store, and a client for it."""
+    def init(
+        cls,
+        folder: str | Path = ".",
+        *,
+        base: str | Path | None = None,
+        task: str | None = None,
+        role: str | None = None,
+        tier: str | None = None,
+        campaign: bool = True,
+        actor: str | None = None,
+    ) -> Client:
+        """Make a workspace with an empty store, and a client for it.
+
+        With `base` (a folder, the id of a model on a hub, or `smollm2`) and `task`, also write the profile
+        profiles/TASK.yaml and open its campaign; where a workspace is already, only these. All is made, or nothing.
+        """
+        if base is not None or task is not None:
+            from tunesmith.client.start import start, wish_of
+
+            wish = wish_of(base, task, role, tier, with_campaign=campaign)
+            return start(Path(folder), wish, lambda root: cls(root, actor=actor))[0]
         workspace = init_workspace(Path(folder))
         client = cls(workspace.root, actor=actor)
         client._session.database  # noqa: B018 - opening it creates the store

@@ -93,7 +93,7 @@ class Doctor:
     def _profiles(self) -> list[Check]:
         entries = list_profiles(self._session.workspace, self._session.environ)
         if not entries:
-            return [Check("profiles", "warning", "none yet", "copy profiles/example.yaml.sample to profiles/NAME.yaml")]
+            return [Check("profiles", "warning", "none yet", "tunesmith init --base BASE --task NAME")]
         return [
             Check(f"profile {entry.name}", "ok" if entry.error is None else "broken", entry.error or "loads",
                   "" if entry.error is None else f"tunesmith profile check {entry.name}")

@@ -69,8 +69,8 @@ def _why_no_folder(folder: Path) -> str:
         return f"no such folder; put the model there or mend base.path: {wanted}"
     name = "/".join(folder.parts[-2:])  # as models are called on a hub
     return (
-        f"no such folder; base.path must be {wanted}. tunesmith downloads nothing: if {name} is a model of the hub, "
-        f"run `hf download {name} --local-dir models/{folder.name}` and set base.path: models/{folder.name}"
+        f"no such folder; base.path must be {wanted}. If {name} is a model of a hub, run "
+        f"`tunesmith base fetch {name} --to models/{folder.name}` and set base.path: models/{folder.name}"
     )
 
 

@@ -105,7 +105,7 @@ def memory_of_spec(database: Database, spec: RunSpec, report: DatasetReport) -> 
 
 
 def memory_outlook(
-    database: Database,
+    database: Database | None,
     base: Path,
     recipe: Recipe,
     method: Method,
@@ -113,11 +113,16 @@ def memory_outlook(
     report: DatasetReport | None,
     context: int,
 ) -> Outlook:
-    """The plan as the run would make it on that device; without data, for examples as long as the recipe allows."""
+    """The plan as the run would make it on that device; without data, for examples as long as the recipe allows.
+
+    `database`: None where there is no store yet, so no earlier run corrects the forecast.
+    """
     shape = read_shape(base)
     inputs = forecast_inputs(shape, recipe, method, "cpu" if device.tier is HardwareTier.CPU else "cuda")
-    with database.read() as tx:
-        ratios: Sequence[float] = queue.memory_ratios(tx).get(shape_key(shape, recipe, method, inputs), [])
+    ratios: Sequence[float] = []
+    if database is not None:
+        with database.read() as tx:
+            ratios = queue.memory_ratios(tx).get(shape_key(shape, recipe, method, inputs), [])
     longest, step = _sizes(recipe, method, report, context)
     made = plan(
         shape,
