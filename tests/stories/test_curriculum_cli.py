@@ -56,7 +56,12 @@ def test_cycle_by_hand_from_what_is_due_to_what_was_learnt(tmp_path: Path, teach
         root = client.workspace.root
     shown = cli("curriculum", "show", PROFILE, cwd=root)
     assert shown.code == 0, shown.err
-    for text in ("3 due", "curriculum.enabled is false", "02:00-06:00 UTC", "0.00 this month, 10.00 left"):
+    for text in (
+        "3 due",
+        "enabled is auto, and the profile has no active campaign",
+        "02:00-06:00 UTC",
+        "0.00 this month, 10.00 left",
+    ):
         assert text in shown.out
     refused = cli("curriculum", "run", PROFILE, cwd=root)
     assert (refused.code, refused.out) == (1, "")
@@ -206,12 +211,17 @@ def test_budget_ends_the_cycle_and_estop_lets_none_begin(tmp_path: Path, teacher
 def test_worker_opens_a_cycle_in_its_window_and_not_again_before_the_cooldown(tmp_path: Path, teacher: Teacher) -> None:
     teacher.plays(better)
     teacher.server.calls.clear()
-    policy = {"enabled": True, "min_entries": 3, "max_entries": 4, "window": "00:00-24:00"}
+    policy = {"min_entries": 3, "max_entries": 4, "window": "00:00-24:00"}
     with a_school(tmp_path, teacher.url, **policy) as client:
+        campaign = client.campaigns.create(PROFILE)  # with a teacher that can be asked, that is enough
         add_entries(client, 2)
         assert work_until_idle(client).code == 0
         assert teacher.calls == [], "too few"
         add_entries(client, 4, first=30)
+        client.campaigns.pause(campaign.id)
+        assert work_until_idle(client).code == 0
+        assert teacher.calls == [], "no active campaign"
+        client.campaigns.resume(campaign.id)
         assert work_until_idle(client).code == 0
         assert len(teacher.calls) == 4
         found = client.curriculum.show(PROFILE)

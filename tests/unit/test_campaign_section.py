@@ -38,6 +38,13 @@ from tunesmith.profiles.sections.campaign import CampaignPolicy
         ("triggers: {cron: {at: 0 0 31 4 *}}", "campaign.triggers.cron.at: '0 0 31 4 *' is no schedule"),
         ("budget: {money: 5}", "campaign.budget.gpu_hour_price: is not set, and an unknown price fits no budget"),
         ("budget: {gpu_hour: 5}", "campaign.budget.gpu_hour: unknown key; did you mean 'gpu_hours'?"),
+        (
+            "start: bse",
+            "campaign.start: 'bse' is no start; write live, base, both, or a version of the profile, e.g. v3",
+        ),
+        ("start: support@3", "campaign.start: 'support@3' is no start"),
+        ("refresh_every: 0", "campaign.refresh_every: input should be greater than or equal to 1"),
+        ("refresh_evry: 5", "campaign.refresh_evry: unknown key; did you mean 'refresh_every'?"),
         ("windw: 02:00-06:00", "campaign.windw: unknown key; did you mean 'window'?"),
     ],
 )
@@ -68,12 +75,19 @@ def test_defaults_are_those_of_the_design() -> None:
     assert settings["age"]["days"] == 30
     assert (settings["quality"]["drop"], settings["quality"]["audits"]) == (0.1, 2)
     assert (policy.window, policy.time_zone) == ("02:00-06:00", "UTC")
+    assert (policy.start, policy.refresh_every, policy.refresh_after_rejections) == ("live", 5, 2)
+    assert (policy.refresh_after_plateau, policy.max_accumulated) == (3, 2000)
 
 
 def test_what_opens_rounds_is_no_part_of_what_a_run_is_made_of(tmp_path: Path) -> None:
     """A run's config fingerprint, and with it its idempotency, depends on no trigger."""
     workspace = a_workspace(tmp_path)
     plain = resolve("dates", workspace=workspace, environ={})
-    other = resolve("dates", workspace=workspace, environ={}, overrides=["campaign.window=00:00-24:00"])
+    other = resolve(
+        "dates", workspace=workspace, environ={}, overrides=["campaign.window=00:00-24:00", "campaign.start=both"]
+    )
     assert plain.profile.campaign != other.profile.campaign
     assert plain.fingerprint == other.fingerprint
+    off = resolve("dates", workspace=workspace, environ={}, overrides=["curriculum.enabled=false"])
+    assert plain.profile.curriculum.enabled == "auto"
+    assert plain.fingerprint == off.fingerprint, "as it was when `false` was the default"

@@ -25,6 +25,7 @@ from tunesmith.curriculum.rules.cycle import (
     same_as_student,
     unready,
     waits_for,
+    why_off,
     worst,
     worth,
 )
@@ -47,10 +48,30 @@ def an_entry(score: float = 0.4, **values: Any) -> Entry:
 # settings
 
 
-def test_curriculum_is_off_unless_somebody_turns_it_on() -> None:
+def test_defaults_of_a_curriculum() -> None:
     policy = CurriculumPolicy()
-    assert (policy.enabled, policy.min_entries, policy.max_entries, policy.cooldown_h) == (False, 10, 20, 24.0)
+    assert (policy.enabled, policy.min_entries, policy.max_entries, policy.cooldown_h) == ("auto", 10, 20, 24.0)
     assert policy.max_attempts == 3
+
+
+@pytest.mark.parametrize(
+    ("enabled", "has_campaign", "problem", "says"),
+    [
+        ("auto", True, None, None),
+        ("auto", False, None, "auto, and the profile has no active campaign"),
+        ("auto", True, "curriculum.teacher.model is not set", "auto, and curriculum.teacher.model is not set"),
+        (True, False, None, None),
+        (True, True, "curriculum.teacher.model is not set", None),  # whoever turns it on must see the error
+        (False, True, None, "curriculum.enabled is false"),
+    ],
+)
+def test_teacher_and_campaign_turn_it_on_unless_somebody_says_no(
+    enabled: bool | str, has_campaign: bool, problem: str | None, says: str | None
+) -> None:
+    found = why_off(a_policy(enabled=enabled), has_campaign=has_campaign, problem=problem)
+    assert found == says if says is None else found is not None and says in found
+    waits = waits_for(a_policy(enabled=enabled), a_moment(why_off=found))
+    assert waits == ([] if says is None else [found])
 
 
 @pytest.mark.parametrize("window", ["2:00-6:00", "02:00", "25:00-26:00", "24:30-01:00", "02:00-02:00", "", "a-b"])

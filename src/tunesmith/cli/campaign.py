@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -117,15 +118,19 @@ def _next_round(upcoming: NextRound) -> None:
     rows = [_row(each, "blocks") for each in decision.guards] + [_row(each, "no") for each in decision.triggers]
     show_table(columns, rows, indent=2)
     heading("The next round")
-    if not expected.num_rounds:
-        say("  no round has ended yet: nothing to expect it from")
-        return
+    facts = upcoming.status.facts
+    start, data = (None, None) if facts is None else (facts.start, facts.data)
     gain = "not measured" if expected.gain is None else f"{number(expected.gain, sign=True)} {expected.metric}"
+    ended = [
+        ("expected cost", f"{number(expected.gpu_hours)} GPU hours, {number(expected.money)} money"),
+        ("expected gain", gain),
+        ("went live", f"{expected.num_live} of {several(expected.num_rounds, 'round')}"),
+    ]
     show_fields(
         [
-            ("expected cost", f"{number(expected.gpu_hours)} GPU hours, {number(expected.money)} money"),
-            ("expected gain", gain),
-            ("went live", f"{expected.num_live} of {several(expected.num_rounds, 'round')}"),
+            ("start", "" if start is None else f"{start.name}: {start.reason}"),
+            ("learns", "" if data is None else f"{_roles(data.roles) or 'nothing yet'}; {data.method_reason}"),
+            *(ended if expected.num_rounds else [("expected", "no round has ended yet: nothing to expect it from")]),
         ]
     )
 
@@ -139,38 +144,50 @@ def _as_json(campaign: Campaign, upcoming: NextRound) -> dict[str, Any]:
     """The campaign's own fields as they ever were, and the next round beside them."""
     from tunesmith.client.views import to_json
 
-    decision = upcoming.status.decision
+    decision, facts = upcoming.status.decision, upcoming.status.facts
     told = {
         "opens": decision.opens,
         "why_not": decision.why_not,
         "conditions": to_json(decision.guards),
         "triggers": to_json(decision.triggers),
         "expected": to_json(upcoming.expected),
+        "start": None if facts is None else to_json(facts.start),
+        "data": None if facts is None else to_json(facts.data),
     }
     return {**to_json(campaign), "num_rounds": upcoming.num_rounds, "next_round": told}
 
 
 @commands.command()
 def rounds(ctx: typer.Context, campaign_id: Id, json: Json = False) -> None:
-    """What each round learnt from, scored and cost, and what became of it; the newest first."""
+    """Where each round started, what it learnt from, scored and cost, what became of it, and why; the newest first."""
     with open_client(ctx) as client:
         found = client.campaigns.rounds(campaign_id)
     if json:
         print_json(found)
         return
-    columns = [Column("RUN"), Column("OPENED"), Column("BY", "fold"), Column("LEARNT FROM", "fold"),
-               Column("SCORE", "fold"), Column("GPU H", align="right"), Column("COST", align="right"),
-               Column("STATE"), Column("WHY", "cut")]  # fmt: skip
+    columns = [Column("RUN"), Column("START", "fold"), Column("LEARNT FROM", "fold"), Column("SCORE", "fold"),
+               Column("GPU H", align="right"), Column("COST", align="right"), Column("STATE")]  # fmt: skip
     rows = [
-        (each.run_id, age(each.opened_at), each.opened_by, _learnt(each), _score(each), number(each.gpu_hours),
-         number(each.money), coloured(each.state), first_line(each.reason))
+        (each.run_id, each.start, _learnt(each), _score(each), number(each.gpu_hours), number(each.money),
+         coloured(each.state))
         for each in found
     ]  # fmt: skip
     show_table(columns, rows, empty=f"No round yet; see why: tunesmith campaign show {campaign_id}")
+    if found:
+        heading("Why")
+        show_table(
+            [Column("RUN"), Column("OPENED", "fold"), Column("START", "fold"), Column("END", "fold")],
+            [(each.run_id, f"{age(each.opened_at)}, {each.opened_by}", each.start_reason or "chosen by a person",
+              first_line(each.reason)) for each in found],
+        )  # fmt: skip
 
 
 def _learnt(each: Round) -> str:
-    return ", ".join(f"{num} {role}" for role, num in each.learnt_from.items())
+    return f"{_roles(each.learnt_from)} ({each.method})"
+
+
+def _roles(roles: Mapping[str, int]) -> str:
+    return ", ".join(f"{num} {role}" for role, num in roles.items())
 
 
 def _score(each: Round) -> str:

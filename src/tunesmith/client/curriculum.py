@@ -53,6 +53,7 @@ class CurriculumView:
 
     profile: str
     enabled: bool
+    """Whether cycles begin by themselves; `waits_for` says why not."""
     teacher: str | None
     problem: str | None
     """Why no cycle can run at all, as things are; None: one could."""
@@ -115,10 +116,10 @@ class Curriculum:
     def show(self, profile: str) -> CurriculumView:
         """What is due, why it waits, what is spent and left."""
         session, database = self._session, self._session.database
-        policy = policy_of(database, session.workspace, profile, session.environ)
+        policy, off = policy_of(database, session.workspace, profile, session.environ)
         with database.read() as tx:
-            found = curriculum_status(tx, profile, policy)
-        return _view(profile, policy, found, self._problem(profile))
+            found = curriculum_status(tx, profile, policy, off)
+        return _view(profile, policy, found, self._problem(profile), is_on=off is None)
 
     def retry(self, experience_id: str, *, reason: str) -> str:
         """Reset an entry that was given up or waits, so that teachers are asked again. Return its id."""
@@ -149,7 +150,7 @@ class Curriculum:
 
     def _refuse(self, config: CycleConfig, *, now: bool) -> None:
         with self._session.database.read() as tx:
-            found = curriculum_status(tx, config.profile, config.policy)
+            found = curriculum_status(tx, config.profile, config.policy, config.why_off)
         if ESTOP in found.waits_for:
             raise Refused("the e-stop is on: nothing is asked; turn it off with `tunesmith estop off`")
         if found.waits_for and not now:
@@ -171,12 +172,14 @@ class Curriculum:
         return CycleView(None, config.profile, config.teacher_name, tuple(outcomes), counts, "")
 
 
-def _view(profile: str, policy: CurriculumPolicy, found: CurriculumStatus, problem: str | None) -> CurriculumView:
+def _view(
+    profile: str, policy: CurriculumPolicy, found: CurriculumStatus, problem: str | None, *, is_on: bool
+) -> CurriculumView:
     last: CycleRecord | None = found.last
     limits = policy.limits
     return CurriculumView(
         profile=profile,
-        enabled=policy.enabled,
+        enabled=is_on,
         teacher=policy.teacher.name,
         problem=problem,
         waits_for=found.waits_for,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tunesmith.core.errors import ConfigError, Refused, TunesmithError
 from tunesmith.core.staging import staging_for
-from tunesmith.curriculum.rules.cycle import same_as_student, unready
+from tunesmith.curriculum.rules.cycle import same_as_student, unready, why_off
 from tunesmith.curriculum.teachers.endpoint import key_of
 from tunesmith.curriculum.teachers.local import check_folder, same_weights
 from tunesmith.experience.capture import CaptureRules
@@ -18,7 +18,9 @@ from tunesmith.experience.queries import reviews
 from tunesmith.profiles.base_model import MODEL_WEIGHTS, base_digest
 from tunesmith.profiles.checks import ProfileCheck
 from tunesmith.profiles.profile import Profile
+from tunesmith.profiles.queries import Campaign
 from tunesmith.profiles.resolve import resolve_now
+from tunesmith.profiles.rules.campaign import CampaignState
 from tunesmith.profiles.sections.curriculum import CurriculumPolicy, TeacherSettings
 from tunesmith.profiles.sections.screens import Screen
 from tunesmith.profiles.workspace import Workspace
@@ -42,6 +44,8 @@ class CycleConfig:
     """Of a local teacher."""
     work_dir: Path
     """Where a cycle may keep what it needs, for as long as it lasts."""
+    why_off: str | None = None
+    """Why none begins by itself; a person may begin one all the same."""
 
     @property
     def teacher(self) -> TeacherSettings:
@@ -58,11 +62,21 @@ class CycleConfig:
 
 def policy_of(
     database: Database, workspace: Workspace, profile: str, environ: Mapping[str, str] | None
-) -> CurriculumPolicy:
-    """The curriculum of a profile with every layer; a disabled profile has none that begins by itself."""
-    resolved = resolve_now(database, workspace, profile, environ=environ)[0].profile
-    policy = resolved.curriculum
-    return policy if resolved.enabled else policy.model_copy(update={"enabled": False})
+) -> tuple[CurriculumPolicy, str | None]:
+    """The curriculum of a profile with every layer, and why no cycle begins by itself; None: one may.
+
+    A disabled profile has none that does.
+    """
+    resolved, campaign = resolve_now(database, workspace, profile, environ=environ)
+    policy = resolved.profile.curriculum
+    if not resolved.profile.enabled:
+        policy = policy.model_copy(update={"enabled": False})
+    return policy, _why_off(resolved.profile, policy, campaign)
+
+
+def _why_off(profile: Profile, policy: CurriculumPolicy, campaign: Campaign | None) -> str | None:
+    has_campaign = campaign is not None and campaign.state is CampaignState.ACTIVE
+    return why_off(policy, has_campaign=has_campaign, problem=unready(policy, profile.experience.wanted))
 
 
 def cycle_config(
@@ -75,7 +89,8 @@ def cycle_config(
     check: ProfileCheck,
 ) -> CycleConfig:
     """Everything for a cycle; raises where the teacher cannot be asked, costs nobody knows what, or is the student."""
-    resolved = resolve_now(database, workspace, profile, environ=environ)[0].profile
+    found, campaign = resolve_now(database, workspace, profile, environ=environ)
+    resolved = found.profile
     rules = resolve_rules(database, workspace, profile, actor=actor, environ=environ, check=check)
     policy = resolved.curriculum
     if not resolved.enabled:
@@ -90,7 +105,9 @@ def cycle_config(
         _refuse_student(database, workspace, resolved)
     screens = tuple(screen for screen in Screen if screen in {*rules.screens, *_ALWAYS})
     key = key_of(policy.teacher, os.environ if environ is None else environ)
-    return CycleConfig(profile, policy, replace(rules, screens=screens), key, folder, workspace.data_dir / TEACHING)
+    off = _why_off(resolved, policy, campaign)
+    rules = replace(rules, screens=screens)
+    return CycleConfig(profile, policy, rules, key, folder, workspace.data_dir / TEACHING, off)
 
 
 def remove_left_behind(workspace: Workspace) -> None:

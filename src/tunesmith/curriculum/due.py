@@ -39,12 +39,12 @@ class CurriculumStatus:
     last: CycleRecord | None
 
 
-def curriculum_status(tx: Tx, profile: str, policy: CurriculumPolicy) -> CurriculumStatus:
+def curriculum_status(tx: Tx, profile: str, policy: CurriculumPolicy, why_off: str | None) -> CurriculumStatus:
     """Return the status; reads every entry that needs improvement."""
     entries = list(corrections.entries(tx, profile))
     others = Counter(why for entry in entries if (why := not_due(entry, policy, tx.now)) is not None)
     num_due = len(entries) - others.total()
-    moment = _cycle_inputs(tx, profile, num_due)
+    moment = _cycle_inputs(tx, profile, num_due, why_off)
     return CurriculumStatus(
         waits_for=waits_for(policy, moment),
         due=worst(entries, policy, tx.now, policy.max_entries),
@@ -76,13 +76,13 @@ def open_due(database: Database, workspace: Workspace, *, actor: str) -> list[st
     opened = []
     for name in names:
         try:
-            policy = policy_of(database, workspace, name, None)
+            policy, off = policy_of(database, workspace, name, None)
         except NotFound:
             continue  # its file was removed, and its experiences stay
         except TunesmithError as error:
             log.warning("curriculum_unreadable", profile=name, reason=str(error))
             continue
-        if policy.enabled and _looks_due(database, name, policy):
+        if off is None and _looks_due(database, name, policy):
             with database.write() as tx:
                 opened += _open(tx, name, policy, actor)
     return opened
@@ -105,14 +105,14 @@ def _open(tx: Tx, profile: str, policy: CurriculumPolicy, actor: str) -> list[st
 
 
 def _is_due(tx: Tx, profile: str, policy: CurriculumPolicy) -> bool:
-    """Entries are counted last, and no further than needed."""
-    if waits_for(policy, _cycle_inputs(tx, profile, policy.min_entries)):
+    """Of a curriculum that is on. Entries are counted last, and no further than needed."""
+    if waits_for(policy, _cycle_inputs(tx, profile, policy.min_entries, None)):
         return False
     due = (entry for entry in corrections.entries(tx, profile) if not_due(entry, policy, tx.now) is None)
     return sum(1 for _ in islice(due, policy.min_entries)) == policy.min_entries
 
 
-def _cycle_inputs(tx: Tx, profile: str, num_due: int) -> CycleInputs:
+def _cycle_inputs(tx: Tx, profile: str, num_due: int, why_off: str | None) -> CycleInputs:
     last = cycles.last(tx, profile)
     return CycleInputs(
         now=tx.now,
@@ -121,4 +121,5 @@ def _cycle_inputs(tx: Tx, profile: str, num_due: int) -> CycleInputs:
         month=spends.spent(tx, profile, PURPOSE, None).month,
         is_stopped=switches.is_on(tx, switches.ESTOP),
         is_open=cycles.is_open(tx, profile),
+        why_off=why_off,
     )

@@ -34,6 +34,8 @@ class MixReport(Section):
 
     policy: Mix
     kind: MixKind
+    max_accumulated: int | None = None
+    """For a training from the bare base, made of what was ever learnt and what is new: the most that may be trained."""
     roles: dict[MemberRole, int]
     """How many of each are trained."""
     num_new: int

@@ -21,8 +21,9 @@ from tunesmith.datasets.earlier_splits import kept_splits
 from tunesmith.datasets.example import Example, Split
 from tunesmith.datasets.listings import Dataset
 from tunesmith.datasets.prepare import heldout_cases, judging_cases, options_of, remove_unrecorded, unrecorded
-from tunesmith.datasets.report import DatasetReport, MemberRole, MixKind, MixReport, PreparedDataset, PrepareOptions
+from tunesmith.datasets.report import DatasetReport, MixKind, MixReport, PreparedDataset, PrepareOptions
 from tunesmith.experience.assembly_lines import Splitter, line_of, provenance, told_of, why_refused
+from tunesmith.experience.choose import ever_held_out, read_candidates, refusal, report_of, wanted_mix
 from tunesmith.experience.held_out import shortage_of_experiences
 from tunesmith.experience.queries import candidates, members
 from tunesmith.experience.queries.candidates import StoredCandidate
@@ -30,9 +31,9 @@ from tunesmith.experience.queries.experiences import NotReservable
 from tunesmith.experience.queries.members import Member
 from tunesmith.experience.rules.experience import ExperienceState
 from tunesmith.experience.rules.held_out import Shortage
-from tunesmith.experience.rules.mix import LEARNT, WAITS, MixCandidate, Pick, Selection, select
+from tunesmith.experience.rules.mix import LEARNT, WAITS, Accumulated, MixCandidate, Pick, Selection
 from tunesmith.profiles.checks import CheckedProfile
-from tunesmith.profiles.profile import Method, Profile
+from tunesmith.profiles.profile import Method
 from tunesmith.profiles.rules.lock import check_lock
 from tunesmith.profiles.sections.experience import Mix
 from tunesmith.profiles.sections.screens import Screen
@@ -44,7 +45,6 @@ from tunesmith.store.database import Database
 MEMBERS_FILE = "members.jsonl"
 WantedKind = Literal["auto", "sft", "preference"]
 _SOURCE = "experiences.jsonl"
-_PAGE = 2000
 _TRIES = 5  # somebody else may take what was chosen
 _ROUNDS = 3  # preparing may refuse what was chosen, and others take its place
 
@@ -65,13 +65,22 @@ def kind_of(wanted: WantedKind, method: Method) -> MixKind:
 
 
 def assemble(
-    database: Database, workspace: Workspace, checked: CheckedProfile, *, kind: WantedKind = "auto", actor: str
+    database: Database,
+    workspace: Workspace,
+    checked: CheckedProfile,
+    *,
+    kind: WantedKind = "auto",
+    accumulated: Accumulated | None = None,
+    actor: str,
 ) -> Assembled:
-    """Choose, prepare, publish and reserve; all of it, or nothing."""
+    """Choose, prepare, publish and reserve; all of it, or nothing.
+
+    `accumulated`: for a training from the bare base, with everything that was ever learnt.
+    """
     remove_unrecorded(database, workspace)
     for last_try in [False] * (_TRIES - 1) + [True]:
         try:
-            return _Assembly(database, workspace, checked, kind, actor).make()
+            return _Assembly(database, workspace, checked, kind, accumulated, actor).make()
         except NotReservable:
             if last_try:
                 raise
@@ -85,7 +94,7 @@ def rehearsed(
     """What `assemble` would publish, in a folder that is gone afterwards; records and reserves nothing."""
     from tunesmith.core.staging import staging_for
 
-    assembly = _Assembly(database, workspace, checked, kind, "")
+    assembly = _Assembly(database, workspace, checked, kind, None, "")
     with staging_for(workspace.datasets_dir / assembly.dataset_id) as staged:
         prepared, report, _, _ = assembly.chosen(staged)
         yield prepared.path, report, assembly.shortage
@@ -101,21 +110,23 @@ def preview(
 
 
 def next_choice(
-    database: Database, workspace: Workspace, checked: CheckedProfile, *, kind: WantedKind = "auto"
+    database: Database,
+    workspace: Workspace,
+    checked: CheckedProfile,
+    *,
+    kind: WantedKind = "auto",
+    accumulated: Accumulated | None = None,
 ) -> tuple[MixReport, Shortage | None]:
     """What `preview` reports, with the held-out cases that a run would lack."""
     profile = checked.profile
-    mixed = kind_of(kind, profile.recipe.method)
+    wanted = wanted_mix(database, profile.name, kind_of(kind, profile.recipe.method), accumulated)
     kept = kept_splits(database, workspace, checked)
-    splitter = Splitter(_options(checked), mixed, _ever_held_out(database, profile.name), kept)
-    found, left_out = _read_candidates(database, profile, splitter)
-    policy = profile.experience.mix
-    is_first_round = _is_first_round(database, profile.name)
-    selection = select(found, policy, mixed, profile.data.heldout_cap, is_first_round=is_first_round)
-    report = _report(policy, mixed, selection, {pick.id: pick for pick in selection.picks}, left_out)
-    num_held_out = _num_held_out(selection.picks)
-    problem = _refusal(profile.name, policy, report.num_new, num_held_out, report.left_out)
-    short = shortage_of_experiences(database, checked, found, selection, mixed, is_first_round=is_first_round)
+    splitter = Splitter(_options(checked), wanted.kind, ever_held_out(database, profile.name), kept)
+    found, left_out = read_candidates(database, profile, splitter)
+    policy, selection = profile.experience.mix, wanted.select(found, profile)
+    report = report_of(policy, wanted, selection, {pick.id: pick for pick in selection.picks}, left_out)
+    problem = refusal(profile.name, policy, wanted, selection.picks, report.left_out)
+    short = shortage_of_experiences(database, checked, found, selection, wanted)
     return report.model_copy(update={"refusal": problem}), short
 
 
@@ -131,7 +142,13 @@ class _Assembly:
     """One try at one dataset."""
 
     def __init__(
-        self, database: Database, workspace: Workspace, checked: CheckedProfile, kind: WantedKind, actor: str
+        self,
+        database: Database,
+        workspace: Workspace,
+        checked: CheckedProfile,
+        kind: WantedKind,
+        accumulated: Accumulated | None,
+        actor: str,
     ) -> None:
         self.database = database
         self.workspace = workspace
@@ -140,6 +157,7 @@ class _Assembly:
         self.profile = checked.profile.name
         self.policy: Mix = checked.profile.experience.mix
         self.kind = kind_of(kind, checked.profile.recipe.method)
+        self.wanted = wanted_mix(database, self.profile, self.kind, accumulated)
         self.options = _options(checked)
         self.dataset_id = new_id("ds")
         self.kept: Mapping[str, Split] = {}
@@ -163,23 +181,20 @@ class _Assembly:
     def chosen(self, staged: Path) -> tuple[PreparedDataset, DatasetReport, list[Member], dict[str, StoredCandidate]]:
         """Choose and prepare in a folder; what the dataset would be, its members and what they are made of."""
         self.kept = kept_splits(self.database, self.workspace, self.checked)
-        splitter = Splitter(self.options, self.kind, _ever_held_out(self.database, self.profile), self.kept)
-        found, left_out = _read_candidates(self.database, self.checked.profile, splitter)
+        splitter = Splitter(self.options, self.kind, ever_held_out(self.database, self.profile), self.kept)
+        found, left_out = read_candidates(self.database, self.checked.profile, splitter)
         selection, prepared, stored = self._prepared(found, left_out, staged)
         kept = {pick.id: (pick, example) for pick, example in self._kept(selection, prepared)}
         left_out.update(self.refused.values())
-        report = _report(self.policy, self.kind, selection, {i: pick for i, (pick, _) in kept.items()}, left_out)
-        num_held_out = _num_held_out([pick for pick, _ in kept.values()])
-        problem = _refusal(self.profile, self.policy, report.num_new, num_held_out, report.left_out)
-        if problem is not None:
-            raise Refused(problem)
+        picks = {experience_id: pick for experience_id, (pick, _) in kept.items()}
+        report = report_of(self.policy, self.wanted, selection, picks, left_out)
+        self._check(picks.values(), report.left_out)
         self.shortage = shortage_of_experiences(
             self.database,
             self.checked,
             [each for each in found if each.id not in self.refused],
-            replace(selection, picks=tuple(pick for pick, _ in kept.values())),
-            self.kind,
-            is_first_round=_is_first_round(self.database, self.profile),
+            replace(selection, picks=tuple(picks.values())),
+            self.wanted,
         )
         made = [self._member(stored[i], pick, example) for i, (pick, example) in kept.items()]
         return prepared, prepared.report.model_copy(update={"mix": report}), made, stored
@@ -192,14 +207,10 @@ class _Assembly:
 
         cases = judging_cases(self.database, self.checked)
         trusts_base = self.policy.unrated_base
-        most, is_first_round = self.checked.profile.data.heldout_cap, _is_first_round(self.database, self.profile)
         for number in range(_ROUNDS):
             able = [candidate for candidate in found if candidate.id not in self.refused]
-            selection = select(able, self.policy, self.kind, most, is_first_round=is_first_round)
-            told = Counter(selection.left_out) + left_out + Counter(self.refused.values())
-            problem = _refusal(self.profile, self.policy, selection.num_new, _num_held_out(selection.picks), told)
-            if problem is not None:
-                raise Refused(problem)
+            selection = self.wanted.select(able, self.checked.profile)
+            self._check(selection.picks, Counter(selection.left_out) + left_out + Counter(self.refused.values()))
             with self.database.read() as tx:
                 stored = candidates.by_ids(tx, [pick.id for pick in selection.picks], trusts_base=trusts_base)
             if len(stored) < len(selection.picks):
@@ -216,6 +227,11 @@ class _Assembly:
             if not lost or selection.left_out.keys().isdisjoint((WAITS, LEARNT)):
                 break
         return selection, prepared, stored
+
+    def _check(self, picks: Iterable[Pick], left_out: Mapping[str, int]) -> None:
+        problem = refusal(self.profile, self.policy, self.wanted, picks, left_out)
+        if problem is not None:
+            raise Refused(problem)
 
     def _options_for(self, selection: Selection, stored: Mapping[str, StoredCandidate]) -> PrepareOptions:
         """What a reviewer has overruled stays overruled: the screens see the same text once more."""
@@ -278,33 +294,6 @@ class _Assembly:
         return dataset
 
 
-def _num_held_out(picks: Iterable[Pick]) -> int:
-    return sum(pick.split is Split.HELDOUT for pick in picks)
-
-
-def _refusal(profile: str, policy: Mix, num_new: int, num_held_out: int, left_out: Mapping[str, int]) -> str | None:
-    """Why no dataset is made of what was chosen; None: nothing speaks against it."""
-    told = "; ".join(f"{num} {why}" for why, num in sorted(left_out.items(), key=lambda item: -item[1])[:4])
-    if not num_new and not left_out:
-        return (
-            f"{profile} has no experience to assemble a dataset from; add some (tunesmith experience add), "
-            f"or name files or a dataset: tunesmith run submit {profile} FILES"
-        )
-    if num_new < policy.min_new:
-        return (
-            f"only {num_new} new experiences of {profile} can be trained on, and a dataset wants "
-            f"{policy.min_new} (experience.mix.min_new){f'; not in: {told}' if told else ''}. "
-            "Capture, rate or correct more, or lower it (`dataset assemble --min-new`)"
-        )
-    if not num_held_out:
-        return (
-            f"no experience of {profile} whose prompt is held out is free, so nothing could judge what is learnt from "
-            f"the others{f'; not in: {told}' if told else ''}. What other datasets have reserved comes back when their "
-            "runs have ended, or 24 hours after they were assembled; else capture answers to other prompts"
-        )
-    return None
-
-
 def refuse_other_than_chosen(chosen: Iterable[MixCandidate], stored: Mapping[str, StoredCandidate]) -> None:
     """What was chosen by its class and correction must still have them when its text is read."""
     for each in chosen:
@@ -334,65 +323,3 @@ def _told(member: Member) -> dict[str, str]:
         "role": member.role,
         "reason": member.reason,
     }
-
-
-def _ever_held_out(database: Database, profile: str) -> set[str]:
-    with database.read() as tx:
-        return candidates.held_out_groups(tx, profile)
-
-
-def _is_first_round(database: Database, profile: str) -> bool:
-    with database.read() as tx:
-        return not candidates.has_learnt(tx, profile)
-
-
-def _read_candidates(
-    database: Database, profile: Profile, splitter: Splitter
-) -> tuple[list[MixCandidate], Counter[str]]:
-    """Every candidate with its split, and why others are none. Page by page: no transaction is long."""
-    found: list[MixCandidate] = []
-    with database.read() as tx:
-        left_out = Counter(candidates.tally_of_others(tx, profile.name))
-    last, trusts_base = 0, profile.experience.mix.unrated_base
-    while True:
-        with database.read() as tx:
-            some = candidates.page(tx, profile.name, last, _PAGE, trusts_base=trusts_base)
-        if not some:
-            return found, left_out
-        last = some[-1].seq
-        for each in some:
-            place = splitter.place_of(each)
-            if isinstance(place, str):
-                left_out[place] += 1
-                continue
-            found.append(
-                MixCandidate(
-                    id=each.id,
-                    seq=each.seq,
-                    class_name=each.class_name,
-                    has_correction=each.correction is not None,
-                    is_consumed=each.state is ExperienceState.CONSUMED,
-                    split=place.split,
-                    group=place.group,
-                    held_out_from=place.held_out_from,
-                    template=each.template,
-                    source=each.source,
-                    task_type=each.task_type,
-                    exclusion=each.exclusion,
-                )
-            )
-
-
-def _report(
-    policy: Mix, kind: MixKind, selection: Selection, kept: Mapping[str, Pick], left_out: Counter[str]
-) -> MixReport:
-    roles = Counter(pick.role for pick in kept.values() if pick.split is Split.TRAIN)
-    return MixReport(
-        policy=policy,
-        kind=kind,
-        roles={role: roles[role] for role in MemberRole},
-        num_new=roles[MemberRole.GOLD] + roles[MemberRole.CORRECTED],
-        num_reserved=sum(pick.role is not MemberRole.REPLAY for pick in kept.values()),
-        shortages=selection.shortages,
-        left_out=dict(sorted((Counter(selection.left_out) + left_out).items())),
-    )

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.example import Split
-from tunesmith.datasets.report import MemberRole, MixKind
+from tunesmith.datasets.report import MemberRole
 from tunesmith.datasets.splits import held_out_from
+from tunesmith.experience.choose import WantedMix
 from tunesmith.experience.rules.held_out import Shortage, enough_share
-from tunesmith.experience.rules.mix import MixCandidate, Selection, role_of, select
+from tunesmith.experience.rules.mix import MixCandidate, Selection, role_of
 from tunesmith.profiles.checks import CheckedProfile
 from tunesmith.store.database import Database
 
@@ -21,15 +22,13 @@ def shortage_of_experiences(
     checked: CheckedProfile,
     found: Sequence[MixCandidate],
     selection: Selection,
-    kind: MixKind,
-    *,
-    is_first_round: bool,
+    mix: WantedMix,
 ) -> Shortage | None:
     """What the chosen ones lack to be judged; counts only what can be in. None: enough, or nothing can be in."""
     profile = checked.profile
     policy, wanted = profile.experience.mix, profile.gate.min_cases
     pool = _pool(database, checked, "")
-    able = [each for each in found if isinstance(role_of(each, policy, kind), MemberRole)]
+    able = [each for each in found if isinstance(role_of(each, policy, mix.kind), MemberRole)]
     group_of = {each.id: each.group for each in able}
 
     def num_cases(chosen: Selection) -> int:
@@ -39,7 +38,7 @@ def shortage_of_experiences(
     def count(share: float) -> int:
         """As if that share were held out; none where too few would be left to train on."""
         moved = [replace(each, split=Split.HELDOUT) if each.held_out_from < share else each for each in able]
-        chosen = select(moved, policy, kind, profile.data.heldout_cap, is_first_round=is_first_round)
+        chosen = mix.select(moved, profile)
         return num_cases(chosen) if chosen.num_new >= policy.min_new else 0
 
     num = num_cases(selection)

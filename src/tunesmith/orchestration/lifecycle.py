@@ -29,7 +29,7 @@ from tunesmith.models import queries as adapters
 from tunesmith.models.rules import AdapterState
 from tunesmith.profiles import queries as campaigns
 from tunesmith.programs.stage import DeviceBusy, DryRunPassed, Flipped, Forbidden, Looked, NotFlipped, StageEnd, Trained
-from tunesmith.runs.queries import requests, runs, tasks
+from tunesmith.runs.queries import requests, rounds, runs, tasks
 from tunesmith.runs.queries.runs import Run
 from tunesmith.runs.queries.tasks import Claim, Task
 from tunesmith.runs.rules.request import RequestKind, strongest
@@ -276,7 +276,8 @@ def finish(tx: Tx, run: Run, state: RunState, *, actor: str, reason: str) -> Non
     if state is RunState.DEPLOYED and run.spec.deploys is not None:
         again = run.spec.deploys.id
         members.learn_again(tx, run.dataset_id, actor=actor, run_id=run.id, adapter_id=again)
-    if run.campaign_id is not None:
+    is_beaten = state is RunState.REJECTED and rounds.is_beaten_half(tx, run)
+    if run.campaign_id is not None and not is_beaten:
         campaigns.count_end(tx, run.campaign_id, effect.counters)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, assert_never
+from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 from tunesmith.core.errors import ConfigError, Conflict, DataError, Refused, UsageError
 from tunesmith.core.files import canonical_json, read_manifest, sha256_text, verify_folder
@@ -18,6 +18,7 @@ from tunesmith.experience.forgetting.queries import erasures
 from tunesmith.experience.held_out import shortage_of_dataset
 from tunesmith.experience.queries import members
 from tunesmith.experience.rules.held_out import Shortage
+from tunesmith.experience.rules.mix import Accumulated
 from tunesmith.orchestration.check import check
 from tunesmith.orchestration.retry import start_of
 from tunesmith.profiles.base_model import is_whole_model
@@ -38,6 +39,9 @@ from tunesmith.training.trainers.base import TrainerInfo
 from tunesmith.training.trainers.command import sealed
 from tunesmith.training.trainers.registry import DRY_RUN_OF
 
+if TYPE_CHECKING:
+    from tunesmith.experience.assemble import WantedKind
+
 _ASSEMBLED = "assembled from experiences"
 METHOD_OF_KIND = {Kind.SUPERVISED: Method.SFT, Kind.PREFERENCE: Method.ORPO, Kind.LABELLED: Method.KTO}
 """The method that `auto` stands for."""
@@ -54,6 +58,12 @@ class Submission:
     priority: Priority = Priority.NORMAL
     start: Literal["live", "base", "same"] = "live"
     """From what is live, from the bare base, or from what the repeated run started from."""
+    version_id: str | None = None
+    """From this version instead."""
+    kind: WantedKind = "auto"
+    """What a dataset is assembled of, where no data is given: answers or pairs."""
+    accumulated: Accumulated | None = None
+    """Assemble it of everything that was ever learnt, and what is new: for a training from the bare base."""
     dry_run: bool = False
     """Let a worker check a dataset that is there, on its machine; `orchestration/dry_run.py` does the same at once."""
     idempotency_key: str | None = None
@@ -131,7 +141,7 @@ def _submit_assembled(
         if known is not None:
             guess = estimate(database, workspace, known.spec)
             return Submitted(known.id, known.dataset_id, guess, False, None, None)
-    made = assemble(database, workspace, checked, actor=actor)
+    made = assemble(database, workspace, checked, kind=submission.kind, accumulated=submission.accumulated, actor=actor)
     dataset = made.dataset
     try:
         return _submit_on(database, workspace, submission, wanted, dataset, actor, lambda: made.shortage)
@@ -206,7 +216,9 @@ def spec_of(
     base: BaseModelRef,
 ) -> RunSpec:
     profile = checked.profile
-    start = start_of(database, workspace, submission.profile, submission.start, submission.repeats)
+    start = start_of(
+        database, workspace, submission.profile, submission.start, submission.repeats, submission.version_id
+    )
     if start is not None and is_whole_model(Path(start.path)) != (profile.recipe.tuning == "full"):
         raise ConfigError(
             f"recipe.tuning is {profile.recipe.tuning}, but {start.id}, its start, is of the other kind; "

@@ -59,8 +59,11 @@ class Resolved:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the profile's values; who said them does not matter, nor what opens the next round."""
-        return sha256_text(canonical_json(self.profile.model_dump(mode="json", exclude={"campaign"})))
+        """sha256 of the profile's values; who said them does not matter, nor what opens the next round, or a cycle."""
+        values = self.profile.model_dump(mode="json", exclude={"campaign"})
+        if values["curriculum"]["enabled"] == "auto":
+            values["curriculum"]["enabled"] = False  # what stood there before there was `auto`: a run is the same by it
+        return sha256_text(canonical_json(values))
 
     def said(self) -> dict[str, str]:
         """Where each key of the profile that is not a schema default came from."""

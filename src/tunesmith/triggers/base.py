@@ -69,7 +69,7 @@ class Condition:
     """What must be the case."""
     holds: bool
     waived: bool = False
-    """It does not hold, and a person who asks for a round may ignore it."""
+    """It does not hold, and need not: a person asks for the round, or it is the second half of one."""
 
     @property
     def blocks(self) -> bool:

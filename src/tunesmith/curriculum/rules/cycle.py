@@ -149,11 +149,28 @@ class CycleInputs:
     """The e-stop is on."""
     is_open: bool = False
     """A cycle waits or is under way."""
+    why_off: str | None = None
+    """Why none begins by itself, whatever the moment (see `why_off`)."""
+
+
+def why_off(policy: CurriculumPolicy, *, has_campaign: bool, problem: str | None) -> str | None:
+    """Why no cycle begins by itself, by the settings alone; None: one may.
+
+    `problem`: why no teacher can be asked (`unready`). With `enabled: true` that is an error that a person must see.
+    """
+    if policy.enabled is False:
+        return "curriculum.enabled is false"
+    if policy.enabled is True:
+        return None
+    if problem is not None:
+        return f"curriculum.enabled is auto, and {problem}"
+    return None if has_campaign else "curriculum.enabled is auto, and the profile has no active campaign"
 
 
 def waits_for(policy: CurriculumPolicy, moment: CycleInputs) -> list[str]:
     """Everything that keeps a cycle from beginning by itself, in words; empty: it is due."""
-    found = [] if policy.enabled else ["curriculum.enabled is false"]
+    off = "curriculum.enabled is false" if policy.enabled is False else moment.why_off
+    found = [] if off is None else [off]
     if moment.is_stopped:
         found.append("the e-stop is on")
     if moment.is_open:

@@ -11,6 +11,9 @@ Shortage rules, in this order:
    large a part of it as of what can be trained, and at least `min_eval_examples`. Where there are fewer, what was held
    out or validated on before comes along again.
 
+A dataset for a training from the bare base is another thing: nothing is learnt yet, so everything that was ever learnt
+is in again, beside what is new, up to a number of its own (`Accumulated`).
+
 The same candidates, policy and seed give the same choice, whatever order they come in.
 """
 
@@ -76,6 +79,16 @@ class MixCandidate:
     """Its prompt is held out if `data.heldout_share` is larger than this."""
 
 
+@dataclass(frozen=True)
+class Accumulated:
+    """A dataset for a training from the bare base: what was ever learnt, evenly over its age, and what is new."""
+
+    most: int
+    """Examples to train on."""
+    needs_new: bool = True
+    """Whether `min_new` of them must be new; else what was learnt before counts as well."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pick:
     """One experience that is in."""
@@ -100,6 +113,10 @@ class Selection:
         """How many are trained that were never learnt."""
         return sum(pick.split is Split.TRAIN and pick.role is not MemberRole.REPLAY for pick in self.picks)
 
+    @property
+    def num_trained(self) -> int:
+        return sum(pick.split is Split.TRAIN for pick in self.picks)
+
 
 def role_of(candidate: MixCandidate, policy: Mix, kind: MixKind) -> MemberRole | str:
     """Its role, or why it cannot be in."""
@@ -118,7 +135,13 @@ def role_of(candidate: MixCandidate, policy: Mix, kind: MixKind) -> MemberRole |
 
 
 def select(
-    candidates: Iterable[MixCandidate], policy: Mix, kind: MixKind, max_heldout: int, *, is_first_round: bool = False
+    candidates: Iterable[MixCandidate],
+    policy: Mix,
+    kind: MixKind,
+    max_heldout: int,
+    *,
+    is_first_round: bool = False,
+    accumulated: Accumulated | None = None,
 ) -> Selection:
     """Choose by the rules above; any input has an answer, also one with nothing in it.
 
@@ -132,18 +155,22 @@ def select(
             able.append((candidate, role))
         else:
             left_out[role] += 1
-    num_replay_places = policy.replay_places
-    if is_first_round:
-        policy = policy.model_copy(update={"replay": 0.0})
-    trained = _Places(policy, [pair for pair in able if pair[0].split is Split.TRAIN])
+    to_train = [pair for pair in able if pair[0].split is Split.TRAIN]
+    if accumulated is not None:
+        room = _accumulated_room(policy, to_train, accumulated.most)
+    else:
+        room = _room(policy.model_copy(update={"replay": 0.0}) if is_first_round else policy)
+    is_told = is_first_round and accumulated is None and policy.replay_places > 0
+    trained = _Places(policy, room, to_train)
     picks = trained.fill()
+    min_beside = policy.min_eval_examples if accumulated is None else max(1, policy.min_eval_examples)
     left_out.update(trained.left_out)
     for split, most in ((Split.VALIDATION, policy.max_examples), (Split.HELDOUT, max_heldout)):
         beside = sorted((pair for pair in able if pair[0].split is split), key=lambda pair: pair[0].seq)
         new = [pair for pair in beside if pair[1] is not MemberRole.REPLAY]
         old = [pair for pair in beside if pair[1] is MemberRole.REPLAY]
-        taken = _spread(new, min(most, max(policy.min_eval_examples, math.ceil(len(new) * trained.share_taken))))
-        again = _spread(old, max(0, min(most, policy.min_eval_examples) - len(taken)))
+        taken = _spread(new, min(most, max(min_beside, math.ceil(len(new) * trained.share_taken))))
+        again = _spread(old, max(0, min(most, min_beside) - len(taken)))
         picks += [(candidate, role, _BESIDE[split]) for candidate, role in (*taken, *again)]
         left_out[WAITS] += len(new) - len(taken)
         left_out[f"{_BESIDE[split]}, and was in before"] += len(old) - len(again)
@@ -152,7 +179,7 @@ def select(
     return Selection(
         tuple(Pick(candidate.id, role, candidate.split, reason) for candidate, role, reason in picks),
         {why: num for why, num in sorted(left_out.items()) if num},
-        (*((FIRST_ROUND,) if is_first_round and num_replay_places else ()), *trained.shortages),
+        (*((FIRST_ROUND,) if is_told else ()), *trained.shortages),
     )
 
 
@@ -160,16 +187,45 @@ _BESIDE = {Split.VALIDATION: "its prompt is for validation", Split.HELDOUT: "its
 _Picked = tuple[MixCandidate, MemberRole, str]
 
 
+@dataclass(frozen=True)
+class _Room:
+    """How many places the training split has, by role."""
+
+    new: int
+    corrected: int
+    """Of the new ones."""
+    replay: int
+    is_accumulated: bool = False
+    """Replay keeps its places however few are new, and nothing that is missing is worth a word."""
+
+
+def _room(policy: Mix) -> _Room:
+    return _Room(policy.new_places, policy.corrected_places, policy.replay_places)
+
+
+def _accumulated_room(policy: Mix, able: Sequence[tuple[MixCandidate, MemberRole]], most: int) -> _Room:
+    """All of them, or as many of the new as of the learnt; but the new have the places of any other round at least."""
+    num_new = sum(role is not MemberRole.REPLAY for _, role in able)
+    new = num_new
+    if len(able) > most:
+        new = min(num_new, max(min(policy.new_places, most), most * num_new // len(able)))
+    corrected = round(new * policy.corrected / (policy.gold + policy.corrected))
+    return _Room(new, corrected, min(most - new, len(able) - num_new), is_accumulated=True)
+
+
 class _Places:
     """The places of the training split, filled role by role."""
 
-    def __init__(self, policy: Mix, able: Sequence[tuple[MixCandidate, MemberRole]]) -> None:
-        self._policy = policy
+    def __init__(self, policy: Mix, room: _Room, able: Sequence[tuple[MixCandidate, MemberRole]]) -> None:
+        self._room = room
         self._queues = {role: _drawn([c for c, r in able if r is role], policy.seed) for role in MemberRole}
+        if room.is_accumulated:
+            self._queues[MemberRole.REPLAY] = _drawn_by_age(self._queues[MemberRole.REPLAY], room.replay)
         self._taken: Counter[tuple[str, str]] = Counter()
+        num_places = room.new + room.replay if room.is_accumulated else policy.max_examples
         shares = {"template": policy.max_template_share, "source": policy.max_source_share}
         self._most = {
-            what: max(1, int(policy.max_examples * share))
+            what: max(1, int(num_places * share))
             for what, share in shares.items()
             if len({getattr(candidate, what) for candidate, _ in able} - {None}) > 1
         }
@@ -180,32 +236,39 @@ class _Places:
         """Of the new ones that can be trained."""
 
     def fill(self) -> list[_Picked]:
-        policy, gold, corrected = self._policy, MemberRole.GOLD, MemberRole.CORRECTED
-        picked = self._take(corrected, policy.corrected_places, "corrected")
-        missing = policy.corrected_places - len(picked)
-        gold_places = policy.new_places - policy.corrected_places
-        picked += self._take(gold, gold_places, "gold")
+        room, gold, corrected = self._room, MemberRole.GOLD, MemberRole.CORRECTED
+        picked = self._take(corrected, room.corrected, "corrected")
+        missing = room.corrected - len(picked)
+        picked += self._take(gold, room.new - room.corrected, "gold")
         if missing:
             instead = self._take(gold, missing, "gold, in the place of a corrected one")
             picked += instead
             self._short("corrected", missing, f"gold took {len(instead)} of their places")
-        elif (missing := policy.new_places - len(picked)) > 0:
+        elif (missing := room.new - len(picked)) > 0:
             instead = self._take(corrected, missing, "corrected, in the place of a gold one")
             picked += instead
             self._short("gold", missing, f"corrected ones took {len(instead)} of their places")
-        if (missing := policy.new_places - len(picked)) > 0:
+        if (missing := room.new - len(picked)) > 0:
             self._short("new", missing, "fewer in all, and replay shrinks with them")
         self.share_taken = len(picked) / max(1, self._num_able)
-        places = policy.replay_places * len(picked) // policy.new_places
+        picked += self._replayed(len(picked))
+        for role, queue in self._queues.items():
+            self.left_out[LEARNT if role is MemberRole.REPLAY else WAITS] += len(queue)
+        return picked
+
+    def _replayed(self, num_new: int) -> list[_Picked]:
+        room = self._room
+        if room.is_accumulated:
+            return self._take(MemberRole.REPLAY, room.replay, "learnt before, and learnt again from base")
+        places = room.replay * num_new // room.new
         replayed = self._take(MemberRole.REPLAY, places, "learnt before, and repeated so that it is not forgotten")
         if len(replayed) < places:
             self._short("replay", places - len(replayed), "their places stay empty")
-        for role, queue in self._queues.items():
-            self.left_out[LEARNT if role is MemberRole.REPLAY else WAITS] += len(queue)
-        return picked + replayed
+        return replayed
 
     def _short(self, what: str, num: int, then: str) -> None:
-        self.shortages.append(f"{num} {what} missing: {then}")
+        if not self._room.is_accumulated:
+            self.shortages.append(f"{num} {what} missing: {then}")
 
     def _take(self, role: MemberRole, num: int, reason: str) -> list[_Picked]:
         """The next of a role, without those whose template or source has its share already."""
@@ -232,6 +295,18 @@ def _drawn(candidates: Sequence[MixCandidate], seed: int) -> list[MixCandidate]:
         return hashlib.sha256(f"{seed} {candidate.id}".encode()).digest()
 
     return sorted(candidates, key=lot)
+
+
+def _drawn_by_age(drawn: list[MixCandidate], num: int) -> list[MixCandidate]:
+    """The same lottery among neighbours in age: of each of `num` equal spans one is drawn, then the others."""
+    if not 0 < num < len(drawn):
+        return drawn
+    by_age = {candidate.id: place for place, candidate in enumerate(sorted(drawn, key=lambda each: each.seq))}
+    winners: dict[int, MixCandidate] = {}
+    for candidate in drawn:  # the last one wins, as it does where age does not matter
+        winners[by_age[candidate.id] * num // len(drawn)] = candidate
+    first = {candidate.id for candidate in winners.values()}
+    return [each for each in drawn if each.id not in first] + [each for each in drawn if each.id in first]
 
 
 def _spread(ordered: list[tuple[MixCandidate, MemberRole]], most: int) -> list[tuple[MixCandidate, MemberRole]]:

@@ -13,6 +13,7 @@ from tunesmith.evaluation.rules.comparison import Comparison
 from tunesmith.models import queries as adapters
 from tunesmith.orchestration.rounds.open import OPENED
 from tunesmith.profiles.queries import Campaign
+from tunesmith.profiles.sections.campaign import BASE
 from tunesmith.runs.queries import rounds
 from tunesmith.runs.queries.runs import Run
 from tunesmith.runs.rules.run import RUN, RunState
@@ -31,6 +32,14 @@ class Round:
     opened_by: str
     """The triggers that held, or the person who submitted it."""
     is_automatic: bool
+    start: str
+    """What it started from: `base`, or a version, e.g. support@v3."""
+    start_reason: str
+    """Why there; empty where a person has chosen it."""
+    half: int | None
+    """1 or 2, of a round that was trained from both starts."""
+    method: str
+    method_reason: str
     learnt_from: dict[str, int]
     """Examples to train on: by role where they were assembled from experiences, else their number."""
     metric: str
@@ -93,11 +102,17 @@ def expectation(earlier: Sequence[Round]) -> Expectation:
 def _round(tx: Tx, run: Run, opened_by: str, gpu_hours: float, price: float) -> Round:
     primary = _primary(tx, run)
     adapter = adapters.of_run(tx, run.id)
+    told = run.spec.metadata if run.automatic else {}
     return Round(
         run_id=run.id,
         opened_at=run.created_at,
         opened_by=opened_by,
         is_automatic=run.automatic,
+        start=BASE if run.spec.start is None else adapters.get(tx, run.spec.start.id).name,
+        start_reason=told.get(rounds.START_REASON, ""),
+        half=int(told[rounds.HALF]) if rounds.HALF in told else None,
+        method=run.spec.method.value,
+        method_reason=told.get(rounds.METHOD_REASON, ""),
         learnt_from=_learnt_from(tx, run),
         metric=run.spec.gate.primary,
         before=None if primary is None else primary.baseline,

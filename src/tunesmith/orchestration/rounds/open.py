@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 
 from tunesmith.core.errors import Refused
-from tunesmith.orchestration.rounds.facts import RoundStatus, guard_facts, round_status
-from tunesmith.orchestration.rounds.rules import decide
+from tunesmith.orchestration.rounds.facts import RoundStatus, accumulated_of, guard_facts, round_status
+from tunesmith.orchestration.rounds.rules import NextDataset, decide
+from tunesmith.orchestration.rounds.start_point import StartPoint
 from tunesmith.orchestration.submit import Submission, Submitted, submit
 from tunesmith.profiles.queries import Campaign
 from tunesmith.profiles.workspace import Workspace
+from tunesmith.runs.queries import rounds
 from tunesmith.runs.spec import RunSpec
 from tunesmith.store import events
 from tunesmith.store.database import Database, Tx
@@ -36,6 +38,9 @@ def open_round(
     campaign, policy, profile, facts = status.campaign, status.policy, status.profile, status.facts
     if policy is None or profile is None or facts is None or not status.decision.opens:
         raise Refused(f"campaign {campaign.name} opens no round now: {'; '.join(status.decision.why_not)}")
+    start, data = facts.start, facts.data
+    assert start is not None, "a round that is opened starts somewhere"
+    assert data is not None, "a round is opened on what was looked at"
 
     def may_open(tx: Tx, spec: RunSpec) -> None:
         if fence is not None:
@@ -45,11 +50,36 @@ def open_round(
         if spec.campaign_id != campaign.id or not decision.opens:
             why = "; ".join(decision.why_not) or "another campaign of the profile took its place"
             raise Refused(f"campaign {campaign.name} opens no round any more: {why}")
-        detail = {"run": spec.run_id, "conditions": [asdict(each) for each in (*decision.guards, *decision.triggers)]}
+        if now.start is None or replace(now.start, reason="") != replace(start, reason=""):
+            raise Refused(f"campaign {campaign.name} opens no round from {start.name} any more; look again")
+        detail = {
+            "run": spec.run_id,
+            "conditions": [asdict(each) for each in (*decision.guards, *decision.triggers)],
+            "start": asdict(start),
+            "method": data.method_reason,
+        }
         events.record(tx, "campaign", campaign.id, OPENED, actor=actor, reason=decision.because, detail=detail)
 
-    submission = Submission(campaign.profile, metadata={"opened_by": status.decision.because}, may_open=may_open)
+    submission = Submission(
+        campaign.profile,
+        start="base" if start.version_id is None else "live",
+        version_id=start.version_id,
+        kind=data.kind,
+        accumulated=accumulated_of(profile.campaign, start),
+        metadata={"opened_by": status.decision.because, **_told(start, data)},
+        may_open=may_open,
+    )
     return submit(database, workspace, submission, actor=actor, environ=environ)
+
+
+def _told(start: StartPoint, data: NextDataset) -> dict[str, str]:
+    """What the next round, and whoever looks at this one, must know of it."""
+    told = {rounds.START: start.name, rounds.START_REASON: start.reason, rounds.METHOD_REASON: data.method_reason}
+    if start.half is not None:
+        told[rounds.HALF] = str(start.half)
+    if start.first_half is not None:
+        told[rounds.FIRST_HALF] = start.first_half
+    return told
 
 
 def open_asked(

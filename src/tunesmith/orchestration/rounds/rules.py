@@ -2,16 +2,18 @@
 
 A round is opened if no guard blocks and at least one trigger holds. Guards are about what must never be (a second
 unfinished round, a spent budget, the e-stop) and about when it may be (window, cooldowns, breaker). A person who asks
-for a round waives the second kind.
+for a round waives the second kind. The second half of a round from both starts waits for no trigger and no cooldown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from tunesmith.curriculum.rules.cycle import in_window
+from tunesmith.datasets.report import MixKind
+from tunesmith.orchestration.rounds.start_point import StartPoint
 from tunesmith.profiles.rules.campaign import (
     BREAKER_COOLDOWN,
     FAILURES_FORGOTTEN_AFTER,
@@ -29,6 +31,8 @@ from tunesmith.triggers.registry import look
 
 ASKED = "request"
 """The trigger of a person who asks for a round."""
+SECOND_HALF = "second half"
+"""The trigger of a round that is to be trained from both starts, and was from one."""
 _TOLERANCE = 1e-9  # sums of hours are not exact
 
 
@@ -55,6 +59,13 @@ class NextDataset:
     min_held_out: int
     refusal: str | None = None
     """Why nothing could be assembled, whatever the numbers."""
+    kind: MixKind = "sft"
+    method_reason: str = ""
+    """Why it would be answers or pairs."""
+    roles: Mapping[str, int] = field(default_factory=dict)
+    """What would be trained, by role."""
+    counts_learnt: bool = False
+    """`num_new` counts what was learnt before as well: a second half needs nothing new."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,14 @@ class RoundFacts:
     """None: nobody has looked; the decision is then about everything else."""
     asked_by: str | None = None
     """The person who asks for a round now."""
+    start: StartPoint | None = None
+    """Where the next round starts; None: nobody has looked."""
+    last_was_pairs: bool = False
+    """The last round that came to a result learnt pairs."""
+
+    @property
+    def is_second_half(self) -> bool:
+        return self.start is not None and self.start.half == 2
 
     @property
     def now(self) -> datetime:
@@ -114,6 +133,8 @@ def decide(policy: CampaignPolicy, facts: RoundFacts) -> RoundDecision:
     """Every guard and every trigger, in the order that people read them."""
     guards = [*_never(policy.budget, facts), *_not_now(policy, facts)]
     triggers = [look(trigger, settings, facts.about) for trigger, settings in policy.wanted]
+    if facts.start is not None and facts.is_second_half:
+        triggers.append(Condition(SECOND_HALF, f"{facts.start.first_half} has ended", "campaign.start is both", True))
     if facts.asked_by is not None:
         triggers.append(Condition(ASKED, f"asked for by {facts.asked_by}", "a person asks", True))
     return RoundDecision(tuple(guards), tuple(triggers))
@@ -140,7 +161,7 @@ def _never(budget: CampaignBudget, facts: RoundFacts) -> Iterator[Condition]:
             yield Condition(name, value, f"≤ {limit:g} together", spent + most <= limit + _TOLERANCE)
     data = facts.data
     if data is not None:
-        told = f"{data.num_new} new examples to train on"
+        told = f"{data.num_new}{'' if data.counts_learnt else ' new'} examples to train on"
         value = told if data.refusal is None or data.num_new < data.min_new else f"{told}; {data.refusal}"
         is_enough = data.num_new >= data.min_new and data.refusal is None
         yield Condition("minimum new", value, f"≥ {data.min_new} (experience.mix.min_new)", is_enough)
@@ -163,7 +184,9 @@ def _not_now(policy: CampaignPolicy, facts: RoundFacts) -> Iterator[Condition]:
         ("cooldown after a rejection", policy.rejection_cooldown_h, facts.counters.last_rejected_at),
     ):
         span = timedelta(hours=hours)
-        yield condition(name, _ago(at, now), f"{days(span)} since then", not is_within(span, at, now))
+        is_over = not is_within(span, at, now)
+        waived = not is_over and (asked or facts.is_second_half)
+        yield Condition(name, _ago(at, now), f"{days(span)} since then", is_over, waived=waived)
     state, recent = breaker(facts.counters, now), recent_failures(facts.counters.failures, now)
     last = f", the last {_ago(recent[-1], now)}" if recent else ""
     yield condition(

@@ -85,16 +85,18 @@ class Scheduler:
         except Exception:  # a full disk, or an error of ours: never a worker that dies
             log.exception("round_not_opened", **about)
             return None
-        log.info("round_opened", run=made.run_id, reason=status.decision.because, **about)
+        start = "" if status.facts is None or status.facts.start is None else status.facts.start.name
+        log.info("round_opened", run=made.run_id, reason=status.decision.because, start=start, **about)
         return made.run_id
 
     def _look_at_data(self, checked: CheckedProfile, facts: RoundFacts) -> NextDataset:
         """Read what the round would be made of; not every minute again where it did not suffice and nothing changed."""
-        name, state = checked.profile.name, (facts.about.new, checked.resolved.fingerprint)
+        name = checked.profile.name
+        state = (facts.about.new, checked.resolved.fingerprint, checked.profile.campaign, facts.start)
         known = self._seen.get(name)
         if known is not None and known[0] == state and boot_seconds() - known[1] < _LOOK_AGAIN_S:
             return known[2]
-        data = next_dataset(self.database, self.workspace, checked)
+        data = next_dataset(self.database, self.workspace, checked, facts)
         self._seen[name] = (state, boot_seconds(), data)
         return data
 

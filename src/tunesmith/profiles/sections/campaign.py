@@ -1,10 +1,11 @@
-"""The `campaign` section of a profile: what opens rounds by itself, when it may, and what they may cost.
+"""The `campaign` section of a profile: what opens rounds by itself, when it may, where they start, what they may cost.
 
 It holds only while the profile has an active campaign; without one, nothing is opened.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,9 @@ from tunesmith.profiles.sections.curriculum import window_minutes
 from tunesmith.triggers.base import Trigger
 from tunesmith.triggers.registry import TRIGGERS, SettingsError, find_trigger, settings_of
 
+LIVE, BASE, BOTH = "live", "base", "both"
 _DAY = 24 * 60
+_VERSION = re.compile(r"(?:[a-z0-9][a-z0-9._-]{0,62}@)?v[1-9][0-9]{0,8}\Z")
 
 
 class CampaignBudget(Section):
@@ -50,8 +53,27 @@ class CampaignPolicy(Section):
     """Hours after a round was rejected or rolled back."""
     audit_answers: int = Field(default=100, ge=10, le=100_000)
     """Answers of what is live in one audit of its quality, and in the baseline."""
+    start: str = LIVE
+    """Where a round starts: live, base, both (one run from each, gated against each other), or a version like v3."""
+    refresh_every: int | None = Field(default=5, ge=1, le=1000)
+    """Every so many rounds, one starts from base on the accumulated data; null: not for that reason."""
+    refresh_after_rejections: int | None = Field(default=2, ge=1, le=1000)
+    """So many rejected rounds in a row, and the next starts from base; null: not for that reason."""
+    refresh_after_plateau: int | None = Field(default=3, ge=1, le=1000)
+    """So many rounds in a row that gained less than 1 %, and the next starts from base; null: not for that reason."""
+    max_accumulated: int = Field(default=2000, ge=1, le=1_000_000)
+    """Most examples that a round from base trains on: new ones, and what was learnt before, evenly over its age."""
     budget: CampaignBudget = CampaignBudget()
     """What a campaign may cost."""
+
+    @field_validator("start")
+    @classmethod
+    def _a_start(cls, value: str) -> str:
+        if value not in (LIVE, BASE, BOTH) and not _VERSION.match(value):
+            raise ValueError(
+                f"{quoted(value)} is no start; write live, base, both, or a version of the profile, e.g. v3"
+            )
+        return value
 
     @field_validator("window")
     @classmethod

@@ -88,8 +88,8 @@ class MoneyBudget(Section):
 class CurriculumPolicy(Section):
     aliases: ClassVar[Mapping[str, str]] = {"bar": "min_score"}
 
-    enabled: bool = False
-    """Whether workers open cycles by themselves; `tunesmith curriculum run --now` asks nobody."""
+    enabled: bool | Literal["auto"] = "auto"
+    """Whether workers open cycles by themselves; auto: while a campaign is active and the teacher can be asked."""
     min_entries: int = Field(default=10, ge=1, le=10_000)
     """Fewest entries that are due before a cycle begins."""
     max_entries: int = Field(default=20, ge=1, le=10_000)

@@ -1,4 +1,4 @@
-"""The runs of a campaign: which one is unfinished, when the last one was opened, how long each has used a device."""
+"""The runs of a campaign: which is unfinished, which ended how, when the last was opened, how long each has trained."""
 
 from __future__ import annotations
 
@@ -15,6 +15,26 @@ from tunesmith.runs.tables import attempts, runs, tasks
 from tunesmith.store.database import Tx
 
 _ON_DEVICE = (TaskKind.TRAIN, TaskKind.EVALUATE)
+WITH_RESULT = (RunState.DEPLOYED, RunState.COMPLETED, RunState.REJECTED, RunState.ROLLED_BACK)
+"""Ends of a run whose training was judged; the others say nothing about what was learnt."""
+
+START, START_REASON, METHOD_REASON = "start_point", "start_reason", "method_reason"
+HALF, FIRST_HALF = "half", "first_half"
+"""Keys of an automatic run's metadata: where it started and why, and of a round from both starts, which run it is."""
+
+
+@dataclass(frozen=True)
+class EndedRound:
+    """A run of a campaign, as far as the next one's start depends on it."""
+
+    run_id: str
+    state: RunState
+    is_automatic: bool
+    from_base: bool
+    """It started from the bare base."""
+    method: str
+    metadata: Mapping[str, str]
+    """What was said of it when it was opened."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +70,44 @@ def last_opened_at(tx: Tx, campaign_id: str) -> datetime | None:
     mine = (runs.c.campaign_id == campaign_id, runs.c.automatic)
     row = tx.first(sa.select(runs.c.created_at).where(*mine).order_by(runs.c.seq.desc()).limit(1))
     return None if row is None else row["created_at"]
+
+
+def with_result(tx: Tx, campaign_id: str, limit: int) -> list[EndedRound]:
+    """The runs that trained and were judged, the newest first; one that brought a version live again did neither."""
+    judged = (runs.c.state.in_(WITH_RESULT), runs.c.spec["deploys"].as_string().is_(None))
+    return _light(tx, campaign_id, limit, *judged)
+
+
+def last_automatic(tx: Tx, campaign_id: str) -> EndedRound | None:
+    """The campaign's last automatic run, in whatever state."""
+    return next(iter(_light(tx, campaign_id, 1, runs.c.automatic)), None)
+
+
+def is_beaten_half(tx: Tx, run: Run) -> bool:
+    """Whether it is the second half of a round whose first half went live: the round itself was no failure."""
+    first = run.spec.metadata.get(FIRST_HALF) if run.automatic else None
+    if first is None:
+        return False
+    won = runs.c.state.in_([RunState.DEPLOYED, RunState.COMPLETED])
+    return tx.first(sa.select(runs.c.id).where(runs.c.id == first, won)) is not None
+
+
+def _light(tx: Tx, campaign_id: str, limit: int, *wanted: sa.ColumnElement[bool]) -> list[EndedRound]:
+    """Without reading whole specs: this is asked every minute."""
+    spec = runs.c.spec
+    query = (
+        sa.select(
+            runs.c.id, runs.c.state, runs.c.automatic, spec["method"].as_string().label("method"),
+            spec["start"].as_json().label("start"), spec["metadata"].as_json().label("metadata"),
+        )
+        .where(runs.c.campaign_id == campaign_id, *wanted)
+        .order_by(runs.c.seq.desc())
+        .limit(limit)
+    )  # fmt: skip
+    return [
+        EndedRound(row.id, RunState(row.state), row.automatic, row.start is None, row.method, row.metadata or {})
+        for row in tx.conn.execute(query)
+    ]
 
 
 def of_campaign(tx: Tx, campaign_id: str, limit: int) -> list[Run]:
