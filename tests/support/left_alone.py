@@ -24,7 +24,7 @@ import httpx2
 import yaml
 from openai import OpenAIError
 
-from support.workspaces import AnyProcess, an_empty_workspace, cli, start_command, wait_for
+from support.workspaces import AnyProcess, cli, start_command, wait_for
 from tunesmith.client import Client
 from tunesmith.orchestration.rounds.history import Round
 from tunesmith.programs.shim import all_processes
@@ -167,8 +167,6 @@ class LeftAlone:
         self.root, self.fixed = root, list(fixed)
         self.url = f"http://127.0.0.1:{_a_free_port()}"
         _write_workspace(root, base, settings, int(self.url.rpartition(":")[2]), store)
-        made = cli("campaign", "create", PROFILE, cwd=root)
-        assert made.code == 0, made.err
         self.client = Client(root, actor="user:test", environ={})
         self.desk = WatchedDesk(self.url)
         self.outages: list[Outage] = []
@@ -277,14 +275,16 @@ class LeftAlone:
 
 
 def _write_workspace(root: Path, base: Path, changes: Mapping[str, Any], port: int, store: str | None) -> None:
-    an_empty_workspace(root)
-    profile = {"name": PROFILE, "role": "classifier", "base": {"path": str(base), "family": "llama"}}
-    (root / "profiles" / f"{PROFILE}.yaml").write_text(yaml.safe_dump(profile))
-    settings = yaml.safe_load((EXAMPLE / "settings.yaml").read_text())
-    settings = merged(merged(settings, changes), {"serve": {"port": port}})
-    if store is not None:
-        settings["store"] = {"url": store}
+    """As the example's README says; the campaign is created in the store that the settings name."""
+    words = ("init", str(root), "--base", str(base), "--task", PROFILE, "--role", "classifier")
+    made = cli(*words, *(() if store is None else ("--no-campaign",)), cwd=root.parent)
+    assert made.code == 0, made.err
+    settings = merged(yaml.safe_load((EXAMPLE / "settings.yaml").read_text()), changes)
+    settings = merged(settings, {"serve": {"port": port}} | ({} if store is None else {"store": {"url": store}}))
     (root / "tunesmith.yaml").write_text(yaml.safe_dump(settings))
+    if store is not None:
+        made = cli("campaign", "create", PROFILE, cwd=root)
+        assert made.code == 0, made.err
 
 
 def _a_free_port() -> int:
