@@ -46,7 +46,7 @@ TINY: dict[str, Any] = {
     "recipe": {"lr": 2e-3, "epochs": 10},
     "worker": {"lease_s": 2.0, "heartbeat_s": 0.4, "sweep_s": 0.3, "poll_s": 0.05, "grace_s": 1.0, "triggers_s": 0.5},
     "campaign": {"rejection_cooldown_h": 0},
-    "watch": {"for_s": 0.5, "interval_s": 0.1},
+    "watch": {"for_s": 0.5, "interval_s": 0.1, "max_failures": 300},
     "serve": {"device": "cpu", "follow_s": 0.1},
 }
 """Over the example's settings, for the demo's quick base: it needs larger steps, and a drill has no patience."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -15,9 +16,9 @@ def rounds_table(app: LeftAlone, rounds: Sequence[Round], faults: Sequence[Fault
     live, quality = app.start[0], app.start[1]
     best = _quality_by_version(app)
     lines = [
-        "| round | learnt from | held-out loss | outcome | live then | right answers | killed meanwhile | seconds |",
-        "|---|---|---|---|---|---|---|---|",
-        f"| | | | start | {live} | {quality:.0%} | | |",
+        "| round | start | learnt from | held-out loss | outcome | live then | right | killed meanwhile | seconds |",
+        "|---|---|---|---|---|---|---|---|---|",
+        f"| | | | | before | {live} | {quality:.0%} | | |",
     ]
     for number, each in enumerate(rounds, start=1):
         if each.state == "deployed" and each.version is not None:
@@ -29,7 +30,9 @@ def rounds_table(app: LeftAlone, rounds: Sequence[Round], faults: Sequence[Fault
         shown = f"{best[live]:.0%}" if live in best else "not measured"
         took = app.client.runs.show(each.run_id).run
         seconds = (took.finished_at - took.created_at).total_seconds() if took.finished_at else float("nan")
-        lines.append(f"| {number} | {learnt} | {loss} | {each.state} | {live} | {shown} | {killed} | {seconds:.0f} |")
+        outcome = str(each.state).replace("_", " ")
+        cells = (number, each.start, learnt, loss, outcome, live, shown, killed, f"{seconds:.0f}")
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 
@@ -39,7 +42,9 @@ def summary(
     kinds = Counter(fault.kind for fault in faults)
     details = Counter(fault.detail for fault in faults)
     states = Counter(str(each.state) for each in rounds)
-    outages = [f"{each.what} {each.ended - each.begun:.1f} s" for each in app.outages if each.ended is not None]
+    outages = sorted(each.ended - each.begun for each in app.outages if each.ended is not None)
+    away = f"{outages[len(outages) // 2]:.1f} s in the middle, {outages[-1]:.1f} s at most" if outages else "none"
+    errors = Counter(re.sub(r"'chatcmpl-\w+'", "…", each.error)[:90] for each in app.desk.failures)
     return "\n".join(
         [
             f"- {len(rounds)} rounds opened by themselves in {took_s / 60:.1f} minutes: {_told(states)}.",
@@ -47,9 +52,9 @@ def summary(
             f"- {app.desk.num_answers} answers, {len(app.desk.failures)} calls failed after the client's own tries, "
             f"{len(app.desk.corrections)} corrections and {len(app.desk.confirmed)} ratings acknowledged, all stored.",
             f"- Right answers by day: {', '.join(str(right) for right, _ in days)}.",
-            f"- Outages: {', '.join(outages)}.",
+            f"- From a kill of server, engine or store to the first answer: {away}.",
             f"- Starts: worker {app.worker.num_starts}, server {app.server.num_starts}.",
-            f"- Failures: {_told(Counter(each.error[:100] for each in app.desk.failures)) or 'none'}.",
+            f"- Failures: {_told(errors) or 'none'}.",
         ]
     )
 
