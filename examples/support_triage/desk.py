@@ -30,10 +30,10 @@ class Desk:
     def __init__(self, server: str = "http://127.0.0.1:8321") -> None:
         self._client = learn_from(OpenAI(base_url=f"{server}/v1", api_key="any", max_retries=4, timeout=60))
 
-    def route(self, message: str, *, learn: bool = True) -> Ticket:
+    def route(self, message: str, *, learn: bool = True, model: str = PROFILE) -> Ticket:
         """Ask for queue and priority; with `learn=False` the server does not keep the answer."""
         asked = [_TASK, {"role": "user", "content": message}]
-        answer = self._client.chat.completions.create(model=PROFILE, messages=asked, temperature=0, store=learn)
+        answer = self._client.chat.completions.create(model=model, messages=asked, temperature=0, store=learn)
         return Ticket(answer.id, message, (answer.choices[0].message.content or "").strip(), answer.model)
 
     def confirm(self, ticket: Ticket) -> None:

@@ -93,9 +93,9 @@ class WatchedDesk(Desk):
     def __post_init__(self) -> None:
         super().__init__(self.server)
 
-    def route(self, message: str, *, learn: bool = True) -> Ticket:
+    def route(self, message: str, *, learn: bool = True, model: str = PROFILE) -> Ticket:
         with self._noted():
-            ticket = super().route(message, learn=learn)
+            ticket = super().route(message, learn=learn, model=model)
         self.num_answers += 1
         return ticket
 
@@ -217,6 +217,15 @@ class LeftAlone:
             assert {message: known[message] for message in said} == said, f"{version} answers otherwise than before"
             return version, sum(known[message] == label for message, label in self.fixed) / len(self.fixed)
         raise AssertionError("what is live changes all the time")
+
+    def measure(self, version: str) -> float:
+        """The share of right answers of a version that is live, or was."""
+        if version not in self.answers:
+            with ThreadPoolExecutor(8) as pool:
+                asked = [pool.submit(Desk.route, self.desk, each, learn=False, model=version) for each, _ in self.fixed]
+            self.answers[version] = {ticket.message: ticket.label for ticket in (each.result() for each in asked)}
+        known = self.answers[version]
+        return sum(known[message] == label for message, label in self.fixed) / len(self.fixed)
 
     def _ask(self, request: Request) -> Ticket:
         return wait_for(lambda: self._asked(request[0]), 120.0, "for an answer")
