@@ -46,6 +46,7 @@ def test_loop_left_alone_gets_better_whatever_is_killed(kind: str, request: pyte
         use_it_for_days(app, faults)
     except BaseException:
         print(f"the workspace is left at {root}; faults: {faults.done}")
+        faults.halt()
         app.kill_all()
         raise
 

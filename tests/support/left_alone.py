@@ -26,6 +26,7 @@ from openai import OpenAIError
 
 from support.workspaces import AnyProcess, cli, start_command, wait_for
 from tunesmith.client import Client
+from tunesmith.core.errors import StoreError
 from tunesmith.orchestration.rounds.history import Round
 from tunesmith.programs.shim import all_processes
 from tunesmith.runs.rules.run import RUN
@@ -238,10 +239,17 @@ class LeftAlone:
 
         def ended() -> list[Round] | None:
             meanwhile()
-            found = self.rounds()
+            try:
+                found = self.rounds()
+            except StoreError:  # it was just killed
+                return None
             return found if len(found) >= num and all(each.state in RUN.finished for each in found) else None
 
-        return wait_for(ended, timeout_s, f"for round {num}: {self.why_not()}")
+        try:
+            return wait_for(ended, timeout_s)
+        except AssertionError as error:
+            told = [(each.run_id, each.state, each.reason) for each in self.rounds()]
+            raise AssertionError(f"{error} for round {num} of {told}; {self.why_not()}") from None
 
     def why_not(self) -> str:
         (campaign,) = self.client.campaigns.list(PROFILE)

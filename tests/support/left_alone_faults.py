@@ -68,9 +68,13 @@ class Faults(threading.Thread):
 
     def end(self) -> None:
         """After the fault under way was looked at; raises what went wrong."""
-        self._stop_asked.set()
-        self.join()
+        self.halt()
         self.raise_problem()
+
+    def halt(self) -> None:
+        self._stop_asked.set()
+        if self.is_alive():
+            self.join()
 
     def raise_problem(self) -> None:
         if self.problem is not None:
