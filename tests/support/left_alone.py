@@ -45,7 +45,7 @@ Request = tuple[str, str]
 """A message, and its right label."""
 TINY: dict[str, Any] = {
     "recipe": {"lr": 2e-3, "epochs": 10},
-    "worker": {"lease_s": 2.0, "heartbeat_s": 0.4, "sweep_s": 0.3, "poll_s": 0.05, "grace_s": 1.0, "triggers_s": 0.5},
+    "worker": {"lease_s": 6.0, "heartbeat_s": 0.5, "sweep_s": 0.3, "poll_s": 0.05, "grace_s": 1.0, "triggers_s": 0.5},
     "campaign": {"rejection_cooldown_h": 0},
     "watch": {"for_s": 0.5, "interval_s": 0.1, "max_failures": 300},
     "serve": {"device": "cpu", "follow_s": 0.1},

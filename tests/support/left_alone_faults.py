@@ -175,7 +175,7 @@ class Faults(threading.Thread):
         assert self.postgres is not None
         with self._outage("store"):
             _kill_postgres(self.postgres)
-            time.sleep(self.rng.uniform(0.2, 3.0))
+            time.sleep(self.rng.uniform(0.2, 2.0))  # shorter than a lease: a longer outage counts as a crash
             self.postgres.start()
             wait_for(self._store_answers, 60.0, "for PostgreSQL")
         return "PostgreSQL, all its processes"
