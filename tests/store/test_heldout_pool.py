@@ -7,6 +7,7 @@ import pytest
 from support.rows import PROFILE, a_dataset, a_run, dump
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.queries import HeldoutCase
+from tunesmith.profiles.profile import EvaluationSettings
 from tunesmith.runs.rules.run import RunState
 from tunesmith.store.database import Database, Tx
 
@@ -88,6 +89,23 @@ def test_limit_keeps_old_and_new_in_the_same_share_without_twins(database: Datab
         per_round = [sum(int(case.split("-")[1]) // 25 == number for case in chosen) for number in range(4)]
         assert max(per_round) - min(per_round) <= 1
         assert chosen == _ids(tx, own, limit)  # the same cases every time
+
+
+def test_pool_of_many_rounds_is_cut_at_a_thousand_evenly_over_age(database: Database) -> None:
+    """By default. Each round keeps the same part of what it brought, and the newest one is judged on its own cases."""
+    cap = EvaluationSettings().max_cases
+    assert cap == 1000
+    sizes = [400, 30, 500, 70, 14, 300, 86]
+    firsts = [sum(sizes[:number]) for number in range(len(sizes))]
+    with database.write() as tx:
+        for first, size in zip(firsts[:-1], sizes[:-1], strict=True):
+            _round(tx, first, size, RunState.DEPLOYED)
+        own = _round(tx, firsts[-1], sizes[-1], None)
+        chosen = [int(case.split("-")[1]) for case in _ids(tx, own, cap)]
+    assert len(chosen) == len(set(chosen)) == cap
+    for first, size in zip(firsts, sizes, strict=True):
+        kept = sum(first <= case < first + size for case in chosen)
+        assert abs(kept - size * cap / sum(sizes)) <= 1
 
 
 def test_pools_of_profiles_are_apart(database: Database) -> None:

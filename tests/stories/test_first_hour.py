@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from openai import OpenAI
 
 from support.gateway import ServerProcess, a_server
@@ -26,19 +27,15 @@ NUM_NOTES = 64
 _CUT, _ROOMY = 3, 24
 """Tokens of an answer: with so few every answer is cut."""
 _TIMEOUT_S = 900.0
-_CHANGES = {
-    "heldout_share: 0.1": "heldout_share: 0.4",
-    "min_cases: 50": "min_cases: 15",
-    "min_new: 50": "min_new: 20",
-    "epochs: 3.0": "epochs: 5",
-    "batch_tokens: 8192": "batch_tokens: 512",
-    "lr: null": "lr: 1e-3",
-    "for_s: 60.0": "for_s: 1.0",
-    "interval_s: 5.0": "interval_s: 0.2",
-    "max_length: 2048": "max_length: 256",
-    "max_tokens: 256": "max_tokens: 20",
+_CHANGES: dict[str, dict[str, Any]] = {
+    "data": {"heldout_share": 0.4},
+    "gate": {"min_cases": 15},
+    "experience": {"mix": {"min_new": 20}},
+    "recipe": {"epochs": 5, "batch_tokens": 512, "lr": 1e-3, "max_length": 256},
+    "watch": {"for_s": 1.0, "interval_s": 0.2},
+    "answers": {"max_tokens": 20},
 }
-"""What the owner of few data sets in the profile, each a line of the sample without its '#'."""
+"""What the owner of few data sets in the profile that `tunesmith init` wrote."""
 
 
 @pytest.fixture(scope="module")
@@ -54,25 +51,20 @@ class FirstHour:
 
     def __init__(self, folder: Path, base: Path) -> None:
         self.root = folder / "my-models"
-        made = cli("init", "my-models", cwd=folder)
+        made = cli("init", "my-models", "--base", str(base), "--task", "support", cwd=folder)
         assert made.code == 0, made.err
-        sample = (self.root / "profiles" / "example.yaml.sample").read_text()
-        text = re.sub(r"^name: .*", "name: support", sample, flags=re.MULTILINE)  # as the README's sed does
         self.profile = self.root / "profiles" / "support.yaml"
-        self.profile.write_text(text.replace("models/my-base-model", str(base)))
 
     def run(self, *words: str, timeout_s: float = 120.0) -> Ended:
         done = cli(*words, cwd=self.root, timeout_s=timeout_s)
         assert done.code == 0, f"tunesmith {' '.join(words)}: {done.out}{done.err}"
         return done
 
-    def change(self, changes: dict[str, str]) -> None:
-        """Take the '#' away and set another value, as the sample says."""
-        text = self.profile.read_text()
-        for old, new in changes.items():
-            assert text.count(f"  #{old}") == 1, f"the sample has no single line {old!r}"
-            text = text.replace(f"  #{old}", f"  {new}")
-        self.profile.write_text(text)
+    def change(self, changes: dict[str, dict[str, Any]]) -> None:
+        said = yaml.safe_load(self.profile.read_text())
+        self.profile.write_text(
+            yaml.safe_dump({**said, **{key: {**said.get(key, {}), **changes[key]} for key in changes}})
+        )
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from support import tables
 from support.fleet import ON_SQLITE, Fleet, MakeFleet
-from support.rows import ACTOR, a_comparison, a_judgement, an_adapter, force
+from support.rows import ACTOR, a_comparison, a_judgement, a_run, an_adapter, force
 from support.workspaces import PROFILE, a_profile, cli
 from tunesmith.core.errors import Refused
 from tunesmith.deployment import queries as deployments
@@ -26,7 +26,7 @@ from tunesmith.orchestration import lifecycle
 from tunesmith.orchestration.rounds.facts import round_status
 from tunesmith.orchestration.rounds.open import open_round
 from tunesmith.orchestration.rounds.scheduler import Scheduler
-from tunesmith.orchestration.rounds.start_point import StartPoint
+from tunesmith.orchestration.rounds.start_point import FILES, StartPoint
 from tunesmith.runs.queries import rounds as queries
 from tunesmith.runs.queries import tasks
 from tunesmith.runs.queries.runs import Run
@@ -232,6 +232,18 @@ def test_a_failed_or_cancelled_refresh_is_still_to_come(fleet: Fleet, campaign: 
 
 
 @ON_SQLITE
+def test_no_refresh_loses_what_was_learnt_from_files(fleet: Fleet, campaign: str) -> None:
+    talk(fleet, 0)
+    a_round(fleet, campaign)
+    set_profile(fleet, 0.3, refresh_every=1)
+    assert next_of(fleet, campaign).name == "base"
+    with fleet.database.write() as tx:
+        a_run(tx, RunState.DEPLOYED)  # by a person, on a dataset without experiences
+    found = next_of(fleet, campaign)
+    assert (found.name, FILES in found.reason) == ("support@v1", True)
+
+
+@ON_SQLITE
 def test_both_starts_are_trained_and_gated_against_each_other(fleet: Fleet, campaign: str) -> None:
     """With real programs: the second half is measured against the first one, if that is live by then."""
     both: dict[str, Any] = {"start": "both", "rejection_cooldown_h": 24.0, "cooldown_h": 24.0}
@@ -352,7 +364,7 @@ def test_rounds_and_show_tell_start_and_reason(fleet: Fleet, campaign: str) -> N
     assert newest["method"] == "sft"
     assert set(newest["learnt_from"]) == {"gold", "replay"}
     page = cli("campaign", "rounds", "helpdesk", cwd=fleet.root).out
-    words = ["support@v1", "campaign.start is live", "gold,", "replay (sft)", "deployed", "new_data: ", "heldout_loss"]
+    words = ["v1", "campaign.start is live", "gold,", "replay (sft)", "deployed", "new_data: ", "heldout_loss"]
     assert [word for word in words if word not in page] == []
     shown = cli("campaign", "show", "helpdesk", cwd=fleet.root).out
     assert "support@v2: campaign.start is live" in shown

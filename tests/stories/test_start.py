@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 import re
 import shlex
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -63,6 +67,23 @@ def test_printed_commands_lead_from_nothing_to_a_deployed_version(tmp_path: Path
         answer = server.api.chat.completions.create(model="support", messages=asked)  # type: ignore[call-overload]
     assert answer.model == "support@v1"
     assert answer.usage.completion_tokens <= 128, "answers.max_tokens holds"
+
+
+@pytest.mark.parametrize("task", ["support", "triage", "a1"])
+def test_first_round_opens_and_can_be_judged_at_the_number_that_was_printed(tmp_path: Path, task: str) -> None:
+    """Another task has other prompts here, so another draw of what is held out."""
+    always = {"TUNESMITH__CAMPAIGN__WINDOW": "00:00-24:00"}
+    Client.init(tmp_path / "ws", base=a_whole_base(tmp_path / "tiny"), task=task).close()
+    lines = [{"prompt": f"{task}: what is {i} plus {i}?", "completion": f"It is {i + i}."} for i in range(100)]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with Client(tmp_path / "ws", environ=always) as client:
+        assert not client.campaigns.next_round(task).status.decision.opens
+        client.experiences.import_files(task, [tmp_path / "chats.jsonl"])
+        decision = client.campaigns.next_round(task).status.decision
+        assert decision.opens, decision.why_not
+        assert client.profiles.heldout_warning(task) is None
+        mixed = client.datasets.preview_assembly(task)
+        assert (mixed.warning, mixed.num_new >= 50) == (None, True)
 
 
 def test_relative_base_is_found_from_anywhere_afterwards(tmp_path: Path) -> None:
@@ -147,6 +168,41 @@ def test_failed_start_in_a_folder_of_ones_own_leaves_what_was_there(
     }  # fmt: skip
 
 
+def test_second_init_at_the_same_time_is_refused_and_spoils_nothing(tmp_path: Path) -> None:
+    base = a_whole_base(tmp_path / "tiny")
+    (tmp_path / "ws").mkdir()
+    handle = os.open(tmp_path / "ws", os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(Refused, match="another `tunesmith init` works here now"):
+            Client.init(tmp_path / "ws", base=base, task="support")
+        assert list((tmp_path / "ws").iterdir()) == []
+    finally:
+        os.close(handle)
+    with ThreadPoolExecutor(4) as pool:
+        tries = list(pool.map(lambda _: _tried(tmp_path / "ws", base), range(4)))
+    assert sum(tries) == 1, "the others are told that it is there, or that somebody is at it"
+    with Client(tmp_path / "ws") as client:
+        assert client.profiles.check("support").profile.name == "support"
+        assert len(client.campaigns.list()) == 1
+
+
+def _tried(root: Path, base: Path) -> bool:
+    try:
+        Client.init(root, base=base, task="support").close()
+    except Refused:
+        return False
+    return True
+
+
+def test_file_in_the_place_of_the_workspace_stays(tmp_path: Path) -> None:
+    base = a_whole_base(tmp_path / "tiny")
+    (tmp_path / "ws").write_text("mine")
+    with pytest.raises(Refused, match="cannot make a workspace"):
+        Client.init(tmp_path / "ws", base=base, task="support")
+    assert (tmp_path / "ws").read_text() == "mine"
+
+
 def test_base_of_another_content_under_a_locked_name_is_refused_and_taken_back(tmp_path: Path) -> None:
     base = a_whole_base(tmp_path / "tiny")
     with Client.init(tmp_path / "ws", base=base, task="support") as client:
@@ -195,8 +251,12 @@ def test_base_of_a_hub_is_fetched_once_and_then_used_without_it(tmp_path: Path, 
     hub.stop()
     offline = cli("init", "two", "--base", "acme/tiny", "--task", "support", cwd=tmp_path, env=env)
     assert offline.code == 0, offline.err
+    known = cli("base", "fetch", "acme/tiny", cwd=tmp_path, env=env)
+    assert "acme/tiny is here already, and whole." in known.out
+    assert "the hub cannot be reached" in known.err
     (listed,) = cli("base", "list", "--json", cwd=tmp_path, env=env).json
     assert listed["source"] == "acme/tiny"
+    assert listed["folder"] == known.last_line
     assert listed["folder"] in text
     missing = cli("init", "three", "--base", "acme/other", "--task", "support", cwd=tmp_path, env=env)
     assert missing.code == 1

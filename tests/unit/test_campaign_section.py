@@ -43,7 +43,7 @@ from tunesmith.profiles.sections.campaign import CampaignPolicy
             "campaign.start: 'bse' is no start; write live, base, both, or a version of the profile, e.g. v3",
         ),
         ("start: support@3", "campaign.start: 'support@3' is no start"),
-        ("refresh_every: 0", "campaign.refresh_every: input should be greater than or equal to 1"),
+        ("refresh_every: 0", "campaign.refresh_every: 0 is out of range; must be a whole number ≥ 1 and ≤ 1000"),
         ("refresh_evry: 5", "campaign.refresh_evry: unknown key; did you mean 'refresh_every'?"),
         ("windw: 02:00-06:00", "campaign.windw: unknown key; did you mean 'window'?"),
     ],

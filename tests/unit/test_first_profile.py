@@ -123,7 +123,7 @@ def test_text_is_a_short_profile_that_says_what_was_decided(tmp_path: Path) -> N
     assert max(map(len, lines)) <= 120
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(path=st.text(st.characters(exclude_characters="\x00", codec="utf-8"), min_size=1, max_size=80))
 def test_any_path_is_read_back_as_it_is(path: str) -> None:
     made = _EXAMPLE.setdefault("profile", _make_example())
@@ -144,6 +144,16 @@ def _make_example() -> FirstProfile:
 @pytest.mark.parametrize("task", ["123", "true", "null", "1e3", "0x1f", "on", "a.b", "2026-01-01"])
 def test_task_that_yaml_reads_as_something_else_stays_a_text(tmp_path: Path, task: str) -> None:
     assert yaml.safe_load(a_first_profile(tmp_path, task=task).text())["name"] == task
+
+
+def test_profile_for_another_machine_takes_its_tier_for_granted(tmp_path: Path) -> None:
+    base = a_whole_base(tmp_path / "base")
+    text = first_profile(StartWish("support", base, tier=HardwareTier.CONSUMER_GPU), tmp_path / "ws").text()
+    assert yaml.safe_load(text)["hardware"] == {"tier": "consumer-gpu"}
+    assert "of 24.0 GB (tier consumer-gpu)" in text
+    small = a_first_profile(tmp_path, tier=HardwareTier.SMALL_GPU, memory_gb=7.0, revision="abc").text()
+    said = Profile.model_validate(yaml.safe_load(small))
+    assert (said.hardware.memory_gb, said.base.revision) == (7.0, "abc")
 
 
 def test_base_in_the_workspace_is_named_relative_to_it(tmp_path: Path) -> None:

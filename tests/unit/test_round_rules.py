@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunesmith.orchestration.rounds.rules import ASKED, Cost, NextDataset, RoundFacts, decide, undecidable
+from tunesmith.orchestration.rounds.start_point import StartPoint
 from tunesmith.profiles.rules.campaign import (
     BREAKER_COOLDOWN,
     FAILURES_FORGOTTEN_AFTER,
@@ -57,6 +58,8 @@ def as_text(window: tuple[int, int]) -> str:
     return "-".join(f"{at // 60:02}:{at % 60:02}" for at in window)
 
 
+FROM_LIVE = StartPoint("live", "support@v1", "campaign.start is live", "ad-1")
+SECOND = StartPoint("base", "base", "campaign.start is both", is_accumulated=True, half=2, first_half="run-first")
 costs = st.floats(0.0, 20.0, allow_nan=False)
 
 
@@ -101,8 +104,22 @@ def situations(draw: st.DrawFn) -> tuple[CampaignPolicy, RoundFacts, tuple[int, 
         most=Cost(draw(costs), draw(costs)),
         data=NextDataset(draw(st.integers(0, 100)), 50, draw(st.integers(0, 100)), 50),
         asked_by=draw(st.sampled_from([None, None, None, "user:ada"])),
+        start=draw(st.sampled_from([None, FROM_LIVE, SECOND])),
     )
     return policy, seen, window
+
+
+@given(situations())
+def test_second_half_waives_cooldowns_and_triggers_and_nothing_else(
+    situation: tuple[CampaignPolicy, RoundFacts, tuple[int, int]],
+) -> None:
+    policy, seen, _ = situation
+    seen = replace(seen, asked_by=None)
+    plain, second = (decide(policy, replace(seen, start=start)) for start in (FROM_LIVE, SECOND))
+    blocking = {each.name for each in plain.guards if each.blocks}
+    assert {each.name for each in second.guards if each.blocks} == blocking - {"cooldown", "cooldown after a rejection"}
+    assert second.opens == (not any(each.blocks for each in second.guards))
+    assert "second half: run-first has ended" in second.because
 
 
 def is_inside(window: tuple[int, int], local: datetime) -> bool:
@@ -131,8 +148,9 @@ def test_what_must_never_be_is_never_opened(situation: tuple[CampaignPolicy, Rou
         return
     assert is_inside(window, now.astimezone(ZoneInfo(policy.time_zone)))
     last, rejected = seen.about.last_round_at, seen.counters.last_rejected_at
-    assert last is None or abs(now - last) >= timedelta(hours=policy.cooldown_h)
-    assert rejected is None or abs(now - rejected) >= timedelta(hours=policy.rejection_cooldown_h)
+    if not seen.is_second_half:
+        assert last is None or abs(now - last) >= timedelta(hours=policy.cooldown_h)
+        assert rejected is None or abs(now - rejected) >= timedelta(hours=policy.rejection_cooldown_h)
     recent = [at for at in seen.counters.failures if now - at < FAILURES_FORGOTTEN_AFTER]
     assert len(recent) < FAILURES_TO_OPEN or abs(now - recent[-1]) >= BREAKER_COOLDOWN
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunesmith.orchestration.rounds.start_point import (
+    FILES,
     MIN_GAIN,
     FirstHalf,
     NamedVersion,
@@ -57,6 +58,7 @@ situations = st.builds(
     StartFacts,
     live=st.sampled_from([None, LIVE]),
     has_learnt=st.booleans(),
+    from_files=st.booleans(),
     past=st.lists(rounds, max_size=8).map(tuple),
     named=st.none() | versions,
     first_half=st.sampled_from([None, None, FirstHalf("run-1", "rejected")]),
@@ -92,6 +94,9 @@ def test_any_facts_have_one_start_and_its_reason_names_the_true_cause(
     named = {cause for cause, key in CAUSES.items() if f"campaign.{key})" in found.reason}
     if policy.start in ("base", "both") or (facts.live is None and policy.start == "live"):
         assert named == set(), "no refresh is the cause where it starts from base anyway, or from both"
+    elif facts.from_files:
+        assert found.point != "base" or facts.live is None, "what was learnt from files would be lost"
+        assert (FILES in found.reason) == (bool(causes(policy, facts.past)) and policy.start == "live")
     else:
         assert named == causes(policy, facts.past)
         assert bool(named) == (found.point == "base") or facts.live is None
@@ -173,6 +178,17 @@ def test_a_rejected_refresh_is_not_repeated_at_once() -> None:
     refreshed = a_round("rejected", is_refresh=True)
     assert start((refreshed, a_round("rejected"), a_round("rejected"))).point == "live"
     assert start((a_round("rejected"), a_round("rejected"), refreshed)).point == "base"
+
+
+def test_no_refresh_where_files_were_learnt_and_that_is_said() -> None:
+    facts = StartFacts(live=LIVE, has_learnt=True, from_files=True, past=(a_round("rejected"), a_round("rejected")))
+    found = next_start(CampaignPolicy(), facts)
+    assert found.name == "support@v7"
+    assert found.reason == (
+        "campaign.start is live, and not from base (the last 2 rounds were rejected "
+        "(campaign.refresh_after_rejections)): what was learnt from files is not among the accumulated data"
+    )
+    assert next_start(CampaignPolicy(start="base"), facts).name == "base", "whoever says so has chosen it"
 
 
 def test_named_version_is_the_start_until_it_is_revoked() -> None:

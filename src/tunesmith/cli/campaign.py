@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -165,21 +165,31 @@ def rounds(ctx: typer.Context, campaign_id: Id, json: Json = False) -> None:
     if json:
         print_json(found)
         return
-    columns = [Column("RUN"), Column("START", "fold"), Column("LEARNT FROM", "fold"), Column("SCORE", "fold"),
+    if not found:
+        say(f"No round yet; see why: tunesmith campaign show {campaign_id}")
+        return
+    show_rounds(found)
+
+
+def show_rounds(found: Sequence[Round]) -> None:
+    """What there is in figures, then the reasons, which need room."""
+    metrics = {each.metric for each in found}
+    score = metrics.pop() if len(metrics) == 1 else "SCORE"
+    columns = [Column("RUN"), Column("START"), Column("LEARNT FROM", "fold"), Column(score, "fold"),
                Column("GPU H", align="right"), Column("COST", align="right"), Column("STATE")]  # fmt: skip
     rows = [
-        (each.run_id, each.start, _learnt(each), _score(each), number(each.gpu_hours), number(each.money),
-         coloured(each.state))
+        (each.run_id, each.start.rpartition("@")[2], _learnt(each), _score(each, score), f"{each.gpu_hours:.3g}",
+         f"{each.money:.3g}", coloured(each.state))
         for each in found
     ]  # fmt: skip
-    show_table(columns, rows, empty=f"No round yet; see why: tunesmith campaign show {campaign_id}")
-    if found:
-        heading("Why")
-        show_table(
-            [Column("RUN"), Column("OPENED", "fold"), Column("START", "fold"), Column("END", "fold")],
-            [(each.run_id, f"{age(each.opened_at)}, {each.opened_by}", each.start_reason or "chosen by a person",
-              first_line(each.reason)) for each in found],
-        )  # fmt: skip
+    show_table(columns, rows)
+    heading("Why")
+    why = [
+        (each.run_id, f"{age(each.opened_at)}: {each.opened_by}",
+         each.start_reason or ("" if each.is_automatic else "chosen by a person"), first_line(each.reason))
+        for each in found
+    ]  # fmt: skip
+    show_table([Column("RUN"), Column("OPENED", "fold"), Column("START", "fold"), Column("END", "fold")], why)
 
 
 def _learnt(each: Round) -> str:
@@ -190,10 +200,12 @@ def _roles(roles: Mapping[str, int]) -> str:
     return ", ".join(f"{num} {role}" for role, num in roles.items())
 
 
-def _score(each: Round) -> str:
+def _score(each: Round, header: str) -> str:
+    """Before and after; with the metric's name where it is not the column's."""
     if each.before is None or each.after is None:
         return "not measured"
-    return f"{each.metric} {number(each.before)} → {number(each.after)}"
+    name = "" if each.metric == header else f"{each.metric} "
+    return f"{name}{number(each.before)} → {number(each.after)}"
 
 
 @commands.command()

@@ -96,7 +96,7 @@ def _show(started: Started) -> None:
         [
             ("base", f"{started.base} (used there, not copied)"),
             ("model", f"{profile.model}, context {profile.architecture.context}"),
-            ("trains on", f"{profile.tier}; seen here: {profile.device}"),
+            ("trains on", f"{profile.tier}; {profile.device}"),
             ("memory", profile.memory),
             ("held out", f"{shares.heldout:.0%} of prompts, about {shares.expected_cases(profile.num_new)} of "
                          f"{profile.num_new}; the gate wants {shares.min_cases}"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from tunesmith.models.bases.place import read_fetched
 from tunesmith.orchestration.start import StartWish, check_task, first_profile, named
 from tunesmith.profiles.profile import HardwareTier, Role
 from tunesmith.profiles.whole_base import looks_like_path, no_such_base
-from tunesmith.profiles.workspace import Workspace, init_workspace, is_workspace
+from tunesmith.profiles.workspace import SAMPLE_FILE, Workspace, init_workspace, is_workspace
 
 if TYPE_CHECKING:
     from tunesmith.client import Client
@@ -83,8 +84,8 @@ def start(
     fetched = read_fetched(base)
     said = StartWish(wish.task, base, fetched.revision if fetched is not None else None, wish.role, wish.tier)
     profile = first_profile(said, root)
-    is_new = not is_workspace(root)
-    with _all_or_nothing(workspace, file):
+    with _alone_in(root), _all_or_nothing(workspace, file):
+        is_new = not is_workspace(root)
         if is_new:
             init_workspace(root)
         _write_new(file, profile.text())
@@ -117,31 +118,54 @@ def find_base(text: str, on_progress: Progress | None = None) -> Path:
 def _write_new(file: Path, text: str) -> None:
     """Write a file that must not be there yet, whole or not at all."""
     staged = file.with_name(f".{file.name}.new")
-    write_atomic(staged, text)
     try:
+        file.parent.mkdir(exist_ok=True)
+        write_atomic(staged, text)
         os.link(staged, file)
     except FileExistsError:
         raise Refused(f"{file}: somebody else wrote it just now; nothing was changed") from None
+    except OSError as error:
+        raise Refused(f"{file}: cannot be written ({error.strerror}); choose another folder") from None
     finally:
-        staged.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            staged.unlink()
+
+
+@contextlib.contextmanager
+def _alone_in(root: Path) -> Iterator[None]:
+    """Have the folder, and be the only one that starts something in it. What fails leaves no empty folder behind."""
+    made = [path for path in (root, *root.parents) if not path.exists()]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise Refused(f"cannot make a workspace in {root}: {error.strerror}; choose another folder") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BaseException as error:
+        for path in made:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        if isinstance(error, BlockingIOError):
+            raise Refused(f"{root}: another `tunesmith init` works here now; try again when it has ended") from None
+        raise
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager
 def _all_or_nothing(workspace: Workspace, file: Path) -> Iterator[None]:
-    """Whatever fails inside, remove what was not there before: the workspace, or only the profile."""
-    made = [workspace.profiles_dir, workspace.data_dir, workspace.project_file, *workspace.root.parents, workspace.root]
-    missing = [path for path in made if not path.exists()]
-    sample = workspace.profiles_dir / "example.yaml.sample"
-    missing += [path for path in (file, sample) if not path.exists()]
+    """Whatever fails inside, remove what was not there before: all of a new workspace, or only the profile."""
+    sample = workspace.profiles_dir / SAMPLE_FILE
+    ours = (file, sample, workspace.profiles_dir, workspace.data_dir, workspace.project_file)
+    missing = [path for path in ours if not path.exists()]
     try:
         yield
     except BaseException:
-        for path in sorted(missing, key=lambda path: len(path.parts)):
-            if path.is_dir() and path in (workspace.profiles_dir, workspace.data_dir, workspace.root):
+        for path in missing:
+            if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
-            elif path.is_file():
+            else:
                 path.unlink(missing_ok=True)
-        for path in sorted(missing, key=lambda path: len(path.parts), reverse=True):
-            with contextlib.suppress(OSError):
-                path.rmdir()  # a folder above the workspace that was made for it
         raise

@@ -117,6 +117,13 @@ def pool(tx: Tx, profile: str, dataset_id: str, limit: int) -> list[HeldoutCase]
     return [HeldoutCase(case_id, messages[seq], is_established) for case_id, (seq, is_established) in found]
 
 
+def has_learnt_from_files(tx: Tx, profile: str) -> bool:
+    """Whether a version that went live was trained on a dataset that no experience is in: one prepared from files."""
+    is_assembled = sa.exists().where(members.c.dataset_id == runs.c.dataset_id)
+    went_live = (runs.c.profile == profile, runs.c.state.in_([RunState.DEPLOYED, RunState.WATCHING]))
+    return tx.first(sa.select(runs.c.id).where(*went_live, ~is_assembled).limit(1)) is not None
+
+
 def _messages(tx: Tx, seqs: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
     """The texts of these cases only: over the years a pool holds far more than one evaluation looks at."""
     found: dict[int, list[dict[str, Any]]] = {}

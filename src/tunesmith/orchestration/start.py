@@ -129,9 +129,9 @@ def _path_text(base: Path, root: Path) -> str:
 
 def _device(wanted: HardwareTier | None, gpu: Gpu | None) -> str:
     if wanted is not None:
-        return f"nothing; --tier {wanted} was given"
+        return "as --tier said"
     ram = f"{usable_ram() / 2**30:.1f} GB of memory"
-    return f"no GPU, {ram}" if gpu is None else f"{gpu.name}, {gpu.gb:.1f} GB"
+    return f"seen here: {f'no GPU, {ram}' if gpu is None else f'{gpu.name}, {gpu.gb:.1f} GB'}"
 
 
 def local_zone(localtime: Path = Path("/etc/localtime")) -> str:

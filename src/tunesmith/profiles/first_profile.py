@@ -32,7 +32,7 @@ class FirstProfile:
     num_parameters: int
     tier: HardwareTier
     device: str
-    """What was seen on this machine, in words."""
+    """How the tier was found, in words."""
     memory_gb: float | None
     """None: what the tier is known to have."""
     memory: str
@@ -75,7 +75,7 @@ class FirstProfile:
             ),
             (f"  context: {lock.context}", "tokens, the model's own limit"),
             "",
-            ("hardware:", f"seen here: {self.device}"),
+            ("hardware:", self.device),
             (f"  tier: {_scalar(self.tier.value)}", " | ".join(HardwareTier)),
             *([(f"  memory_gb: {self.memory_gb:g}", "what the device has")] if self.memory_gb is not None else []),
             f"  # a run on the longest examples needs {self.memory}",

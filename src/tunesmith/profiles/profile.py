@@ -232,8 +232,8 @@ class Budgets(Section):
 class EvaluationSettings(Section):
     metrics: tuple[str, ...] = ("heldout_loss",)
     """What is measured on the held-out pool: heldout_loss, exact_match_greedy, exact_match_sampled, or a plug-in's."""
-    max_cases: int = Field(default=500, ge=1, le=100_000)
-    """Most cases of the pool that one evaluation uses."""
+    max_cases: int = Field(default=1000, ge=1, le=100_000)
+    """Most cases of the held-out pool that a run is judged on; over it, they are taken evenly over their age."""
     max_new_tokens: int = Field(default=64, ge=1, le=4096)
     """Longest answer generated for the exact-match metrics."""
     temperature: float = Field(default=0.7, gt=0.0, le=5.0)

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 from tunesmith.core.errors import NotFound, StoreError, TunesmithError
 from tunesmith.curriculum.queries import spends
+from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.report import MemberRole
 from tunesmith.evaluation import queries as evaluations
 from tunesmith.experience.assemble import kind_of, next_choice
@@ -151,6 +152,7 @@ def start_facts(tx: Tx, profile: Profile, campaign: Campaign) -> StartFacts:
     return StartFacts(
         live=None if live is None else NamedVersion(live.name, live.id),
         has_learnt=has_learnt(tx, profile.name),
+        from_files=datasets.has_learnt_from_files(tx, profile.name),
         past=tuple(
             PastRound(
                 each.run_id,

@@ -16,6 +16,8 @@ from tunesmith.profiles.sections.campaign import BASE, BOTH, LIVE, CampaignPolic
 MIN_GAIN = 0.01
 """A round that made the gate's metric better by less than this share of it has gained nothing."""
 
+FILES = "what was learnt from files is not among the accumulated data"
+
 
 @dataclass(frozen=True)
 class PastRound:
@@ -60,6 +62,8 @@ class StartFacts:
     """None: the bare base is live."""
     has_learnt: bool = False
     """Some experience was learnt before, by a version that was deployed or completed."""
+    from_files: bool = False
+    """Some version that went live had learnt from files, which are not among the accumulated data."""
     past: tuple[PastRound, ...] = ()
     """The newest first; as many as the settings look back."""
     named: NamedVersion | None = None
@@ -98,10 +102,11 @@ def next_start(policy: CampaignPolicy, facts: StartFacts) -> StartPoint:
     if start == BOTH:
         return _from_live(facts, "campaign.start is both: first from what is live, then from base", half=1)
     reasons = _refresh_reasons(policy, facts.past)
-    if reasons:
+    if reasons and not facts.from_files:
         return _from_base("; ".join(reasons))
     if start == LIVE:
-        return _from_live(facts, "campaign.start is live")
+        kept = f", and not from base ({'; '.join(reasons)}): {FILES}" if reasons else ""
+        return _from_live(facts, f"campaign.start is live{kept}")
     return _from_named(start, facts)
 
 
