@@ -1,7 +1,8 @@
 """Conversations as tokens: the base's own chat template decides the text, and which tokens are the assistant's.
 
 A template that marks the assistant's words with ``{% generation %}`` is believed. Any other is asked twice, for the
-conversation up to the answer and for the conversation with it: what the second text adds is the answer, end of turn included.
+conversation up to the answer and for the conversation with it: what the second text adds is the answer, with its end
+of turn.
 Nothing is ever cut: what does not fit is dropped whole by whoever asked, and counted.
 """
 
@@ -134,7 +135,7 @@ class ChatFormat:
         return spans
 
     def _with_start(self, full: str, before: str, start: int, end: int) -> int:
-        """Where a marked answer begins: right after `before`, which a server writes; blanks that follow belong to it."""
+        """Where a marked answer begins: right after `before`, which a server writes; blanks after it belong to it."""
         if full.startswith(before):
             asked = len(before)
         else:  # the template writes a little more when it asks; the header of the turn is the server's all the same

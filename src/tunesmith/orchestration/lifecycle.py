@@ -178,6 +178,10 @@ def _after_deploy(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> 
     if isinstance(end.fact, NotFlipped) and end.fact.kind == "later":
         tasks.reschedule(tx, claim.lease, _WATCH_OPEN_RETRY_S, actor=actor, reason=end.fact.why)
         return
+    if run.automatic and end.error_class is ErrorClass.TRANSIENT and not is_too_late(tx, run):
+        # nobody sits beside a round that opened itself: a server that is down today may be up tomorrow
+        _try_again_later(tx, claim, end, actor)
+        return
     decision = _end_attempt(tx, claim, end, actor)
     if decision.state is TaskState.WAITING:
         return
@@ -238,6 +242,11 @@ def _after_reconcile(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
     if end.outcome in (AttemptState.SUCCEEDED, AttemptState.INTERRUPTED):
         _end_attempt(tx, claim, end, actor)
         return
+    _try_again_later(tx, claim, end, actor)
+
+
+def _try_again_later(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
+    """However often: the pauses grow to five minutes."""
     num_failures = int(claim.task.payload.get("num_failures", 0)) + 1
     reason = f"{(end.error or end.outcome).splitlines()[0]}; tried again ({num_failures} failures so far)"
     payload = {"num_failures": num_failures}

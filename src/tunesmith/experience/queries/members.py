@@ -22,7 +22,9 @@ from tunesmith.models.tables import adapters as adapters_table
 from tunesmith.runs.queries import runs
 from tunesmith.runs.rules.run import DataEffect, RunState
 from tunesmith.runs.tables import runs as runs_table
+from tunesmith.runs.tables import workers
 from tunesmith.store.database import Tx
+from tunesmith.store.events import events
 
 
 @dataclass(frozen=True)
@@ -123,12 +125,23 @@ def _told_of(dataset_id: str) -> Iterator[None]:
 
 
 def release_unused(tx: Tx, *, actor: str) -> list[str]:
-    """Datasets that no run was submitted on in time lose their reservation; which ones."""
-    due = sa.select(datasets_table.c.id).where(datasets_table.c.reserved_until <= tx.now)
-    in_use = sa.exists().where(runs_table.c.dataset_id == datasets_table.c.id, runs_table.c.finished_at.is_(None))
-    found = [str(row["id"]) for row in tx.all(due.where(~in_use).order_by(datasets_table.c.id))]
-    for dataset_id in found:
-        release_reservation(tx, dataset_id, actor=actor, reason="no run was submitted on its dataset in time")
+    """Release datasets that no run was submitted on: after a while, or at once where their worker is gone; which ones.
+
+    A worker assembles only for a round that it queues right away. If it was killed in between, nobody else will.
+    """
+    dataset_id, until = datasets_table.c.id, datasets_table.c.reserved_until
+    of_gone_worker = sa.exists().where(
+        events.c.entity == "dataset",
+        events.c.entity_id == dataset_id,
+        events.c.action == "assembled",
+        events.c.actor.startswith("wk-"),
+        events.c.actor.not_in(sa.select(workers.c.id)),
+    )
+    due = sa.select(dataset_id).where(until.is_not(None), sa.or_(until <= tx.now, of_gone_worker))
+    in_use = sa.exists().where(runs_table.c.dataset_id == dataset_id, runs_table.c.finished_at.is_(None))
+    found = [str(row["id"]) for row in tx.all(due.where(~in_use).order_by(dataset_id))]
+    for each in found:
+        release_reservation(tx, each, actor=actor, reason="no run was submitted on its dataset in time")
     return found
 
 
