@@ -343,13 +343,7 @@ def _take_back(tx: Tx, run: Run, actor: str, reason: str = "it could not be depl
 def _end_attempt(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> RetryDecision:
     """End the attempt. The retry table (`runs/rules/task.py`) decides: WAITING means that its task is tried again."""
     return tasks.end_attempt(
-        tx,
-        claim.lease,
-        end.outcome,
-        actor=actor,
-        error_class=end.error_class,
-        error=end.error,
-        result=end.result,
+        tx, claim.lease, end.outcome, actor=actor, error_class=end.error_class, error=end.error, result=end.result
     )
 
 
