@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +17,7 @@ import sqlalchemy as sa
 
 from support import tables
 from support.fleet import Fleet, MakeFleet
-from support.workspaces import PROFILE, a_profile
+from support.workspaces import PROFILE, a_profile, wait_for
 from tunesmith.client import Client
 from tunesmith.core.errors import LeaseLost, Refused
 from tunesmith.orchestration.rounds.facts import RoundStatus, round_status
@@ -138,6 +143,48 @@ def test_scheduler_suspended_past_its_lease_opens_nothing(fleet: Fleet) -> None:
     with pytest.raises(LeaseLost):
         open_round(fleet.database, fleet.client.workspace, status, actor="wk-sleeper", fence=fence)
     assert [run.id for run in automatic(fleet)] == [run_id]
+
+
+STOPS_AS_IT_OPENS = """
+import os, signal, sys
+from tunesmith.client import Client
+from tunesmith.orchestration.rounds import open as opening
+from tunesmith.orchestration.rounds.scheduler import Scheduler
+
+submit = opening.submit
+
+def stop_first(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return submit(*args, **kwargs)
+
+opening.submit = stop_first
+with Client(sys.argv[1]) as client:
+    print(Scheduler(client._session.database, client.workspace, "wk-sleeper", 0.5).open_due())
+"""
+
+
+def test_scheduler_process_stopped_past_its_lease_opens_nothing_when_it_wakes(fleet: Fleet) -> None:
+    """SIGSTOP, after it has decided and before it opens; another opens the round meanwhile."""
+    fleet.client.campaigns.create(PROFILE)
+    talk(fleet, 0)
+    command = [sys.executable, "-c", STOPS_AS_IT_OPENS, str(fleet.root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as sleeper:
+        wait_for(lambda: process_state(sleeper.pid) == "T", 60.0, "for the scheduler to stop")
+        opened = wait_for(lambda: scheduler(fleet.client, "wk-next").open_due() or None)
+        talk(fleet, 1000)
+        os.kill(sleeper.pid, signal.SIGCONT)
+        out, err = sleeper.communicate(timeout=60)
+    assert (sleeper.returncode, out.strip()) == (0, "[]"), err
+    [run] = automatic(fleet)
+    assert ([run.id], run.created_by) == (opened, "wk-next")
+    with fleet.database.read() as tx:
+        mine = tables.experiences.c.dataset_id == run.dataset_id
+        num = int(tx.conn.execute(sa.select(sa.func.count()).where(mine)).scalar_one())
+    assert reserved(fleet) == num, "what the sleeper had reserved is free again"
+
+
+def process_state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def take(database: Database, holder: str, lease_s: float) -> scheduler_leases.SchedulerLease | None:
