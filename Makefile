@@ -10,6 +10,9 @@ RERUNS  ?= 0
 SERVERS ?= yes
 SHUFFLE ?=
 
+# compiled modules are kept: without them, each of the thousands of processes that the tests start compiles the source
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo check test test-fast test-extra soak bench gpu gpu-all clean
 
 help:  ## list the targets

@@ -103,7 +103,7 @@ def test_a_whole_answer_is_one_body_under_our_names(make: Make) -> None:
         (body,) = await all_of(source)
         assert NAMES.items() <= body.items()
         assert body["choices"][0]["message"]["content"] == "ab"
-        assert (choice.text, choice.finish, choice.is_by_itself, choice.has_text) == ("ab", "stop", True, True)
+        assert (choice.text, choice.finish, choice.ended_by_itself, choice.has_text) == ("ab", "stop", True, True)
         assert len(closed) == 1
 
     asyncio.run(ask())
@@ -117,7 +117,7 @@ def test_a_stream_is_chunks_under_our_names_and_the_choice_holds_all_of_it(make:
         assert all(NAMES.items() <= body.items() for body in bodies)
         texts = [body["choices"][0]["delta"].get("content") or "" for body in bodies]
         assert ("".join(texts), bodies[-1]["choices"][0]["finish_reason"]) == ("ab", "stop")
-        assert (choice.text, choice.is_by_itself) == ("ab", True)
+        assert (choice.text, choice.ended_by_itself) == ("ab", True)
 
     asyncio.run(ask())
 
@@ -128,7 +128,7 @@ def test_an_answer_that_a_stop_sequence_of_the_caller_ended_is_not_ended_by_itse
     async def ask() -> None:
         source, (choice,), _ = make("a", cut=True, stream=stream, stop="!")
         await all_of(source)
-        assert (choice.finish, choice.is_by_itself) == ("stop", False)
+        assert (choice.finish, choice.ended_by_itself) == ("stop", False)
 
     asyncio.run(ask())
 

@@ -146,7 +146,7 @@ def _worker_context(context: StageContext, config: CycleConfig) -> CycleContext:
         return context.write(guarded)
 
     def why_stop() -> str | None:
-        context.pulse.check()
+        context.pulse.raise_if_lost()
         context.pulse.progress()
         if context.pulse.stopping.is_set():
             return TOLD_TO_END

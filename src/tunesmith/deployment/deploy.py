@@ -30,7 +30,7 @@ from tunesmith.evaluation.rules.gate import Decision
 from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
 from tunesmith.models.rules import AdapterState
-from tunesmith.profiles.resolve import objection
+from tunesmith.profiles.resolve import why_no_runs
 from tunesmith.programs.readings import References
 from tunesmith.programs.stage import Flipped, NotFlipped, StageContext, StageEnd
 from tunesmith.runs.base_check import base_trouble
@@ -93,7 +93,7 @@ def _make_live(context: StageContext, run: Run, adapter: Adapter, probed: dict[s
 
 def _obstacle(context: StageContext, run: Run, adapter: Adapter) -> NotFlipped | None:
     """What profile, base and store say against a flip, before any target is asked."""
-    forbidden = objection(context.workspace, run.profile)
+    forbidden = why_no_runs(context.workspace, run.profile)
     if forbidden is not None:
         return NotFlipped(f"{forbidden}; fix that, then `adapter approve {adapter.name}`", "refused")
     if adapter.state is AdapterState.REVOKED:
@@ -134,7 +134,7 @@ def _try_everywhere(
     if busy is not None:
         return NotFlipped(f"{busy} has given its device away for a while; it is asked when it has it back", "later")
     for number, serving in enumerate(every, start=1):
-        context.pulse.check()
+        context.pulse.raise_if_lost()
         refusal = _try(context, run.profile, serving, served, references, probed)
         if refusal is not None:
             _withdraw(context, run.profile, every[:number], served)
@@ -182,7 +182,7 @@ def _flip(context: StageContext, run: Run, adapter: Adapter, probed: dict[str, P
     """The compare-and-swap. The verdict must be about this adapter, this policy and what is live now."""
     parity = "; ".join(f"{name} {each.told}" for name, each in probed.items())
     forced = forced_by(context.claim.task.payload)
-    forbidden = objection(context.workspace, run.profile)  # targets may have taken long
+    forbidden = why_no_runs(context.workspace, run.profile)  # targets may have taken long
     if forbidden is not None:
         return NotFlipped(forbidden, "refused")
     try:

@@ -92,7 +92,7 @@ def reconcile(context: StageContext, profile: str) -> str | None:
         if _MOVED in troubles:
             continue
         for serving in (each for each, trouble in settled if trouble is None):
-            context.pulse.check()
+            context.pulse.raise_if_lost()
             # only here: a target that does not serve what is wanted may have nothing but the old version
             _unload_old(context, wanted, serving)
             context.pulse.progress()
@@ -102,7 +102,7 @@ def reconcile(context: StageContext, profile: str) -> str | None:
 
 def _settle(context: StageContext, wanted: _Wanted, serving: ServingTarget) -> str | None:
     """Reconcile one target. Return its problem, or `_MOVED` if another version is live by now."""
-    context.pulse.check()
+    context.pulse.raise_if_lost()
     target: LeasedTarget | None = None
     try:
         target = LeasedTarget(context, serving, wanted.profile, wanted.order)

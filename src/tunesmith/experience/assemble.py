@@ -23,7 +23,7 @@ from tunesmith.datasets.listings import Dataset
 from tunesmith.datasets.prepare import heldout_cases, judging_cases, options_of, remove_unrecorded, unrecorded
 from tunesmith.datasets.report import DatasetReport, MixKind, MixReport, PreparedDataset, PrepareOptions
 from tunesmith.experience.assembly_lines import Splitter, line_of, provenance, told_of, why_refused
-from tunesmith.experience.choose import ever_held_out, read_candidates, refusal, report_of, wanted_mix
+from tunesmith.experience.choose import WantedMix, ever_held_out, read_candidates, refusal, report_of, wanted_mix
 from tunesmith.experience.held_out import shortage_of_experiences
 from tunesmith.experience.queries import candidates, members
 from tunesmith.experience.queries.candidates import StoredCandidate
@@ -157,7 +157,7 @@ class _Assembly:
         self.profile = checked.profile.name
         self.policy: Mix = checked.profile.experience.mix
         self.kind = kind_of(kind, checked.profile.recipe.method)
-        self.wanted = wanted_mix(database, self.profile, self.kind, accumulated)
+        self.wanted: WantedMix = wanted_mix(database, self.profile, self.kind, accumulated)
         self.options = _options(checked)
         self.dataset_id = new_id("ds")
         self.kept_splits: Mapping[str, Split] = {}
@@ -184,6 +184,7 @@ class _Assembly:
         """Choose and prepare in a folder; what the dataset would be, its members and what they are made of."""
         self.kept_splits = kept_splits(self.database, self.workspace, self.checked)
         splitter = Splitter(self.options, self.kind, ever_held_out(self.database, self.profile), self.kept_splits)
+        # choose.py pages through candidates.page and gives each its split; self.wanted.select calls mix.select
         found, left_out = read_candidates(self.database, self.checked.profile, splitter)
         selection, prepared, stored = self._prepare_until_enough(found, left_out, staged)
         kept = {pick.id: (pick, example) for pick, example in self._survivors(selection, prepared)}

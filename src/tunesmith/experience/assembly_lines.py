@@ -82,6 +82,7 @@ class Splitter:
         from tunesmith.datasets.example import BadRow
 
         try:
+            # num_group: how many messages name the group; 0: those before the first trained answer
             ((shape, contents, num_group),) = self._read(line_of(candidate, self._kind))
         except (BadRow, ValueError, TypeError):
             return UNREADABLE

@@ -205,7 +205,7 @@ class Worker:
         return claim
 
     def _able_kinds(self) -> frozenset[TaskKind]:
-        """What can be begun now: on a full disk, nothing that needs disk_space. The queue waits, it does not fail."""
+        """What can be begun now: on a full disk, nothing that needs room. The queue waits, it does not fail."""
         why = self.workspace.shortage(self.timing.min_free_mb)
         if why is not None and self._short_of is None:
             log.warning("no_room", reason=why, worker=self.id)

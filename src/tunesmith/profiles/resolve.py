@@ -254,7 +254,7 @@ def _entry(path: Path, workspace: Workspace, environ: Mapping[str, str] | None) 
         return ProfileEntry(name, None, error.message)
 
 
-def objection(workspace: Workspace, name: str) -> str | None:
+def why_no_runs(workspace: Workspace, name: str) -> str | None:
     """What a profile's own file says against training and deploying for it now; None: nothing.
 
     No other layer has a say in this, so that who disables a profile has stopped what waits, too.

@@ -45,7 +45,7 @@ class Pulse:
         self._moved.clear()
         return moved
 
-    def check(self) -> None:
+    def raise_if_lost(self) -> None:
         if self.lost.is_set():
             raise LeaseLost("the lease ran out; the work is left as it is, for whoever holds the task now")
 
@@ -69,7 +69,7 @@ class StageContext:
 
     def _patiently(self, open_tx: Callable[[], AbstractContextManager[Tx]], action: Callable[[Tx], T]) -> T:
         def transact() -> T:
-            self.pulse.check()
+            self.pulse.raise_if_lost()
             with open_tx() as tx:
                 return action(tx)
 

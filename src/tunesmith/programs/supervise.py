@@ -69,7 +69,7 @@ class Supervisor:
             process = program.identity.to_json()
             context.write(lambda tx: tasks.note_process(tx, context.claim.lease, process))
             self.end.exit_code = self._follow(program)
-            context.pulse.check()
+            context.pulse.raise_if_lost()
             return self.end
         finally:
             context.pulse.program = None
@@ -85,7 +85,7 @@ class Supervisor:
         return code
 
     def _look(self, program: RunningProgram) -> None:
-        self.context.pulse.check()
+        self.context.pulse.raise_if_lost()
         now = time.monotonic()
         if now - self.asked >= _ASK_S:
             self.asked = now

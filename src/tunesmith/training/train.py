@@ -10,7 +10,7 @@ from pathlib import Path
 from tunesmith.core.errors import DataError
 from tunesmith.core.files import MANIFEST, copy_published, publish_folder, verify_folder
 from tunesmith.experience.forgetting.queries import runs as forgotten_runs
-from tunesmith.profiles.resolve import objection
+from tunesmith.profiles.resolve import why_no_runs
 from tunesmith.programs.device.take import take_device
 from tunesmith.programs.process_identity import ProcessIdentity, kill_orphans
 from tunesmith.programs.protocol import CHECKPOINTS, CheckpointEvent, Event, Result, ResultStatus
@@ -40,7 +40,7 @@ def train(context: StageContext) -> StageEnd:
     _end_strays(earlier, context)
     if forgotten is not None:
         return StageEnd.cancelled()
-    forbidden = objection(context.workspace, run.profile)
+    forbidden = why_no_runs(context.workspace, run.profile)
     if forbidden is not None:
         return StageEnd(AttemptState.INTERRUPTED, fact=Forbidden(forbidden), error=forbidden)
     changed = base_trouble(context.workspace, run.spec)
@@ -80,7 +80,7 @@ def _conclude(context: StageContext, spec: TrainSpec, end: ProgramEnd) -> StageE
     """From the program's end to the attempt's end. Whoever asked for the end decides what it means."""
     if end.decided_by is RequestKind.CANCEL:
         return StageEnd.cancelled()
-    if end.finding is not None:
+    if end.finding is not None:  # never tried again: the run fails (a stop on request is a success)
         return StageEnd(AttemptState.STOPPED, error=f"live check {end.finding.rule}: {end.finding.reason}")
     if end.killed_for is not None:
         return StageEnd.failed(end.killed_for, context.with_log(end.why))
@@ -123,7 +123,7 @@ def _brief(result: Result) -> dict[str, object]:
 def _publish(context: StageContext, result: Result) -> Trained:
     """Copy the verified artefact to the workspace's adapters, named by content; safe to repeat."""
     assert result.artifact is not None
-    context.pulse.check()
+    context.pulse.raise_if_lost()
     source = context.attempt_dir / result.artifact.path
     final = context.workspace.adapters_dir / result.artifact.digest[:32]
     if not _is_whole(final, result.artifact.digest):
@@ -190,7 +190,7 @@ def _prune(context: StageContext, resume: ResumeSource, keep: int) -> None:
     present = [(folder, one) for folder, one in folders.items() if folder.exists()]
     last = next(place for place, (folder, _) in enumerate(present) if str(folder) == resume.path)
     best = max((place for place, (_, one) in enumerate(present) if "best" in one.kinds), default=None)
-    context.pulse.check()
+    context.pulse.raise_if_lost()
     # what is further than the good one is damaged: evidence
     for place in steps_to_delete(range(last + 1), best, last, keep):
         folder = present[place][0]

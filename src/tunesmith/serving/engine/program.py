@@ -55,6 +55,7 @@ class EngineProgram:
         self._loader = Loader(AdapterReader(model), self._writer, self._inbox, self._heartbeat)
         self._adapters: dict[str, tuple[str, int]] = {}
         self._stream_listener = StreamListener(self._writer, self._digest_of)
+        # its thread makes an action of each message (`_action_for`) and puts it into the inbox that `run` empties
         self._message_queue = MessageQueue(self._action_for, self._writer, self._inbox, self._heartbeat)
 
     def run(self) -> None:

@@ -88,7 +88,7 @@ class Choice:
         return "".join(self.texts)
 
     @property
-    def is_by_itself(self) -> bool:
+    def ended_by_itself(self) -> bool:
         """The model ended the answer: neither a limit nor a stop sequence cut it."""
         return self.finish == "stop" and not self.was_cut
 

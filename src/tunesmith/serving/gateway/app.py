@@ -1,5 +1,6 @@
 """The HTTP application: the table of routes with their scopes. The server does not start if a route has no scope.
 
+`server.py` builds the gateway, runs this application and owns the socket.
 A route that takes a JSON body declares it as a model of `schemas`.
 """
 

@@ -181,7 +181,7 @@ class CompletionCall:
                 messages=messages,
                 answer=choice.text,
                 served_by=route.version.name,
-                is_finished=is_whole and choice.is_by_itself,
+                is_finished=is_whole and choice.ended_by_itself,
             )
 
     def _mirror(self, profile: str, seconds: float) -> None:

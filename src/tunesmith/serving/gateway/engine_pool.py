@@ -211,7 +211,7 @@ class EnginePool:
         """Start the engine, check that its base model is the one of the version, and update its pins."""
         handle.adapter_cache.pin(frozenset() if self._router is None else self._router.pinned())
         await handle.start()
-        if not route.version.is_whole:  # the engine itself verifies those, see server.py
+        if not route.version.is_whole:  # the engine verifies a whole model by its digest as it starts
             await self._check_base(handle, route)
 
     async def _evict_idle_engine(self) -> None:

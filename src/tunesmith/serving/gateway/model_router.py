@@ -111,10 +111,10 @@ class ModelRouter:
         self._coming: set[str] = set()
         """Versions that are about to go live; pinned like live ones."""
         self._known: dict[str, ModelVersion] = {}
-        """Exact versions by name: all that were requested or live; refreshed in every round."""
+        """Exact versions by name: all that were requested or live; read anew at every refresh."""
         self._in_use: Counter[str] = Counter()
         self._changed = asyncio.Condition()
-        self._round = asyncio.Lock()
+        self._refreshing = asyncio.Lock()
         self.store_health = StoreHealth()
         self.troubles: dict[str, str] = {}
         """By profile, why its alias is not at the live version of the store."""
@@ -137,7 +137,7 @@ class ModelRouter:
 
     async def refresh(self, *, at_once: bool = False) -> None:
         """Read store and profiles and switch the aliases that changed; `at_once`: without the pause after a failure."""
-        async with self._round:
+        async with self._refreshing:
             if at_once:
                 self._not_before.clear()
             wanted = await self._read_safely()
