@@ -145,6 +145,19 @@ def test_scheduler_suspended_past_its_lease_opens_nothing(fleet: Fleet) -> None:
     assert [run.id for run in automatic(fleet)] == [run_id]
 
 
+def test_what_preparing_would_take_out_is_no_new_data_and_why_not_says_so(fleet: Fleet) -> None:
+    campaign = fleet.client.campaigns.create(PROFILE)
+    talk(fleet, 0)
+    assert due(fleet.client, campaign.id).decision.opens
+    limits = {"screens": ["template_limit"], "limits": {"max_per_template": 5}, "heldout_share": 0.3}
+    a_profile(fleet.root, options={"quality": 0.3, "steps": 2}, campaign=EAGER, data=limits, **MIX)
+    decision = due(fleet.client, campaign.id).decision
+    [told] = [each for each in decision.why_not if each.startswith("minimum new")]
+    assert "none of the 5 examples is held out" in told, told
+    assert scheduler(fleet.client, "wk-one").open_due() == []
+    assert reserved(fleet) == 0
+
+
 STOPS_AS_IT_OPENS = """
 import os, signal, sys
 from tunesmith.client import Client

@@ -89,12 +89,17 @@ def assemble(
 
 @contextmanager
 def rehearsed(
-    database: Database, workspace: Workspace, checked: CheckedProfile, *, kind: WantedKind = "auto"
+    database: Database,
+    workspace: Workspace,
+    checked: CheckedProfile,
+    *,
+    kind: WantedKind = "auto",
+    accumulated: Accumulated | None = None,
 ) -> Iterator[tuple[Path, DatasetReport, Shortage | None]]:
     """What `assemble` would publish, in a folder that is gone afterwards; records and reserves nothing."""
     from tunesmith.core.staging import staging_for
 
-    assembly = _Assembly(database, workspace, checked, kind, None, "")
+    assembly = _Assembly(database, workspace, checked, kind, accumulated, "")
     with staging_for(workspace.datasets_dir / assembly.dataset_id) as staged:
         prepared, report, _, _ = assembly.choose_and_prepare(staged)
         yield prepared.path, report, assembly.shortage

@@ -266,8 +266,8 @@ def _after_cycle(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
 def finish(tx: Tx, run: Run, state: RunState, *, actor: str, reason: str) -> None:
     """End a run. Deployed and completed ones consume their experiences, all others release them (`effect_of_end`).
 
-    It is counted in its campaign, but not a second half (`campaign.start: both`) that lost to the first. The candidate of a
-    rejected run is rejected.
+    It is counted in its campaign, but not a second half (`campaign.start: both`) that lost to the first. The candidate
+    of a rejected run is rejected.
     """
     runs.move(tx, run.id, state, actor=actor, reason=reason)
     requests.acknowledge_all(tx, run.id, actor=actor, answer=f"the run is {state}")

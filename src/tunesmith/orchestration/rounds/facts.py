@@ -8,14 +8,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from zoneinfo import ZoneInfo
 
-from tunesmith.core.errors import NotFound, StoreError, TunesmithError
+from tunesmith.core.errors import DataError, NotFound, Refused, StoreError, TunesmithError
 from tunesmith.curriculum.queries import spends
 from tunesmith.datasets import queries as datasets
-from tunesmith.datasets.report import MemberRole
+from tunesmith.datasets.report import MemberRole, MixKind, MixReport
 from tunesmith.evaluation import queries as evaluations
-from tunesmith.experience.assemble import kind_of, next_choice
+from tunesmith.experience.assemble import kind_of, next_choice, rehearsed
 from tunesmith.experience.queries.candidates import has_learnt, serving_history
+from tunesmith.experience.queries.experiences import NotReservable
 from tunesmith.experience.queries.new_data import live_quality, new_data
+from tunesmith.experience.rules.held_out import Shortage
 from tunesmith.experience.rules.mix import Accumulated
 from tunesmith.models import queries as adapters
 from tunesmith.models.rules import AdapterState, version_name
@@ -208,7 +210,7 @@ def costs(tx: Tx, profile: Profile, campaign: Campaign) -> tuple[Cost, Cost]:
 
 
 def next_dataset(database: Database, workspace: Workspace, checked: CheckedProfile, facts: RoundFacts) -> NextDataset:
-    """What would be assembled now; reads the text of every candidate, and changes nothing."""
+    """What would be assembled now; reads the text of every candidate and prepares what is chosen, to keep nothing."""
     profile, accumulated = checked.profile, accumulated_of(checked.profile.campaign, facts.start)
     mix, trainer = profile.experience.mix, find_trainer(profile.trainer.kind)
     report, short = next_choice(database, workspace, checked, accumulated=accumulated)
@@ -229,6 +231,8 @@ def next_dataset(database: Database, workspace: Workspace, checked: CheckedProfi
         chosen = choose_method(replace(known, num_pairs=num_pairs))
         if chosen.kind == "preference":
             report, short = pairs, short_of_pairs
+    if report.refusal is None:
+        report, short = _as_prepared(database, workspace, checked, chosen.kind, accumulated, (report, short))
     counts_learnt = accumulated is not None and not accumulated.needs_new
     return NextDataset(
         num_new=sum(report.roles.values()) if counts_learnt else report.num_new,
@@ -241,6 +245,24 @@ def next_dataset(database: Database, workspace: Workspace, checked: CheckedProfi
         roles={role.value: num for role, num in report.roles.items() if num},
         counts_learnt=counts_learnt,
     )
+
+
+def _as_prepared(
+    database: Database,
+    workspace: Workspace,
+    checked: CheckedProfile,
+    kind: MixKind,
+    accumulated: Accumulated | None,
+    chosen: tuple[MixReport, Shortage | None],
+) -> tuple[MixReport, Shortage | None]:
+    """What is left of a choice when it is prepared: copies and what is too near to a held-out case are taken out."""
+    try:
+        with rehearsed(database, workspace, checked, kind=kind, accumulated=accumulated) as (_, report, short):
+            return report.mix or chosen[0], short
+    except NotReservable:  # somebody rated one of them at this moment: the next look will see it
+        return chosen
+    except (Refused, DataError, OSError) as error:
+        return chosen[0].model_copy(update={"refusal": str(error)}), chosen[1]
 
 
 def accumulated_of(policy: CampaignPolicy, start: StartPoint | None) -> Accumulated | None:
