@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,12 @@ MODULES = sorted(path for path in SOURCE.rglob("*.py") if "migrations/versions" 
 
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 SQL = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|PRAGMA)\s")
+
+
+STARTS_A_PROCESS = {f"subprocess.{name}" for name in ("Popen", "run", "call", "check_call", "check_output")}
+STARTS_A_PROCESS |= {"asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell"}
+MOVES_A_RUN = "runs.move"
+WATCHED = {*STARTS_A_PROCESS, MOVES_A_RUN}
 
 
 def drawn_levels() -> list[set[str]]:
@@ -45,14 +52,47 @@ MAY_IMPORT_TORCH_AT_TOP = (
 pytestmark = pytest.mark.xdist_group("architecture")  # each file is parsed once
 
 
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+@dataclass
+class Module:
+    """What the rules ask about a module. Its tree is not kept: millions of nodes would slow the garbage collector."""
+
+    docstring: str | None
+    num_lines: int
+    imports: set[str] = field(default_factory=set)
+    imports_at_top: set[str] = field(default_factory=set)
+    functions: list[tuple[str, int]] = field(default_factory=list)
+    """Names, with their number of lines."""
+    texts: list[str] = field(default_factory=list)
+    calls: list[tuple[str, int, set[str | None]]] = field(default_factory=list)
+    """Of functions that rules are about: name, line, keywords."""
 
 
 @cache
-def nodes_of(path: Path) -> list[ast.AST]:
-    return list(ast.walk(tree_of(path)))
+def module_of(path: Path) -> Module:
+    text = path.read_text()
+    tree = ast.parse(text)
+    module = Module(ast.get_docstring(tree), text.count("\n"))
+    for node in tree.body:
+        module.imports_at_top |= imported_by(node)
+    for node in ast.walk(tree):
+        module.imports |= imported_by(node)
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                module.functions.append((node.name, (node.end_lineno or 0) - node.lineno + 1))
+            case ast.Constant(value=str(said)):
+                module.texts.append(said)
+            case ast.Call(func=ast.Attribute()) if (called := ast.unparse(node.func)) in WATCHED:
+                module.calls.append((called, node.lineno, {keyword.arg for keyword in node.keywords}))
+    return module
+
+
+def imported_by(node: ast.AST) -> set[str]:
+    match node:
+        case ast.Import():
+            return {alias.name for alias in node.names}
+        case ast.ImportFrom(module=str(module)):
+            return {f"{module}.{alias.name}" for alias in node.names} | {module}
+    return set()
 
 
 def name_of(path: Path) -> str:
@@ -63,17 +103,9 @@ def package_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-@cache
 def imports_of(path: Path, *, only_top: bool = False) -> set[str]:
     """Dotted names that a module imports; with `only_top`, only what importing it costs."""
-    nodes = tree_of(path).body if only_top else nodes_of(path)
-    found: set[str] = set()
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    return found
+    return module_of(path).imports_at_top if only_top else module_of(path).imports
 
 
 def packages_imported(path: Path) -> set[str]:
@@ -121,12 +153,7 @@ def test_only_tables_and_queries_import_sqlalchemy() -> None:
 
 
 def test_sql_is_written_in_tables_queries_and_listings_alone() -> None:
-    written = [
-        path
-        for path in MODULES
-        for node in nodes_of(path)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and SQL.match(node.value)
-    ]
+    written = [path for path in MODULES if any(map(SQL.match, module_of(path).texts))]
     assert len({path for path in written if path.stem == "listings"}) >= 6
     assert {path for path in written if path.stem != "listings" and not is_about_the_store(path)} == set()
 
@@ -166,19 +193,14 @@ def test_worker_and_client_never_load_torch() -> None:
 
 
 def test_module_begins_with_what_it_is_for() -> None:
-    assert [name_of(path) for path in MODULES if not ast.get_docstring(tree_of(path))] == []
+    assert [name_of(path) for path in MODULES if not module_of(path).docstring] == []
 
 
 def test_modules_and_functions_stay_readable() -> None:
-    functions = [
-        (f"{name_of(path)}: {node.name}", (node.end_lineno or 0) - node.lineno + 1)
-        for path in MODULES
-        for node in nodes_of(path)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
+    functions = [(name_of(path), *function) for path in MODULES for function in module_of(path).functions]
     assert len(functions) > 3000
-    assert [name for name, length in functions if length > 60] == []
-    long = [name_of(path) for path in MODULES if path.read_text().count("\n") > 400]
+    assert [function for function in functions if function[-1] > 60] == []
+    long = [name_of(path) for path in MODULES if module_of(path).num_lines > 400]
     assert long == [], "which concept is missing?"
 
 
@@ -257,10 +279,7 @@ def test_paths_of_modules_in_documents_lead_somewhere() -> None:
 
 def test_only_orchestration_moves_a_run() -> None:
     callers = {
-        package_of(path)
-        for path in MODULES
-        for node in nodes_of(path)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "runs.move"
+        package_of(path) for path in MODULES if any(called == MOVES_A_RUN for called, _, _ in module_of(path).calls)
     }
     assert callers == {"orchestration"}
 
@@ -284,18 +303,15 @@ def test_dependencies_each_say_why() -> None:
 
 # Each starts what inherits an environment on purpose: the team of an already limited trainer, and our own commands.
 MAY_INHERIT_ENVIRONMENT = ("training/trainers/native/distributed.py", "demo/story.py")
-STARTS_A_PROCESS = {f"subprocess.{name}" for name in ("Popen", "run", "call", "check_call", "check_output")}
-STARTS_A_PROCESS |= {"asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell"}
 
 
 def test_started_processes_get_an_environment_that_was_chosen() -> None:
     starts = [
-        (f"{name_of(path)}:{node.lineno}", {keyword.arg for keyword in node.keywords})
+        (f"{name_of(path)}:{line}", given)
         for path in MODULES
         if name_of(path) not in MAY_INHERIT_ENVIRONMENT
-        for node in nodes_of(path)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        if ast.unparse(node.func) in STARTS_A_PROCESS
+        for called, line, given in module_of(path).calls
+        if called in STARTS_A_PROCESS
     ]
     assert len(starts) > 5
     assert [place for place, given in starts if "env" not in given] == [], "these pass our whole environment"

@@ -143,7 +143,7 @@ def test_review_gives_an_entry_that_was_given_up_another_chance(database: Databa
         entry = corrections.entry(tx, PROFILE, experience_id)
         assert entry is not None
         assert "given up" in (not_due(entry, policy, tx.now) or "")
-        found = curriculum_status(tx, PROFILE, policy)
+        found = curriculum_status(tx, PROFILE, policy, why_off=None)
         assert (found.num_due, sum(found.others.values())) == (0, 1)
         reviews.add(tx, experience_id, ReviewDecision.ACCEPT, reviewer="ann", reason="try again")
         entry = corrections.entry(tx, PROFILE, experience_id)

@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from support.native import a_micro_base, a_recipe
+from support.quick_processes import run_code
 from tunesmith.core.errors import ConfigError, DataError
 from tunesmith.models.adapters import (
     adapter_norms,
@@ -384,5 +383,5 @@ def test_disk_that_is_full_is_told_as_such(tmp_path: Path) -> None:
         "try:\n    write_tensors(Path(sys.argv[1]), {'a': torch.zeros(100_000)})\n"
         "except OSError as error:\n    print(error.errno)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], capture_output=True, text=True, check=True)
+    done = run_code(code, tmp_path / "x", with_torch=True)
     assert done.stdout.split() == [str(errno.EFBIG)]
