@@ -141,7 +141,7 @@ def _paused(fleet: Fleet, action: Any) -> dict[str, Any]:
 
 
 def test_two_processes_at_once_open_one_run(fleet: Fleet, tmp_path: Path) -> None:
-    """The same request in two folders: no lock is shared, so the store alone decides, as between two machines."""
+    """Requests in two folders: no lock is shared, so the store alone decides, as between two machines."""
     folders = [tmp_path / "drop-1", tmp_path / "drop-2"]
     for folder in folders:
         folder.mkdir()
@@ -154,7 +154,21 @@ def test_two_processes_at_once_open_one_run(fleet: Fleet, tmp_path: Path) -> Non
     assert [process.wait(60) for process in fleet.processes] == [0, 0], (tmp_path / "drop.log").read_text()
     log.close()
     [run] = all_runs(fleet)
-    assert [(result(folder)["run"], result(folder)["state"]) for folder in folders] == [(run.id, "queued")] * 2
+    told = {(result(folder)["run"], result(folder)["state"]) for folder in folders}
+    assert told == {(run.id, "queued"), (None, "refused")}
+
+
+@ON_SQLITE
+def test_one_id_in_two_folders_names_two_requests(fleet: Fleet, folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir(mode=0o750)
+    for each in (folder, other):
+        ask(each, "2026-11-17", campaign="helpdesk", data="new.jsonl")
+        assert cli("campaign", "drop", each, "--once", cwd=fleet.root).code == 0
+    [run] = all_runs(fleet)
+    assert (result(folder)["state"], result(folder)["run"]) == ("queued", run.id)
+    kept = [json.loads((each / "result.json").read_text()) for each in (other / "archive").iterdir()]
+    assert [(each["state"], each["run"]) for each in kept] == [("refused", None)], "it has no new.jsonl of its own"
 
 
 @ON_SQLITE

@@ -17,6 +17,7 @@ from tunesmith.profiles.sections.campaign import CampaignPolicy
     [
         ("window: 2am-6am", "campaign.window: '2am-6am' must be HH:MM-HH:MM with two different times"),
         ("window: 02:00-25:00", "campaign.window: '02:00-25:00' must be HH:MM-HH:MM"),
+        ("window: 24:00-06:00", "campaign.window: '24:00-06:00' must be HH:MM-HH:MM"),
         ("window: 24:01-02:00", "campaign.window: '24:01-02:00' must be HH:MM-HH:MM"),
         ("window: 04:00-04:00", "campaign.window: '04:00-04:00' must be HH:MM-HH:MM with two different times"),
         (

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tunesmith.core.errors import UsageError
 from tunesmith.orchestration.file_drop.request import DropRequest, Unreadable, parse_request
@@ -58,7 +59,9 @@ def test_request_of_every_key_is_read() -> None:
     )
     assert found.digest != parse_request(encoded(data="out/new.jsonl")).digest
     assert parse_request(encoded()).digest == parse_request(encoded(data=None)).digest
-    assert found.idempotency_key == parse_request(encoded()).idempotency_key
+    here, there = Path("/a"), Path("/b")
+    assert found.idempotency_key(here) == parse_request(encoded()).idempotency_key(here)
+    assert found.idempotency_key(here) != found.idempotency_key(there)
 
 
 @pytest.mark.parametrize(
@@ -325,3 +328,10 @@ def test_units_of_a_folder_that_no_unit_file_can_name_are_refused() -> None:
         units_for(Path("/tmp/a\nExecStart=/bin/evil"), ["/usr/bin/python3"])
     with pytest.raises(UsageError, match="holds a '\\$'"):
         units_for(Path("/tmp/a"), ["/opt/$x/python3"])
+
+
+@pytest.mark.parametrize("at", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_planted_answer_of_a_time_that_no_clock_shows_is_not_ours(at: str) -> None:
+    planted = {"id": "x", "state": "refused", "is_final": True, "reason": "", "taken_at": at, "answered_at": at}
+    with pytest.raises(ValidationError):
+        Answer.model_validate(planted)

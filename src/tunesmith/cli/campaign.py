@@ -113,7 +113,7 @@ def show(ctx: typer.Context, campaign_id: Id, json: Json = False) -> None:
 
 def _next_round(upcoming: NextRound) -> None:
     decision, expected = upcoming.status.decision, upcoming.expected
-    heading("A round is opened now" if decision.opens else "Why no round is opened now")
+    heading("A round is due: the next worker that looks opens it" if decision.opens else "Why no round is opened now")
     columns = [Column("CONDITION"), Column("NOW", "fold"), Column("WANTED", "fold"), Column("")]
     rows = [_row(each, "blocks") for each in decision.guards] + [_row(each, "no") for each in decision.triggers]
     show_table(columns, rows, indent=2)

@@ -78,7 +78,8 @@ def start(
     if file.exists() or file.is_symlink():
         raise Refused(
             f"profile {wish.task} is there already ({file}), and nothing was changed; choose another --task, or "
-            f"remove the file. Its check: tunesmith profile check {wish.task}"
+            f"remove the file. Its check: tunesmith profile check {wish.task}. If it has no campaign: "
+            f"tunesmith campaign create {wish.task}"
         )
     base = find_base(wish.base, on_progress)
     fetched = read_fetched(base)

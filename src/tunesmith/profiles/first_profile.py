@@ -130,6 +130,15 @@ def _row(text: str, comment: str) -> str:
 
 def _scalar(value: str) -> str:
     """A text as YAML reads it back, on one line."""
-    if not value.isprintable():
+    if not value.isprintable() or _is_number(value):
         return yaml.safe_dump(value, width=100_000, default_style='"').removesuffix("\n")
     return yaml.safe_dump(value, width=100_000, allow_unicode=True).removesuffix("\n").removesuffix("\n...")
+
+
+def _is_number(value: str) -> bool:
+    """Whether some reader of YAML takes it for a number: 1e5 is one for ours, and not for the one that writes here."""
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True

@@ -163,7 +163,7 @@ class FileDrop:
                 actor=self.actor,
                 environ=self.environ,
                 asked_by=asked_by,
-                wish=Submission(campaign.profile, data, idempotency_key=request.idempotency_key, metadata=metadata),
+                wish=Submission(campaign.profile, data, idempotency_key=self._key(request), metadata=metadata),
             )
 
     def _campaign_of(self, request: DropRequest) -> Campaign:
@@ -196,8 +196,11 @@ class FileDrop:
 
     def _run_of(self, request: DropRequest) -> RunProgress | None:
         with self.database.read() as tx:
-            run = runs.with_key(tx, request.idempotency_key)
+            run = runs.with_key(tx, self._key(request))
             return None if run is None else _progress(tx, run)
+
+    def _key(self, request: DropRequest) -> str:
+        return request.idempotency_key(self.settings.folder)
 
     @contextmanager
     def _alone(self, poll_s: float | None) -> Iterator[bool]:

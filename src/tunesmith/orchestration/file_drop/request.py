@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -88,10 +88,9 @@ class DropRequest(BaseModel):
         """Of the content: two requests with one id must have the same."""
         return sha256_text(canonical_json(self.model_dump(mode="json")))
 
-    @property
-    def idempotency_key(self) -> str:
-        """Of the run that it opens."""
-        return f"file-drop:{self.id}"
+    def idempotency_key(self, folder: Path) -> str:
+        """Of the run that it opens; two folders may well take the same id."""
+        return f"file-drop:{sha256_text(str(folder))[:16]}:{self.id}"
 
 
 class Unreadable(DataError):

@@ -62,6 +62,12 @@ class Answer(BaseModel):
         # result.json lies where others can write
         if self.is_final != (self.answered_at is not None):
             raise ValueError("an answer is final from answered_at on")
+        try:
+            for at in (self.taken_at, self.answered_at):
+                if at is not None:
+                    at.astimezone(UTC)
+        except OverflowError:
+            raise ValueError("a time that no clock shows") from None
         return self
 
     @property

@@ -79,7 +79,7 @@ class CampaignPolicy(Section):
     @classmethod
     def _a_window(cls, value: str) -> str:
         ends = window_minutes(value)
-        if ends is None or max(ends) > _DAY or ends[0] == ends[1]:
+        if ends is None or max(ends) > _DAY or ends[0] in (ends[1], _DAY):
             raise ValueError(
                 f"{quoted(value)} must be HH:MM-HH:MM with two different times, e.g. 22:00-04:00 or 00:00-24:00"
             )
