@@ -275,6 +275,12 @@ def test_killed_engine_fails_what_was_heard_of_and_answers_the_rest_anew(
     loop: Loop, engine: EmbeddedEngine, adapters: list[ServedAdapter]
 ) -> None:
     adapter_cache, asked = AdapterCache(engine), asking("x", max_tokens=4)
+
+    async def loaded() -> None:  # an earlier test may have ended the engine
+        async for _ in adapter_cache.answer(asked, adapters[0]):
+            pass
+
+    loop.run(loaded())
     before = loop.run(whole_answer(engine, asking("x", adapters[0].name, max_tokens=4)))
 
     async def story() -> tuple[EngineError, tuple[str, Any]]:
@@ -298,7 +304,8 @@ def test_killed_engine_fails_what_was_heard_of_and_answers_the_rest_anew(
     died, after = loop.run(story())
     assert (died.code, died.http_status) == ("engine_died", 503)
     assert died.retry_after_s is not None
-    assert "signal 9" in died.message
+    # asyncio's transport may reap the child as it closes, before the watcher does: then the exit status is lost (255)
+    assert "signal 9" in died.message or "255" in died.message
     assert after == before
 
 
