@@ -82,7 +82,7 @@ def kill_below(identity: ProcessIdentity) -> None:
         if not left:
             break
         for process in left:
-            _kill(process)
+            kill(process)
         killed += left
         time.sleep(0.005)
     _collect([process for process in killed + processes_of_attempt(identity) if process.pid != identity.pid])
@@ -121,7 +121,7 @@ def _environ(pid: int) -> list[bytes]:
         return []
 
 
-def _kill(process: Process) -> None:
+def kill(process: Process) -> None:
     """KILL this very process, not one that got its number meanwhile."""
     with contextlib.suppress(OSError):
         handle = os.pidfd_open(process.pid)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import signal
 import socket
 import sys
 import time
@@ -17,6 +16,8 @@ import orjson
 
 from tunesmith.core.environment import child_environment
 from tunesmith.core.logs import logger
+from tunesmith.programs.process_identity import kill
+from tunesmith.programs.shim import read_process
 from tunesmith.serving.engine.wire import MAX_LINE, line
 from tunesmith.serving.engine_spec import EngineSpec
 from tunesmith.serving.gateway.engine_contract import EngineError
@@ -75,6 +76,7 @@ class EngineProcess:
             process.pid, hang_s, lambda number: self.send(line({"op": "ping", "number": number}))
         )
         self._process, self._max_bytes, self._on_hang = process, max_bytes, on_hang
+        self._started = read_process(process.pid)
         self._numbers = itertools.count(1)
         self._streams: dict[str, EngineStream] = {}
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -151,8 +153,7 @@ class EngineProcess:
 
     async def kill(self) -> None:
         """Kill it; returns when it has ended."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)
+        self._kill()
         await self.gone()
 
     async def gone(self) -> None:
@@ -168,8 +169,7 @@ class EngineProcess:
                 *lines, rest = (rest + data).split(b"\n")
                 for one in lines:
                     self._on_message(orjson.loads(one))
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)  # its channel is closed, so it is of no use
+        self._kill()  # its channel is closed, so it is of no use
         code = await self._process.wait()
         self._is_over.set()
         await self._tasks[0]
@@ -220,6 +220,14 @@ class EngineProcess:
                 async with asyncio.timeout(_POLL_INTERVAL_S):
                     await self._is_over.wait()
 
+    def _kill(self) -> None:
+        """Not by asyncio: before it sends a signal it reaps a child that has ended, and the exit status is lost."""
+        if self._started is not None:
+            kill(self._started)
+        else:  # without /proc
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
     def _end_it(self, code: str, what: str) -> None:
         """Fail its requests at once: a process in a system call may survive SIGKILL for a while."""
         if self._why is not None:
@@ -232,8 +240,7 @@ class EngineProcess:
             public="the engine was restarted; retry",
         )
         log.warning("engine_is_ended", pid=self.pid, problem=what)
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)
+        self._kill()
         if self._writer is not None:
             self._writer.close()
         self._fail(self._why)
