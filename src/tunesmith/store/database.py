@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -106,6 +106,17 @@ class Tx:
                 text, None, error, self._driver.Error, connection_invalidated=is_lost, dialect=dialect
             ) from error
 
+    def close(self) -> None:
+        """Let go of the driver's cursor while the connection is still ours.
+
+        A cursor that is dropped later resets its statement in the middle of what the connection does for the next
+        thread. The driver holds the interpreter's lock meanwhile: all threads stand still, or the process crashes.
+        """
+        cursor = self.__dict__.pop("_cursor", None)
+        if cursor is not None:
+            with suppress(self._driver.Error):
+                cursor.close()
+
     @cached_property
     def _cursor(self) -> Any:
         return self.conn.connection.cursor()
@@ -197,8 +208,7 @@ class Database:
         self._look_at_files()
         is_low = self._make_room(bulk)
         with self._errors(), self.engine.connect() as conn, _Unsuspended() as unsuspended:
-            with conn.begin():
-                tx = Tx(conn, clock.utc_now())
+            with conn.begin(), closing(Tx(conn, clock.utc_now())) as tx:
                 if self._is_sqlite:
                     self._synchronise(tx, durable)
                     self._take_write_lock(tx)
@@ -216,8 +226,7 @@ class Database:
         """A consistent view; writes nothing."""
         self._look_at_files()
         self._make_room(bulk=False)  # SQLite makes its log and index anew for the first reader
-        with self._errors(), self._reader.connect() as conn, conn.begin():
-            tx = Tx(conn, clock.utc_now())
+        with self._errors(), self._reader.connect() as conn, conn.begin(), closing(Tx(conn, clock.utc_now())) as tx:
             if self._is_sqlite:
                 tx.execute("BEGIN")
             yield tx
