@@ -14,6 +14,7 @@ from hypothesis import settings
 from support import order
 from support.places import MEMORY, has_roomy_memory
 from support.quick_processes import fork_programs
+from support.shared_work import keep_what_is_there, share_compiled_statements
 
 # in memory where there is room: the product flushes every file that it publishes, which a disk answers in milliseconds
 # and memory at once (`--basetemp` names another place)
@@ -28,6 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+share_compiled_statements()
 
 # half the usual number of examples, without a clock: the machine may be busy. `make soak` draws a thousand of each.
 settings.register_profile("suite", max_examples=50, deadline=None)
@@ -56,6 +58,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     order.arrange(config, items)
+
+
+def pytest_collection_finish() -> None:
+    keep_what_is_there()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from support.fleet import Fleet, MakeFleet, freeze_program
-from support.workspaces import PROFILE, wait_for
+from support.workspaces import PROFILE, AnyProcess, wait_for
 from tunesmith.core.errors import Refused
 
 TARGET_PROGRAM = Path(__file__).parents[1] / "support" / "target_program.py"
@@ -26,8 +25,8 @@ PATIENT = {"worker": {"lease_s": 20.0, "heartbeat_s": 0.4}}
 
 
 @contextlib.contextmanager
-def stopped(worker: subprocess.Popen[bytes]) -> Iterator[None]:
-    os.kill(worker.pid, signal.SIGSTOP)
+def stopped(fleet: Fleet, worker: AnyProcess) -> Iterator[None]:
+    fleet.freeze(worker)
     try:
         yield
     finally:
@@ -186,7 +185,7 @@ def cancelled_while_saved(fleet: Fleet) -> str:
     run_id = fleet.submit("trainer.options.steps=20", "trainer.options.step_s=0.02")
     worker = fleet.start()
     attempt = fleet.wait_for_step(run_id, 2)
-    with stopped(worker):
+    with stopped(fleet, worker):
         result = fleet.folder(run_id, attempt) / "result.json"
         wait_for(result.exists, 20, "for the result")
         assert fleet.client.runs.cancel(run_id).message == "asked its worker to cancel"

@@ -170,7 +170,7 @@ def test_worker_frozen_past_its_lease_writes_nothing_when_it_wakes(make_fleet: M
     with a_school(make_fleet, None, gate) as (fleet, _):
         frozen = fleet.start()
         assert gate.is_reached.wait(30), fleet.logs()
-        os.kill(frozen.pid, signal.SIGSTOP)
+        fleet.freeze(frozen)
         gate.may_go.set()
         fleet.start(until_idle=True).wait(60)
         check(fleet, NUM - 1)

@@ -125,7 +125,7 @@ def test_worker_that_must_end_ends_the_program_at_once_and_gives_the_entry_back(
         elif how == "estop":
             fleet.client.system.estop(True, "look into it")
         else:
-            os.kill(worker.pid, signal.SIGSTOP)
+            fleet.freeze(worker)
         wait_for(is_gone(program), 20)
         if how == "lease":
             os.kill(worker.pid, signal.SIGCONT)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -109,16 +108,12 @@ def test_worker_killed_in_evaluation_another_finishes(make_fleet: MakeFleet) -> 
     one_deployment(fleet, run_id)
 
 
-def frozen(process: subprocess.Popen[bytes]) -> None:
-    os.kill(process.pid, signal.SIGSTOP)
-
-
 def test_frozen_worker_that_wakes_changes_nothing(make_fleet: MakeFleet, store: str | None) -> None:
     fleet = make_fleet(store=store, options=LONG, profile=OFTEN)
     run_id = fleet.submit()
     sleeper = fleet.start()
     first = fleet.wait_for_step(run_id, 7)
-    frozen(sleeper)
+    fleet.freeze(sleeper)
     fleet.start()
     gone_at = end_of_programs(fleet, first.id)
     second = wait_for(lambda: next(iter(fleet.attempts(run_id)[1:]), None))
@@ -158,7 +153,7 @@ def test_frozen_worker_and_trainer_are_ended_before_another_trains(make_fleet: M
     run_id = fleet.submit()
     sleeper = fleet.start()
     first = fleet.wait_for_step(run_id, 7)
-    frozen(sleeper)
+    fleet.freeze(sleeper)
     for pid, _ in programs_below(fleet.client.workspace.runs_dir):
         os.kill(pid, signal.SIGSTOP)
     steps = fleet.steps(run_id, first)

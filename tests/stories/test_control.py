@@ -122,7 +122,7 @@ def test_stronger_wish_wins_when_both_are_open(make_fleet: MakeFleet, wishes: tu
     run_id = fleet.submit()
     worker = fleet.start()
     fleet.wait_for_step(run_id, 5)
-    os.kill(worker.pid, signal.SIGSTOP)  # for less than a lease, so that it finds both at once
+    fleet.freeze(worker)  # for less than a lease, so that it finds both at once
     for wish in wishes:
         getattr(fleet.client.runs, wish)(run_id)
     os.kill(worker.pid, signal.SIGCONT)
@@ -136,7 +136,7 @@ def test_same_wish_twice_is_one_request(make_fleet: MakeFleet) -> None:
     run_id = fleet.submit()
     worker = fleet.start()
     fleet.wait_for_step(run_id, 2)
-    os.kill(worker.pid, signal.SIGSTOP)
+    fleet.freeze(worker)
     first, second = fleet.client.runs.pause(run_id), fleet.client.runs.pause(run_id)
     os.kill(worker.pid, signal.SIGCONT)
     assert first.request_id == second.request_id
@@ -149,7 +149,7 @@ def test_pause_survives_the_death_of_the_worker_that_was_asked(make_fleet: MakeF
     run_id = fleet.submit()
     worker = fleet.start()
     attempt = fleet.wait_for_step(run_id, 7)
-    os.kill(worker.pid, signal.SIGSTOP)
+    fleet.freeze(worker)
     fleet.client.runs.pause(run_id)
     # what the worker would pass on, and the trainer answers, before the worker dies
     request_id = request_of(fleet, run_id, "pause")["id"]

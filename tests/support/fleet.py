@@ -83,6 +83,12 @@ class Fleet:
         self.processes.append(process)
         return process
 
+    def freeze(self, worker: AnyProcess) -> None:
+        """Stop a worker between two transactions: one that held SQLite's write lock would stop everybody else."""
+        with self.database.write() if self.database.engine.dialect.name == "sqlite" else contextlib.nullcontext():
+            os.kill(worker.pid, signal.SIGSTOP)
+            wait_for(lambda: Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+
     def log(self, number: int) -> Path:
         """What the worker with that number wrote, in the order they were started."""
         return self.root / f"worker-{number}.log"

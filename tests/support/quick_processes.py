@@ -23,8 +23,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
-import gc
-import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -42,6 +41,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from support.shared_work import keep_what_is_there
+
+
+def _modules_of(part: str) -> list[str]:
+    spec = importlib.util.find_spec("tunesmith")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent / part
+    return sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+
+
 HELPERS = ("tunesmith.training.trainers.dry_run", "tunesmith.datasets.parse_pool")
 PROGRAMS = (
     "tunesmith.training.trainers.main",
@@ -54,15 +64,26 @@ _TRAINERS = {"native": "tunesmith.training.trainers.native.train"}
 _PRELOADED = (
     "alembic.command",
     "alembic.config",
+    "pandas",  # pyarrow imports it where it is installed
     "pyarrow.parquet",
     "rich.console",
     "rich.table",
     "uvicorn",
-    "tunesmith.cli.main",
-    "tunesmith.client",
+    *(f"tunesmith.{part}.{name}" for part in ("cli", "client") for name in _modules_of(part)),
+    "pysqlite3.dbapi2",
+    "tunesmith.datasets.blocks",
+    "tunesmith.datasets.dataset_screens",
+    "tunesmith.datasets.formats.traces",
+    "tunesmith.datasets.prepare",
     "tunesmith.datasets.prepare_folder",
     "tunesmith.evaluation.evaluators.main",
+    "tunesmith.experience.assemble",
+    "tunesmith.orchestration.dry_run",
+    "tunesmith.orchestration.worker",
     "tunesmith.serving.gateway.server",
+    "tunesmith.store.schema",
+    "tunesmith.training.memory_estimate",
+    "tunesmith.training.trainers.registry",
     "tunesmith.programs.host",
     "tunesmith.training.trainers.sim.sim",
 )
@@ -434,7 +455,7 @@ def _serve(listening_handle: int, preloaded: Sequence[str], session: int) -> NoR
     for name in preloaded:
         importlib.import_module(name)
     importlib.import_module("tunesmith.cli.main").command_tree()
-    gc.freeze()  # children that collect garbage would copy every page
+    keep_what_is_there()  # children that collect garbage would copy every page
     listening = socket.socket(fileno=listening_handle)
     woken, wake = os.pipe()
     for end in (woken, wake):
