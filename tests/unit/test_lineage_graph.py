@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from itertools import combinations
+from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -137,7 +137,7 @@ def test_layout_places_all_nodes_without_overlap_and_time_goes_right(graph: Grap
         assert 0 <= x <= layout.width - size.width
         assert 0 <= y <= layout.height - size.height
     for points in layout.routes.values():
-        assert all(a[0] <= b[0] for a, b in zip(points, points[1:], strict=False))
+        assert all(a[0] <= b[0] for a, b in pairwise(points))
 
 
 def test_what_came_first_stands_left() -> None:
@@ -151,8 +151,23 @@ def test_what_came_first_stands_left() -> None:
 @given(graphs())
 @settings(max_examples=50, deadline=None)
 def test_drawing_is_well_formed_and_has_a_box_for_each_node(graph: Graph) -> None:
-    root = ElementTree.fromstring(draw(graph))
-    assert len(root.findall(f"{SVG}g/{SVG}rect")) == len(graph.nodes)
+    named = {edge.target for edge in graph.edges if edge.verb is Verb.INCLUDE}
+    num = len([node for node in graph.nodes if node.kind is not NodeKind.EXPERIENCE or node.key not in named])
+    assert num <= len(boxes(graph)) <= len(graph.nodes)
+
+
+def boxes(graph: Graph) -> list[ElementTree.Element]:
+    return ElementTree.fromstring(draw(graph)).findall(f"{SVG}g/{SVG}rect")
+
+
+def test_drawing_leaves_out_experiences_that_only_stand_for_their_group() -> None:
+    builder = GraphBuilder(10)
+    for key, kind in (("many", NodeKind.EXPERIENCES), ("one", NodeKind.EXPERIENCE), ("two", NodeKind.EXPERIENCE)):
+        builder.add(a_node(key, kind))
+    builder.join("many", Verb.INCLUDE, "one")
+    builder.join("many", Verb.INCLUDE, "two")
+    assert len(boxes(builder.graph("many"))) == 1
+    assert len(boxes(builder.graph("one"))) == 2, "the focus is always drawn"
 
 
 @given(st.text(max_size=60))

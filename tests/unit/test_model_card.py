@@ -54,7 +54,9 @@ def test_code_span_cannot_be_ended_from_inside(text: str) -> None:
 
 def test_links_and_images_of_a_description_are_shown_not_made() -> None:
     assert plain("![x](http://a/b) <img src=x> *b*") == r"![x\](http://a/b) &lt;img src=x&gt; \*b\*"
-    assert plain("improvement +3.86 [+3.33, +4.42] of heldout_loss") == "improvement +3.86 [+3.33, +4.42] of heldout_loss"
+    assert (
+        plain("improvement +3.86 [+3.33, +4.42] of heldout_loss") == "improvement +3.86 [+3.33, +4.42] of heldout_loss"
+    )
 
 
 def test_front_matter_is_yaml_whatever_a_name_holds() -> None:
@@ -105,11 +107,22 @@ def test_every_weakness_is_admitted() -> None:
     weak["report"] = {**weak["report"], "num_cases": 60, "established": None}
     told = "\n".join(limits_of(weak))
     for words in (
-        "Few cases: 60 held-out cases (its gate asked for 50)", "the bare base only", "No measurable difference in `heldout_loss`",
-        "Measurably worse in `em`", "Without numbers: `x`", "Old skills were not measured", "past the gate", "rejected it",
-        "Little data: 20 training examples", "25 of its 30 experiences", "forgotten later", "licence of the base is unknown",
-        "library versions of the training are unknown", "uncommitted changes", "report cannot be read",
-    ):  # fmt: skip
+        "Few cases: 60 held-out cases (its gate asked for 50)",
+        "the bare base only",
+        "No measurable difference in `heldout_loss`",
+        "Measurably worse in `em`",
+        "Without numbers: `x`",
+        "Old skills were not measured",
+        "past the gate",
+        "rejected it",
+        "Little data: 20 training examples",
+        "25 of its 30 experiences",
+        "forgotten later",
+        "licence of the base is unknown",
+        "library versions of the training are unknown",
+        "uncommitted changes",
+        "report cannot be read",
+    ):
         assert words in told, words
 
 

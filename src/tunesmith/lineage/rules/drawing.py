@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from xml.etree import ElementTree
 
-from tunesmith.lineage.rules.graph import Graph, Node, NodeKind
+from tunesmith.lineage.rules.graph import Graph, Node, NodeKind, Verb
 from tunesmith.lineage.rules.layout import Layout, Size, lay_out
 
 MAX_DRAWN = 150
@@ -38,12 +38,17 @@ _FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 
 def draw(graph: Graph) -> str:
-    """An SVG document. The focus has a thick border; what does not fit in a box ends in an ellipsis."""
-    nodes = graph.nodes[:MAX_DRAWN]
+    """An SVG document. The focus has a thick border; what does not fit in a box ends in an ellipsis.
+
+    The few experiences that a tree names of a group are not drawn: the group's box counts them.
+    """
+    named = _only_named(graph)
+    drawn = [node for node in graph.nodes if node.key not in named]
+    nodes = drawn[:MAX_DRAWN]
     shown = {node.key for node in nodes}
     edges = [edge for edge in graph.edges if {edge.source, edge.target} <= shown]
     layout = lay_out([node.key for node in nodes], [edge.flow for edge in edges], _SIZE)
-    notes = _notes(graph, len(graph.nodes) - len(nodes))
+    notes = _notes(graph, len(drawn) - len(nodes))
     height = layout.height + 18 * len(notes)
     root = ElementTree.Element(
         "svg",
@@ -60,19 +65,30 @@ def draw(graph: Graph) -> str:
     page = {"width": "100%", "height": "100%", "rx": "10", "fill": _PAGE}
     ElementTree.SubElement(root, "rect", page)
     _add_arrow(root)
-    labels = ElementTree.Element("g")
     by_pair: dict[tuple[str, str], list[str]] = {}
     for edge in edges:
         said = edge.read_from(edge.flow[0])
         by_pair.setdefault(edge.flow, []).append(said + (f" ({edge.num:,})" if edge.num else ""))
+    labels = _Labels()
     for pair, verbs in by_pair.items():
-        _add_edge(root, labels, layout.routes[pair], ", ".join(verbs))
+        _add_edge(root, layout.routes[pair])
+        labels.add(layout.routes[pair], ", ".join(verbs))
     for node in nodes:
         _add_box(root, node, layout, is_focus=node.key == graph.focus)
-    root.append(labels)
+    root.append(labels.group)
     for number, line in enumerate(notes):
         _add_text(root, _SIZE.margin, layout.height + 18 * number, line, 12, _LINE)
     return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _only_named(graph: Graph) -> set[str]:
+    """Experiences that are in the graph as examples of a group."""
+    joined: dict[str, set[Verb]] = {}
+    for edge in graph.edges:
+        joined.setdefault(edge.target, set()).add(edge.verb)
+        joined.setdefault(edge.source, set()).add(edge.verb)
+    found = {node.key for node in graph.nodes if joined.get(node.key) == {Verb.INCLUDE}}
+    return {key for key in found if key != graph.focus and graph.node(key).kind is NodeKind.EXPERIENCE}
 
 
 def _notes(graph: Graph, num_not_drawn: int) -> list[str]:
@@ -94,9 +110,7 @@ def _add_arrow(root: ElementTree.Element) -> None:
     ElementTree.SubElement(marker, "path", {"d": "M0,0.5 L8,4 L0,7.5 z", "fill": _LINE})
 
 
-def _add_edge(
-    root: ElementTree.Element, labels: ElementTree.Element, points: Sequence[tuple[float, float]], verb: str
-) -> None:
+def _add_edge(root: ElementTree.Element, points: Sequence[tuple[float, float]]) -> None:
     path = f"M{points[0][0]:.0f},{points[0][1]:.1f}"
     for (x, y), (next_x, next_y) in pairwise(points):
         bend = (next_x - x) / 2
@@ -104,11 +118,37 @@ def _add_edge(
     ElementTree.SubElement(
         root, "path", {"d": path, "fill": "none", "stroke": _LINE, "stroke-width": "1.4", "marker-end": "url(#arrow)"}
     )
-    # The rim behind the verb interrupts the line. An edge that passes a column has that column's room for its verb.
-    (x, y), (next_x, next_y) = points[:2] if len(points) == 2 else points[1:3]
-    middle = ((x + next_x) / 2, (y + next_y) / 2 + 3.5)
-    _add_text(labels, *middle, verb, 10.5, _PAGE, more={**_MIDDLE, "stroke": _PAGE, "stroke-width": "5"})
-    _add_text(labels, *middle, verb, 10.5, _SOFT, more=_MIDDLE)
+
+
+class _Labels:
+    """The verbs of edges, each on its line where no other verb stands, if there is such a place."""
+
+    def __init__(self) -> None:
+        self.group = ElementTree.Element("g")
+        self._taken: list[tuple[float, float, float]] = []
+
+    def add(self, points: Sequence[tuple[float, float]], verb: str) -> None:
+        # an edge that passes a column has that column's room for its verb
+        begin, end = points[:2] if len(points) == 2 else points[1:3]
+        half = len(verb) * 10.5 * _LETTER / 2
+        spots = [_on_curve(begin, end, along) for along in (0.5, 0.6, 0.4, 0.7, 0.3, 0.78, 0.22)]
+        x, y = next((spot for spot in spots if self._is_free(*spot, half)), spots[0])
+        self._taken.append((x, y, half))
+        rim = {**_MIDDLE, "stroke": _PAGE, "stroke-width": "5"}  # interrupts the line behind the verb
+        _add_text(self.group, x, y + 3.5, verb, 10.5, _PAGE, more=rim)
+        _add_text(self.group, x, y + 3.5, verb, 10.5, _SOFT, more=_MIDDLE)
+
+    def _is_free(self, x: float, y: float, half: float) -> bool:
+        return all(
+            abs(y - other_y) >= 14 or abs(x - other_x) >= half + other for other_x, other_y, other in self._taken
+        )
+
+
+def _on_curve(begin: tuple[float, float], end: tuple[float, float], t: float) -> tuple[float, float]:
+    """A point of the curve that `_add_edge` draws between two points."""
+    across = 1.5 * t * (1 - t) + t**3  # of the Bézier curve whose control points stand in the middle
+    rise = t * t * (3 - 2 * t)
+    return begin[0] + (end[0] - begin[0]) * across, begin[1] + (end[1] - begin[1]) * rise
 
 
 def _add_box(root: ElementTree.Element, node: Node, layout: Layout, *, is_focus: bool) -> None:
