@@ -65,7 +65,7 @@ def test_limit_of_nodes_is_kept_and_said() -> None:
     graph = builder.graph("run:0")
     assert len(graph.nodes) == 4
     assert graph.edges == ()
-    assert [(each.what, each.num) for each in graph.left_out] == [("beyond the limit of 4 nodes", 6)]
+    assert [(each.what, each.num) for each in graph.left_out] == [("at least so many, beyond the limit of 4 nodes", 6)]
 
 
 def test_same_node_and_edge_again_change_nothing() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,6 +62,7 @@ class _Collection:
         self._taken: set[tuple[str, Direction]] = set()
         self._flips: dict[str, list[queries.Flip]] = {}
         self._answers: dict[str, str] = {}
+        self._later: dict[str, tuple[int, list[queries.LaterRun]]] = {}
         self._follow: dict[tuple[NodeKind, Direction], Callable[[str, int], None]] = {
             (NodeKind.VERSION, "back"): self._version_back,
             (NodeKind.VERSION, "on"): self._version_on,
@@ -79,7 +81,7 @@ class _Collection:
         focus = self._add(found.kind, found.id)
         for direction in ("back", "on"):
             self._ask(found.kind, found.id, direction, self._depth)
-        while self._waiting:
+        while self._waiting and self._to.room:
             step = self._waiting.popleft()
             key = f"{step.kind}:{step.id}"
             follow = self._follow.get((step.kind, step.direction))
@@ -92,10 +94,12 @@ class _Collection:
             follow(step.id, step.left - 1)
         for key, direction in self._taken:  # reached again by a shorter way
             self._to.take_back(key, _DEEPER[direction])
-        return self._to.graph(focus)
+        return self._to.graph(focus, is_cut=bool(self._waiting))
 
     def _ask(self, kind: NodeKind, thing_id: str, direction: Direction, left: int) -> None:
-        self._waiting.append(_Step(kind, thing_id, direction, left))
+        """Follow it later, unless the graph is full: then nothing of what it leads to would fit."""
+        if self._to.has(f"{kind}:{thing_id}"):
+            self._waiting.append(_Step(kind, thing_id, direction, left))
 
     def _add(self, kind: NodeKind, thing_id: str) -> str:
         """The key of a thing, whose node the graph has now, unless it is full."""
@@ -131,18 +135,24 @@ class _Collection:
             self._to.join(self._add(NodeKind.RUN, adapter.run_id), Verb.MADE, key)
             self._ask(NodeKind.RUN, adapter.run_id, "back", left)
             self._join_base(queries.run(self._tx, adapter.run_id), key, Verb.ADAPTS)
-        self._judgements(adapter_id, left)
+        self._judgements(adapter)
         self._flips_of(adapter)
 
-    def _judgements(self, adapter_id: str, left: int) -> None:
+    def _judgements(self, adapter: adapters.Adapter) -> None:
         """How a version was judged, each time."""
-        found = queries.evaluations_of(self._tx, adapter_id, _SOME)
-        for evaluation in found:
+        key = f"version:{adapter.id}"
+        ids = [each.id for each in self._pairs if each.adapter_id == adapter.id]
+        if not ids and adapter.run_id is not None:  # longer ago than the pairs go back
+            ids = [each.id for each in queries.evaluations_of_run(self._tx, adapter.run_id, _SOME)]
+        for evaluation in queries.evaluations_with_ids(self._tx, ids[:_SOME]):
             self._to.add(describe.evaluation_node(evaluation))
-            self._to.join(f"version:{adapter_id}", Verb.JUDGED_BY, f"evaluation:{evaluation.id}")
+            self._to.join(key, Verb.JUDGED_BY, f"evaluation:{evaluation.id}")
             self._join_baseline(evaluation)
-        if len(found) == _SOME:
-            self._to.leave_out(f"version:{adapter_id}", "earlier evaluations")
+        self._to.leave_out(key, "earlier evaluations", max(0, len(ids) - _SOME))
+
+    @cached_property
+    def _pairs(self) -> list[queries.EvaluationPair]:
+        return queries.evaluation_pairs(self._tx)
 
     def _join_baseline(self, evaluation: queries.StoredEvaluation) -> None:
         key = f"evaluation:{evaluation.id}"
@@ -170,28 +180,37 @@ class _Collection:
         adapter, key = adapters.get(self._tx, adapter_id), f"version:{adapter_id}"
         if adapter.run_id is not None:
             self._later_runs(adapter, queries.run(self._tx, adapter.run_id), left)
-        compared = queries.compared_with(self._tx, adapter_id, _SOME)
-        for evaluation in compared[:_FEW]:
+        compared = [each.id for each in self._pairs if each.baseline_adapter_id == adapter_id]
+        for evaluation in queries.evaluations_with_ids(self._tx, compared[:_FEW]):
             self._to.add(describe.evaluation_node(evaluation))
             self._to.join(f"evaluation:{evaluation.id}", Verb.COMPARED_WITH, key)
             judged = self._add(NodeKind.VERSION, evaluation.adapter_id)
             self._to.join(judged, Verb.JUDGED_BY, f"evaluation:{evaluation.id}")
         self._to.leave_out(key, "earlier evaluations with it as the baseline", max(0, len(compared) - _FEW))
-        self._judgements(adapter_id, left)
+        self._judgements(adapter)
         self._flips_of(adapter)
         self._answers_of(adapter)
 
     def _later_runs(self, adapter: adapters.Adapter, made_by: queries.StoredRun, left: int) -> None:
         """The runs that started from a version, or deployed it again."""
         key = f"version:{adapter.id}"
-        later = queries.later_runs(self._tx, adapter.profile, made_by.seq)
-        for run in later:
-            for name, verb in (("start", Verb.STARTED_FROM), ("deploys", Verb.DEPLOYS)):
-                if (run.spec.get(name) or {}).get("id") == adapter.id:
-                    self._to.join(self._add_run(run), verb, key)
-                    self._ask(NodeKind.RUN, run.id, "on", left)
+        later = self._searched(adapter.profile, made_by.seq)
+        found = [run for run in later if adapter.id in (run.start, run.deploys)]
+        for run in found[:_SOME]:
+            verb = Verb.STARTED_FROM if run.deploys is None else Verb.DEPLOYS
+            self._to.join(self._add(NodeKind.RUN, run.id), verb, key)
+            self._ask(NodeKind.RUN, run.id, "on", left)
+        self._to.leave_out(key, "later runs from it", max(0, len(found) - _SOME))
         if len(later) == queries.MAX_LATER_RUNS:
             self._to.leave_out(key, f"runs after the next {queries.MAX_LATER_RUNS:,} of the profile")
+
+    def _searched(self, profile: str, after: int) -> list[queries.LaterRun]:
+        """Runs among which those from a version are searched; the same for the versions that came of it."""
+        first, found = self._later.get(profile, (after + 1, []))
+        if after < first:
+            first, found = after, queries.later_runs(self._tx, profile, after)
+            self._later[profile] = (first, found)
+        return found
 
     def _answers_of(self, adapter: adapters.Adapter) -> None:
         num, newest, has_older = queries.answered_by(self._tx, adapter.profile, adapter.name, _FEW)

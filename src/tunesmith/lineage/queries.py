@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -26,6 +26,8 @@ MAX_LATER_RUNS = 1000
 """Runs of a profile after the one that made a version, among which those that started from it are looked for."""
 MAX_LATER_EXPERIENCES = 10_000
 """Newest experiences of a profile, among which those that a version answered are counted."""
+MAX_EVALUATIONS = 20_000
+"""Newest evaluations, among which those with a version are searched."""
 _EXPERIENCE_COLUMNS = [column for column in experiences.c if column.name not in ("messages", "reference", "seq")]
 """Never what was said."""
 
@@ -131,15 +133,33 @@ def num_runs_on(tx: Tx, dataset_id: str) -> int:
     return int(tx.conn.execute(sa.select(sa.func.count()).where(runs.c.dataset_id == dataset_id)).scalar_one())
 
 
-def later_runs(tx: Tx, profile: str, after: int) -> list[StoredRun]:
-    """The next runs of a profile after a place in the order of runs, `MAX_LATER_RUNS` at most."""
+@dataclass(frozen=True)
+class LaterRun:
+    """A run, and the versions that it began with."""
+
+    seq: int
+    id: str
+    start: str | None
+    deploys: str | None
+
+
+def later_runs(tx: Tx, profile: str, after: int) -> list[LaterRun]:
+    """The next runs of a profile after a place in the order of runs, `MAX_LATER_RUNS` at most.
+
+    No index leads from a version to the runs that started from it, so these are searched.
+    """
     query = (
-        sa.select(*_RUN_COLUMNS)
+        sa.select(
+            runs.c.seq,
+            runs.c.id,
+            runs.c.spec["start"]["id"].as_string(),
+            runs.c.spec["deploys"]["id"].as_string(),
+        )
         .where(runs.c.profile == profile, runs.c.seq > after)
         .order_by(runs.c.seq)
         .limit(MAX_LATER_RUNS)
     )
-    return [_run(row) for row in tx.all(query)]
+    return [LaterRun(*row) for row in tx.conn.execute(query)]
 
 
 def training(tx: Tx, run_id: str) -> Training | None:
@@ -172,9 +192,30 @@ def evaluations_of(tx: Tx, adapter_id: str, limit: int) -> list[StoredEvaluation
     return _evaluations(tx, evaluations.c.adapter_id == adapter_id, limit)
 
 
-def compared_with(tx: Tx, adapter_id: str, limit: int) -> list[StoredEvaluation]:
-    """Of other versions, with this one as the baseline; the newest first."""
-    return _evaluations(tx, evaluations.c.baseline_adapter_id == adapter_id, limit)
+@dataclass(frozen=True)
+class EvaluationPair:
+    """What an evaluation compared with what."""
+
+    id: str
+    adapter_id: str
+    baseline_adapter_id: str | None
+
+
+def evaluation_pairs(tx: Tx) -> list[EvaluationPair]:
+    """Of the newest evaluations, `MAX_EVALUATIONS` at most, the newest first. No index leads to them from a version."""
+    columns = (evaluations.c.id, evaluations.c.adapter_id, evaluations.c.baseline_adapter_id)
+    query = sa.select(*columns).order_by(evaluations.c.seq.desc()).limit(MAX_EVALUATIONS)
+    return [EvaluationPair(*row) for row in tx.conn.execute(query)]
+
+
+def evaluations_of_run(tx: Tx, run_id: str, limit: int) -> list[StoredEvaluation]:
+    """The newest first."""
+    return _evaluations(tx, evaluations.c.run_id == run_id, limit)
+
+
+def evaluations_with_ids(tx: Tx, ids: Sequence[str]) -> list[StoredEvaluation]:
+    """The newest first."""
+    return _evaluations(tx, evaluations.c.id.in_(ids), len(ids)) if ids else []
 
 
 def flips(tx: Tx, profile: str, limit: int) -> list[Flip]:

@@ -198,9 +198,12 @@ class GraphBuilder:
         """It is in the graph after all."""
         self._left_out.pop((at, what), None)
 
-    def graph(self, focus: str) -> Graph:
-        if self._num_dropped:
-            self.leave_out(focus, f"beyond the limit of {self._max_nodes} nodes", self._num_dropped)
+    def graph(self, focus: str, *, is_cut: bool = False) -> Graph:
+        """The graph around a node; `is_cut`: there was more to look at when it was full."""
+        if is_cut or self._num_dropped:
+            self.leave_out(
+                focus, f"at least so many, beyond the limit of {self._max_nodes} nodes", self._num_dropped or 1
+            )
         nodes = [self._nodes[focus], *(node for key, node in self._nodes.items() if key != focus)]
         return Graph(focus, tuple(nodes), tuple(self._edges.values()), tuple(self._left_out.values()))
 
