@@ -67,13 +67,14 @@ def test_front_matter_is_yaml_whatever_a_name_holds() -> None:
 
 
 def test_prose_wraps_and_tables_stay_whole() -> None:
-    long = "word " * 50
+    long = f"{'word ' * 50}`one command of several words` and {'more ' * 20}"
     card = document({}, [("Title", [long, *table(("a", "b"), [(long, "1")]), f"- {long}", "- two"])], "Last.")
     lines = card.splitlines()
     assert max(len(line) for line in lines if not line.startswith("|")) <= 100
     assert [line[:4] for line in lines if line.startswith("|")] == ["| a ", "|---", "| wo"]
-    assert lines[lines.index("- two") - 1].startswith("  word"), "one list"
+    assert lines[lines.index("- two") - 1].startswith("  "), "one list"
     assert lines[-1] == "Last."
+    assert card.count("`one command of several words`") == 3
 
 
 def test_comparison_without_numbers_says_why() -> None:

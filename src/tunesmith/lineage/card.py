@@ -180,8 +180,14 @@ def _files(facts: VersionFacts) -> list[str]:
 def _experiences(members: Mapping[str, Any]) -> list[str]:
     lines = [f"It was assembled from {counted(members['num'], 'experience')}, captured answers of this profile:"]
     rows = []
-    for name, title in (("roles", "role"), ("classes", "class"), ("sources", "source"), ("answered_by", "answered by")):
-        rows += [(title, _ROLES.get(key, plain(key)), f"{num:,}") for key, num in members[name].items()]
+    for name, title in (
+        ("roles", "role"),
+        ("classes", "class now"),
+        ("sources", "source"),
+        ("answered_by", "answered by"),
+    ):
+        words = _ROLES if name == "roles" else {}
+        rows += [(title, words.get(key, plain(key)), f"{num:,}") for key, num in members[name].items()]
     lines += table(("by", "", "number"), rows)
     if members["first_at"] is not None:
         lines.append(f"They were captured between {_day(members['first_at'])} and {_day(members['last_at'])}.")

@@ -298,11 +298,9 @@ class _Collection:
             self._to.add(member)
             self._to.join(node.key, Verb.INCLUDE, member.key)
         self._to.leave_out(node.key, "more of them; --json --all lists them", max(0, summary["num"] - len(few)))
-        for name, num in summary["answered_by"].items():
-            adapter = self._version_named(name)
-            if adapter is not None and left > 0:
-                self._to.join(node.key, Verb.ANSWERED_BY, self._add(NodeKind.VERSION, adapter.id), num)
-                self._ask(NodeKind.VERSION, adapter.id, "back", left - 1)
+        profile = datasets.get(self._tx, dataset_id).profile
+        for name, num in summary["answered_by"].items() if left > 0 else ():
+            self._answered(node.key, profile, name, left - 1, num)
 
     def _dataset_on(self, dataset_id: str, left: int) -> None:
         found = queries.runs_on(self._tx, dataset_id, _SOME)
@@ -332,7 +330,7 @@ class _Collection:
             self._to.join(f"experience:{experience_id}", Verb.KEEPS, self._add_answer(row))
             self._ask(NodeKind.ANSWER, row["natural_key"], "back", left)
         else:
-            self._answered(f"experience:{experience_id}", row, left)
+            self._answered(f"experience:{experience_id}", row["profile"], row["served_by"], left)
 
     def _experience_on(self, experience_id: str, left: int) -> None:
         for row in queries.datasets_with(self._tx, experience_id):
@@ -351,21 +349,18 @@ class _Collection:
         self._ask(NodeKind.EXPERIENCE, experience_id, "on", left)
 
     def _answer_back(self, key: str, left: int) -> None:
-        self._answered(f"answer:{key}", queries.experience(self._tx, self._answers[key]), left)
+        row = queries.experience(self._tx, self._answers[key])
+        self._answered(f"answer:{key}", row["profile"], row["served_by"], left)
 
-    def _answered(self, key: str, row: Any, left: int) -> None:
-        """Which version gave an answer; the bare base is not followed."""
-        name = row["served_by"]
-        adapter = None if name is None else self._version_named(name)
+    def _answered(self, key: str, profile: str, name: str | None, left: int, num: int | None = None) -> None:
+        """Which version gave an answer, or `num` of them; the bare base is not followed."""
+        adapter = None if name is None else queries.version_named(self._tx, name)
         if adapter is not None:
-            self._to.join(key, Verb.ANSWERED_BY, self._add(NodeKind.VERSION, adapter.id))
+            self._to.join(key, Verb.ANSWERED_BY, self._add(NodeKind.VERSION, adapter.id), num)
             self._ask(NodeKind.VERSION, adapter.id, "back", left)
-        elif name == f"{row['profile']}@base":
-            base = queries.base_of(self._tx, row["profile"])
+        elif name == f"{profile}@base":
+            base = queries.base_of(self._tx, profile)
             if base is not None:
                 node = describe.base_node(base)
                 self._to.add(node)
-                self._to.join(key, Verb.ANSWERED_BY, node.key)
-
-    def _version_named(self, name: str) -> adapters.Adapter | None:
-        return queries.version_named(self._tx, name)
+                self._to.join(key, Verb.ANSWERED_BY, node.key, num)

@@ -11,6 +11,7 @@ from typing import Any
 SPLITS = (("train", "train"), ("validation", "validation"), ("held out", "heldout"))
 _SPECIAL = re.compile(r"([\\`*|~]|(?<!\w)_|_(?!\w)|\](?=[(\[:]))")
 _WIDTH = 100
+_CODE = re.compile(r"`[^`]*`")
 _BLANKS = re.compile(r"\s+")
 
 
@@ -57,9 +58,12 @@ def _wrapped(part: str) -> str:
     if part.startswith(("|", "```")):
         return part
     indent = "  " if part.startswith("- ") else ""
-    lines = [textwrap.wrap(line, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-             for line in part.split("\n")]  # fmt: skip
-    return "\n".join(line for wrapped in lines for line in wrapped)
+    whole = _CODE.sub(lambda found: found[0].replace(" ", "\0"), part)  # a command is not broken
+    lines = [
+        textwrap.wrap(line, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        for line in whole.split("\n")
+    ]
+    return "\n".join(line for wrapped in lines for line in wrapped).replace("\0", " ")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str | None]]) -> list[str]:
@@ -91,10 +95,12 @@ def weights_in_words(recipe: Mapping[str, Any]) -> str:
 def left_out_of_data(report: Any) -> list[str]:
     """What the dataset could have held and does not, from its report."""
     found = [(f"dropped: {drop.reason.value}", drop.num) for drop in report.drops]
-    found += [("exact copies of an earlier example", report.num_duplicates)] if report.num_duplicates else []
-    found += [(f"quarantined by the screen {each.screen}", each.num) for each in report.quarantine]
-    found += [(why, num) for why, num in report.passed_over.items()]
-    found += [(why, num) for why, num in (report.mix.left_out.items() if report.mix is not None else ())]
+    if report.mix is not None:  # which tells of copies and suspects too, in the words of experiences
+        found += list(report.mix.left_out.items())
+    else:
+        found += [("exact copies of an earlier example", report.num_duplicates)] if report.num_duplicates else []
+        found += [(f"quarantined by the screen {each.screen}", each.num) for each in report.quarantine]
+        found += list(report.passed_over.items())
     screens = ", ".join(screen.value for screen in report.options.screens)
     lines = [f"Screens that looked at every row: {plain(screens) if screens else 'none'}."]
     if not found:

@@ -48,7 +48,7 @@ def _of_measurement(report: Mapping[str, Any] | None, baseline: str | None, min_
     if broken:
         lines.append(f"Without numbers: {', '.join(map(code, broken))}.")
     if report.get("established") is None:
-        lines.append("Old skills were not measured: there were no cases of earlier, proven datasets.")
+        lines.append("Old skills were not measured on their own: there were no cases of earlier, proven datasets.")
     return lines
 
 
