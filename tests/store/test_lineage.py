@@ -144,6 +144,27 @@ def test_version_shows_how_it_went_live_and_what_came_of_it(database: Database) 
     assert graph.node(f"run:{world.second.id}").facts["git.commit"] == "c" * 40
 
 
+def test_roll_back_to_the_base_and_deploying_again_are_told(database: Database) -> None:
+    with database.write() as tx:
+        world = a_world(tx)
+        deployments.roll_back(tx, PROFILE, actor=ACTOR, reason="worse")
+        deployments.roll_back(tx, PROFILE, actor=ACTOR, reason="still worse")
+        again = AdapterRef(id=world.v1.id, path="p", digest=world.v1.digest)
+        run = a_run(tx, RunState.EVALUATING, dataset_id=world.first.dataset_id, deploys=again)
+    with database.read() as tx:
+        graph, of_run = around(tx, world.v1.name), around(tx, run.id)
+    base = next(node.key for node in graph.nodes if node.kind is NodeKind.BASE)
+    found = [node for node in graph.nodes if node.kind is NodeKind.FLIP]
+    flips = sorted(found, key=lambda node: int(node.id.partition(":")[2]))
+    told = sentences(graph)
+    assert len(flips) == 4
+    assert f"{flips[2].key} put live version:{world.v1.id}" in told
+    assert f"{flips[2].key} replaced version:{world.v2.id}" in told
+    assert {f"{flips[3].key} put live {base}", f"{flips[3].key} replaced version:{world.v1.id}"} <= told
+    assert f"run:{run.id} deploys again version:{world.v1.id}" in told & sentences(of_run)
+    assert not [edge for edge in of_run.edges if edge.source == f"run:{run.id}" and edge.verb.value == "trained on"]
+
+
 def test_a_graph_never_holds_what_was_said(database: Database) -> None:
     with database.write() as tx:
         world = a_world(tx)

@@ -153,6 +153,8 @@ def test_commit_is_kept_without_changing_any_fingerprint(client: Client) -> None
     first, second = (client.runs.show(str(client.adapters.show(name).run_id)).spec for name in (V1, V2))
     assert first["metadata"]["git.dirty"] == "no"
     assert second["metadata"]["git.dirty"] == "yes"
+    shown = asked(client, "run", "show", ids(client)["run"]).out
+    assert f"{second['metadata']['git.commit'][:12]}, with uncommitted changes" in shown
     assert first["fingerprints"]["code"] == second["fingerprints"]["code"]
     plain: Any = client.profiles.check(PROFILE)
     assert plain.resolved.fingerprint == second["fingerprints"]["config"], "what is checked without git has the same"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from itertools import combinations, pairwise
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -234,3 +235,10 @@ def test_forgotten_experience_shows_its_id_and_nothing_else() -> None:
     node = experience_node(row)
     assert (node.name, node.summary, node.at, dict(node.facts)) == ("xp-1", "forgotten, gold, train", None, {})
     assert experience_node({**row, "state": "collected"}).facts["source"] == "secret"
+
+
+@pytest.mark.parametrize("name", ["lineage.svg", "lineage-rounds.svg"])
+def test_drawings_of_the_documents_are_whole(name: str) -> None:
+    file = Path(__file__).parents[2] / "docs" / "images" / name
+    texts = [element.text for element in ElementTree.parse(file).iter(f"{SVG}text")]
+    assert {"VERSION", "RUN", "DATASET", "EVALUATION", "FLIP", "BASE", "judged by", "put live by"} <= set(texts)

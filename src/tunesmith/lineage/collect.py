@@ -187,6 +187,8 @@ class _Collection:
             judged = self._add(NodeKind.VERSION, evaluation.adapter_id)
             self._to.join(judged, Verb.JUDGED_BY, f"evaluation:{evaluation.id}")
         self._to.leave_out(key, "earlier evaluations with it as the baseline", max(0, len(compared) - _FEW))
+        if len(self._pairs) == queries.MAX_EVALUATIONS:
+            self._to.leave_out(key, f"comparisons before the newest {queries.MAX_EVALUATIONS:,} evaluations")
         self._judgements(adapter)
         self._flips_of(adapter)
         self._answers_of(adapter)

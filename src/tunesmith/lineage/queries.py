@@ -26,7 +26,7 @@ MAX_LATER_RUNS = 1000
 """Runs of a profile after the one that made a version, among which those that started from it are looked for."""
 MAX_LATER_EXPERIENCES = 10_000
 """Newest experiences of a profile, among which those that a version answered are counted."""
-MAX_EVALUATIONS = 20_000
+MAX_EVALUATIONS = 5_000
 """Newest evaluations, among which those with a version are searched."""
 _EXPERIENCE_COLUMNS = [column for column in experiences.c if column.name not in ("messages", "reference", "seq")]
 """Never what was said."""
