@@ -101,6 +101,11 @@ def test_tree_reads_as_sentences(client: Client) -> None:
     assert "57 more of them; --json --all lists them" in tree
 
 
+def test_run_lineage_is_the_same_command(client: Client) -> None:
+    run = ids(client)["run"]
+    assert asked(client, "run", "lineage", run).out == asked(client, "lineage", run).out
+
+
 def test_all_lists_every_experience_and_needs_json(client: Client) -> None:
     graph = asked(client, "lineage", V2, "--json", "--all").json
     assert sum(node["kind"] == "experience" for node in graph["nodes"]) == 60
@@ -203,3 +208,28 @@ def test_files_that_changed_have_no_papers(tmp_path: Path) -> None:
             assert (ended.code, ended.out) == (1, "")
             assert f"adapter {V1} is not what was registered" in ended.err
         assert "git.commit" not in client.runs.show(str(client.adapters.show(V1).run_id)).spec["metadata"]
+
+
+def test_papers_of_a_version_that_learnt_what_was_forgotten_later(tmp_path: Path) -> None:
+    with a_workspace(tmp_path, profile={**POLICY, "deploy": {"when": "never"}}, options={"steps": 3}) as client:
+        for number in range(40):
+            add(client, f"Where is {SAID} {number}?", f"At {number}.", key=f"k-{number}", source=f"from-{number}")
+        client.runs.submit(PROFILE)
+        work_here(client)
+        graph = asked(client, "lineage", V1, "--json").json
+        (known,) = [node["id"] for node in graph["nodes"] if node["kind"] == "experience"][:1]
+        told_source = client.experiences.show(known).experience.source
+        client.experiences.forget([known], reason="asked")
+        work_here(client)
+        after = asked(client, "lineage", V1, "--json", "--all")
+        (node,) = [node for node in after.json["nodes"] if node["id"] == known]
+        assert (node["state"], node["facts"], node["at"]) == ("forgotten", {}, None)
+        card = asked(client, "adapter", "card", V1).out
+        assert "Forgotten since, with nothing left of their text: 1 of them." in card
+        assert "the weights may still hold traces" in " ".join(card.split())
+        assert f"| {told_source} |" not in card + after.out
+        statement = json.loads(asked(client, "adapter", "provenance", V1).out)
+        found = {each["name"]: each for each in statement["predicate"]["buildDefinition"]["resolvedDependencies"]}
+        trained = client.runs.show(str(client.adapters.show(V1).run_id)).spec["dataset"]["fingerprint"]
+        assert found["dataset"]["digest"] == {"tunesmithDataset": trained}
+        assert found["dataset"]["annotations"]["rewrittenAs"] != trained

@@ -46,6 +46,7 @@ VERBS = {
     "campaign": (("file_drop", "drop"),),
     "experience": (("review", "review"), ("forget", "forget")),
     "adapter": (("adapter_papers", "provenance"), ("adapter_papers", "card")),
+    "run": (("lineage", "lineage"),),
     "dataset": (("outliers", "outliers"), ("dataset_quarantine", "quarantine"), ("dataset_quarantine", "release")),
 }
 """Commands of a group that have a module of their own."""

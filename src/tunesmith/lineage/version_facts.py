@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +130,7 @@ def _baseline(tx: Tx, evaluation: queries.StoredEvaluation) -> str:
 
 def _lives(tx: Tx, adapter: Adapter) -> list[tuple[queries.Flip, queries.Flip | None]]:
     flips = queries.flips(tx, adapter.profile, _MAX_FLIPS)
-    following = [*flips[1:], None]
-    return [(flip, then) for flip, then in zip(flips, following, strict=True) if flip.wanted == adapter.id]
+    return [(flip, then) for flip, then in zip_longest(flips, flips[1:]) if flip.wanted == adapter.id]
 
 
 def _base(folder: Path, said: Mapping[str, Any]) -> BaseFacts:
