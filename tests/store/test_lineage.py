@@ -240,12 +240,11 @@ def _many_experiences(tx: Tx, num: int) -> list[str]:
     return ids
 
 
-def test_graph_has_a_limit_and_says_how_much_is_missing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tunesmith.lineage.collect.MAX_NODES", 5)
+def test_graph_has_a_limit_and_says_how_much_is_missing(database: Database) -> None:
     with database.write() as tx:
         world = a_world(tx)
     with database.read() as tx:
-        graph = around(tx, world.v2.name, depth=10)
+        graph = around(tx, world.v2.name, depth=10, max_nodes=5)
     assert len(graph.nodes) == 5
     (missing,) = [each for each in graph.left_out if "limit of 5 nodes" in each.what]
     assert missing.num is not None
@@ -265,7 +264,7 @@ def test_dataset_without_files_or_run_is_a_graph_of_one(database: Database) -> N
     [
         ("support@v9", "did you mean 'support@v1'?"),
         ("suport@v1", "did you mean 'support@v1'?"),
-        ("run-zzz", "no run 'run-zzz'"),
+        ("run-zzz", "no run 'run-zzz'; `tunesmith run list` shows what is there"),
         ("ds-zzz", "no dataset 'ds-zzz'"),
         ("xp-zzz", "no experience 'xp-zzz'"),
         ("ev-zzz", "no evaluation 'ev-zzz'"),
@@ -283,6 +282,16 @@ def test_unknown_ids_are_told_with_the_nearest_name_and_the_kinds(database: Data
     with database.read() as tx, pytest.raises(NotFound) as error:
         find(tx, text)
     assert told in error.value.message
+
+
+def test_misspelt_id_is_told_with_the_nearest_one(database: Database) -> None:
+    with database.write() as tx:
+        world = a_world(tx)
+    ids = (world.v1.id, world.second.id, world.dataset, world.evaluation)  # experiences are numbered: all are near
+    with database.read() as tx:
+        for thing_id in ids:
+            with pytest.raises(NotFound, match=f"did you mean '{thing_id}'"):
+                find(tx, thing_id[:-1] + ("1" if thing_id[-1] == "0" else "0"))
 
 
 def test_profile_is_no_id_and_what_is_live_is_told(database: Database) -> None:

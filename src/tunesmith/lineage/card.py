@@ -112,7 +112,7 @@ def _training(facts: VersionFacts) -> list[str]:
     method = _METHODS.get(spec["method"], spec["method"])
     start = "the bare base" if facts.start is None else code(facts.start.name)
     length = text.passes(recipe["epochs"], recipe["max_steps"])
-    rate = "the method's default" if recipe["lr"] is None else f"{recipe['lr']:g}"
+    rate = f"{recipe['lr']:g}" if recipe["lr"] is not None else f"{text.default_rate(spec['method'], recipe):g}"
     lines = [
         f"It was trained by {method}. It started from {start}.",
         f"{text.weights_in_words(recipe)} Learning rate {rate}, {recipe['schedule']} schedule with "

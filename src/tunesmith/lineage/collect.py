@@ -39,9 +39,17 @@ _DEEPER = {
 }
 
 
-def collect(tx: Tx, data_dir: Path, found: Found, *, depth: int = DEFAULT_DEPTH, with_all: bool = False) -> Graph:
+def collect(
+    tx: Tx,
+    data_dir: Path,
+    found: Found,
+    *,
+    depth: int = DEFAULT_DEPTH,
+    with_all: bool = False,
+    max_nodes: int | None = None,
+) -> Graph:
     """The graph around what `find` has found. `with_all`: every experience of its datasets, not only the first few."""
-    limit = MAX_NODES_OF_ALL if with_all else MAX_NODES
+    limit = max_nodes or (MAX_NODES_OF_ALL if with_all else MAX_NODES)
     return _Collection(tx, data_dir, GraphBuilder(limit), depth, with_all).around(found)
 
 
@@ -116,9 +124,7 @@ class _Collection:
                 case NodeKind.EXPERIENCE:
                     self._to.add(describe.experience_node(queries.experience(self._tx, thing_id)))
                 case NodeKind.EVALUATION:
-                    evaluation = queries.evaluation(self._tx, thing_id)
-                    assert evaluation is not None
-                    self._to.add(describe.evaluation_node(evaluation))
+                    self._to.add(describe.evaluation_node(queries.evaluation(self._tx, thing_id)))
                 case NodeKind.ANSWER:
                     experience_id = queries.experience_with_key(self._tx, thing_id)
                     assert experience_id is not None
@@ -227,7 +233,6 @@ class _Collection:
 
     def _evaluation_back(self, evaluation_id: str, left: int) -> None:
         evaluation = queries.evaluation(self._tx, evaluation_id)
-        assert evaluation is not None
         version = self._add(NodeKind.VERSION, evaluation.adapter_id)
         self._to.join(version, Verb.JUDGED_BY, f"evaluation:{evaluation.id}")
         self._join_baseline(evaluation)

@@ -21,6 +21,20 @@ KINDS = (
     "or the id of an answer (chatcmpl-…)"
 )
 _ANSWERS = ("chatcmpl-", "cmpl-")
+_BY_PREFIX: dict[str, tuple[NodeKind, Callable[[Tx, str], Any]]] = {
+    "ad": (NodeKind.VERSION, adapters.find),
+    "run": (NodeKind.RUN, runs.find),
+    "ds": (NodeKind.DATASET, datasets.find),
+    "xp": (NodeKind.EXPERIENCE, experiences.find),
+    "ev": (NodeKind.EVALUATION, queries.find_evaluation),
+}
+_LISTED = {
+    NodeKind.VERSION: "`tunesmith adapter list`",
+    NodeKind.RUN: "`tunesmith run list`",
+    NodeKind.DATASET: "`tunesmith dataset list`",
+    NodeKind.EXPERIENCE: "`tunesmith experience list`",
+    NodeKind.EVALUATION: "`tunesmith run show RUN`",
+}
 
 
 @dataclass(frozen=True)
@@ -35,24 +49,17 @@ def find(tx: Tx, text: str) -> Found:
         return _answer(tx, text)
     if ":" in text:
         return _experience(experiences.find(tx, text))
-    prefix = text.partition("-")[0]
-    known: dict[str, tuple[NodeKind, Callable[[Tx, str], Any]]] = {
-        "ad": (NodeKind.VERSION, adapters.find),
-        "run": (NodeKind.RUN, runs.find),
-        "ds": (NodeKind.DATASET, datasets.find),
-    }
     if "@v" in text:
         return _version(tx, text)
-    if "-" in text and prefix in known:
-        kind, look = known[prefix]
-        return Found(kind, look(tx, text).id)
-    if text.startswith("xp-"):
-        return _experience(experiences.find(tx, text))
-    if text.startswith("ev-"):
-        evaluation = queries.evaluation(tx, text)
-        if evaluation is None:
-            raise NotFound.named("evaluation", text, hint="`tunesmith run show RUN` names a run's evaluation")
-        return Found(NodeKind.EVALUATION, evaluation.id)
+    prefix = text.partition("-")[0]
+    if "-" in text and prefix in _BY_PREFIX:
+        kind, look = _BY_PREFIX[prefix]
+        try:
+            return Found(kind, look(tx, text).id)
+        except NotFound as error:
+            close = did_you_mean(text, queries.newest_ids(tx, prefix))
+            hint = close if close.endswith("?") else f"; {_LISTED[kind]} shows what is there"
+            raise NotFound(f"{error.message.partition(';')[0]}{hint}") from None
     raise _unknown(tx, text)
 
 

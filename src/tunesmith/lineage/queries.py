@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tunesmith.datasets.tables import members
+from tunesmith.datasets.tables import datasets, members
 from tunesmith.evaluation.tables import evaluations
 from tunesmith.experience.forgetting.rules import tombstone_key
 from tunesmith.experience.tables import assessments, experiences
@@ -21,6 +21,7 @@ from tunesmith.runs.rules.task import AttemptState, TaskKind
 from tunesmith.runs.tables import attempts, checkpoints, runs, tasks
 from tunesmith.store.database import Tx
 from tunesmith.store.events import events
+from tunesmith.store.lookup import find_one, get_one
 
 MAX_LATER_RUNS = 1000
 """Runs of a profile after the one that made a version, among which those that started from it are looked for."""
@@ -108,6 +109,21 @@ def version_names(tx: Tx, limit: int = 500) -> list[str]:
     return [f"{profile}@v{version}" for profile, version in tx.conn.execute(query)]
 
 
+_NEWEST: dict[str, tuple[sa.Column[str], sa.Column[Any]]] = {
+    "ad": (adapters.c.id, adapters.c.created_at),
+    "run": (runs.c.id, runs.c.seq),
+    "ds": (datasets.c.id, datasets.c.seq),
+    "xp": (experiences.c.id, experiences.c.seq),
+    "ev": (evaluations.c.id, evaluations.c.seq),
+}
+
+
+def newest_ids(tx: Tx, prefix: str, limit: int = 500) -> list[str]:
+    """The newest ids that begin with a prefix of ours, for a hint."""
+    column, order = _NEWEST[prefix]
+    return [str(each) for each in tx.conn.execute(sa.select(column).order_by(order.desc()).limit(limit)).scalars()]
+
+
 def experience_with_key(tx: Tx, key: str) -> str | None:
     """The experience that was captured under a key, such as the id of an answer, in whichever profile."""
     keys = sorted({key, tombstone_key(key)})
@@ -179,12 +195,13 @@ def num_checkpoints(tx: Tx, run_id: str) -> int:
     return int(tx.conn.execute(sa.select(sa.func.count()).where(checkpoints.c.run_id == run_id)).scalar_one())
 
 
-def evaluation(tx: Tx, text: str) -> StoredEvaluation | None:
-    """By its id, or the beginning of it where only one begins so."""
-    begins = evaluations.c.id.startswith(text, autoescape=True)
-    rows = tx.all(sa.select(evaluations).where(begins).order_by(evaluations.c.id).limit(2))
-    exact = [row for row in rows if row["id"] == text] or rows
-    return _evaluation(exact[0]) if len(exact) == 1 else None
+def evaluation(tx: Tx, evaluation_id: str) -> StoredEvaluation:
+    return _evaluation(get_one(tx, evaluations, evaluation_id))
+
+
+def find_evaluation(tx: Tx, text: str) -> StoredEvaluation:
+    """By its id, or by an unambiguous beginning of it."""
+    return _evaluation(find_one(tx, evaluations, "ev", text))
 
 
 def evaluations_of(tx: Tx, adapter_id: str, limit: int) -> list[StoredEvaluation]:

@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tunesmith.profiles.profile import DEFAULT_LR, Method
+
 SPLITS = (("train", "train"), ("validation", "validation"), ("held out", "heldout"))
 _SPECIAL = re.compile(r"([\\`*|~]|(?<!\w)_|_(?!\w)|\](?=[(\[:]))")
 _WIDTH = 100
@@ -75,6 +77,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str | None]]) -> list[str
 def passes(epochs: float, max_steps: int | None) -> str:
     told = f"{epochs:g} {'pass' if epochs == 1 else 'passes'} over the training split"
     return told if max_steps is None else f"at most {max_steps:,} steps, within {told}"
+
+
+def default_rate(method: str, recipe: Mapping[str, Any]) -> float:
+    """The learning rate of a recipe that names none."""
+    return DEFAULT_LR[Method(method)] * (0.1 if recipe.get("tuning") == "full" else 1.0)
 
 
 def weights_in_words(recipe: Mapping[str, Any]) -> str:
