@@ -152,6 +152,8 @@ def test_provenance_names_every_file_and_what_it_was_made_from(client: Client, t
     assert found["workspace"]["digest"] == {"gitCommit": git(client.workspace.root, "rev-parse", "HEAD")}
     assert found["workspace"]["annotations"] == {"dirty": "yes"}, "the profile was changed since the commit"
     assert str(client.workspace.root) not in file.read_text(), "no folder of this machine is told"
+    described = [*found.values(), *statement["predicate"]["runDetails"]["byproducts"]]
+    assert all(each["name"] and each["digest"] for each in described), "in-toto wants a digest of each"
 
 
 def test_commit_is_kept_without_changing_any_fingerprint(client: Client) -> None:
@@ -168,6 +170,7 @@ def test_commit_is_kept_without_changing_any_fingerprint(client: Client) -> None
 def test_card_tells_purpose_data_numbers_and_limits(client: Client) -> None:
     card = asked(client, "adapter", "card", V2).out
     head = yaml.safe_load(card.split("\n---\n")[0].removeprefix("---\n"))
+    assert set(head) == {"library_name", "pipeline_tag", "tags"}, "neither a hub's base nor a licence is made up"
     assert head["library_name"] == "peft"
     assert head["tags"] == ["tunesmith", "lora", "sft", PROFILE]
     titles = [line.removeprefix("## ") for line in card.splitlines() if line.startswith("## ")]

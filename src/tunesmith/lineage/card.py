@@ -44,11 +44,11 @@ def card_of(session: Session, name: str) -> str:
 
 
 def _front_matter(facts: VersionFacts) -> dict[str, Any]:
-    """What a hub reads: https://huggingface.co/docs/hub/model-cards."""
+    """What a hub reads. A base that is on no hub has no name there; a wrong one would be worse than none."""
     method, recipe = facts.run.spec["method"], facts.run.spec["recipe"]
     kind = "full" if recipe.get("tuning") == "full" else "lora"
     values = {
-        "base_model": facts.base.source or facts.base.name,
+        "base_model": facts.base.source if facts.base.source and "/" in facts.base.source else None,
         "library_name": "transformers" if kind == "full" else "peft",
         "pipeline_tag": "text-generation",
         "license": facts.base.licence,

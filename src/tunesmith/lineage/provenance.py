@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib.metadata import version as package_version
 from typing import Any
 
+from tunesmith.core.files import canonical_json, sha256_text
 from tunesmith.lineage.version_facts import VersionFacts, read_version
 from tunesmith.runs.commit import COMMIT, DIRTY
 from tunesmith.runs.session import Session
@@ -16,6 +17,7 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "urn:tunesmith:provenance:v1"
 BUILD = "urn:tunesmith:run:v1"
 VERSION_DIGEST, BASE_DIGEST, DATASET_DIGEST = "tunesmithManifest", "tunesmithBase", "tunesmithDataset"
+EVALUATION_DIGEST = "tunesmithEvaluation"
 """Digests that are no sha256 of one file, so none of them is called that; docs/lineage.md says over what each is."""
 
 
@@ -93,21 +95,22 @@ def _builder_version(facts: VersionFacts) -> dict[str, Any]:
 
 
 def _metadata(facts: VersionFacts) -> dict[str, Any]:
+    """What is not known is left out."""
     trained = facts.training
-    ended = None if trained is None else trained.ended_at
-    return {
-        "invocationId": facts.run.id,
-        "submittedOn": facts.run.created_at.isoformat(),
-        "submittedBy": facts.run.created_by,
-        "startedOn": None if trained is None else trained.started_at.isoformat(),
-        "finishedOn": None if ended is None else ended.isoformat(),
+    times = {
+        "submittedOn": facts.run.created_at,
+        "startedOn": None if trained is None else trained.started_at,
+        "finishedOn": None if trained is None else trained.ended_at,
     }
+    known = {name: at.isoformat() for name, at in times.items() if at is not None}
+    return {"invocationId": facts.run.id, "submittedBy": facts.run.created_by, **known}
 
 
 def _verdict(evaluation: Any, baseline: str) -> dict[str, Any]:
     """An evaluation, by what its verdict is bound to."""
     return {
         "name": f"evaluation:{evaluation.id}",
+        "digest": {EVALUATION_DIGEST: sha256_text(canonical_json(evaluation.judged))},
         "annotations": {
             "decision": evaluation.judged["verdict"]["decision"],
             "comparedWith": baseline,
