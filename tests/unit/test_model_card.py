@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.lineage.rules.card import code, comparisons, document, passes, plain, table, weights_in_words
+from tunesmith.lineage.rules.card import checks, code, comparisons, document, passes, plain, table, weights_in_words
 from tunesmith.lineage.rules.limits import limits_of
 
 RECIPE = {
@@ -81,6 +81,21 @@ def test_comparison_without_numbers_says_why() -> None:
     rows = comparisons({"comparisons": [measured(), measured(metric="em", candidate=None, problem="no score | x")]})
     assert rows[2] == "| `heldout_loss` | lower | 1 | 0.5 | +0.5 [+0.4, +0.6] | 60 |"
     assert r"no numbers: no score \| x" in rows[3]
+
+
+def test_comparison_says_what_only_is_shown_and_how_many_cases_it_applies_to() -> None:
+    rows = comparisons({"comparisons": [measured(shown_only=True, num_left_out=4)]})
+    assert rows[2].startswith("| `heldout_loss`, shown only: it decides nothing | lower |")
+    assert rows[2].endswith("| 60 (4 left out) |")
+
+
+def test_checks_of_a_verdict_are_shown_where_it_has_them() -> None:
+    check = {"name": "better than the baseline", "metric": "em", "actual": 0.5, "needs": "≥", "threshold": 0.0,
+             "setting": "gate.min_gain", "origin": "default", "n": 60, "passed": True}  # fmt: skip
+    rows = checks({"checks": [check, {**check, "metric": None, "actual": None, "passed": False}]})
+    assert rows[2] == "| better than the baseline | `em` | 0.5 | ≥ 0 (`gate.min_gain`) | 60 | passed |"
+    assert rows[3] == "| better than the baseline |  | no numbers | ≥ 0 (`gate.min_gain`) | 60 | **failed** |"
+    assert checks({"decision": "promote", "reasons": []}) == []
 
 
 def test_recipe_in_words() -> None:

@@ -230,7 +230,7 @@ def _verdict(facts: VersionFacts) -> list[str]:
         return [*lines, "There is none."]
     verdict = facts.evaluations[0].judged["verdict"]
     lines.append(f"**{plain(verdict['decision'])}**, because:")
-    return [*lines, "\n".join(f"- {plain(reason)}" for reason in verdict["reasons"])]
+    return [*lines, *(f"- {plain(reason)}" for reason in verdict["reasons"]), *text.checks(verdict)]
 
 
 def _serving(facts: VersionFacts) -> list[str]:

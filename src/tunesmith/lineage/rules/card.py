@@ -130,9 +130,29 @@ def comparisons(report: Mapping[str, Any]) -> list[str]:
             )
             continue
         gain = f"{each['difference']:+.3g} [{each['low']:+.3g}, {each['high']:+.3g}]"
-        numbers = (f"{each['baseline']:.4g}", f"{each['candidate']:.4g}", gain, f"{each['n']:,}")
-        rows.append((name, each.get("better") or "unknown", *numbers))
+        left_out = f" ({each['num_left_out']:,} left out)" if each.get("num_left_out") else ""
+        numbers = (f"{each['baseline']:.4g}", f"{each['candidate']:.4g}", gain, f"{each['n']:,}{left_out}")
+        rows.append((f"{name}{_ROLE[bool(each.get('shown_only'))]}", each.get("better") or "unknown", *numbers))
     return table(("metric", "better is", "baseline", "this version", "improvement [interval]", "n"), rows)
+
+
+_ROLE = {True: ", shown only: it decides nothing", False: ""}
+
+
+def checks(verdict: Mapping[str, Any]) -> list[str]:
+    """The checks of a verdict that stored them, each with what was measured and what was needed."""
+    rows = [
+        (
+            plain(each["name"]),
+            code(each["metric"]) if each.get("metric") else "",
+            "no numbers" if each["actual"] is None else f"{each['actual']:.4g}",
+            f"{each['needs']} {each['threshold']:.4g} ({code(each['setting'])})",
+            f"{each['n']:,}",
+            "passed" if each["passed"] else "**failed**",
+        )
+        for each in verdict.get("checks") or ()
+    ]
+    return table(("check", "metric", "measured", "needed", "n", ""), rows) if rows else []
 
 
 def how_to_load(name: str, *, is_full: bool, base: str) -> list[str]:
