@@ -39,11 +39,14 @@ NOUNS = {
     "dataset": ("dataset", "commands"),
     "run": ("run", "commands"),
     "adapter": ("adapter", "commands"),
+    "lineage": ("lineage", "lineage"),
 }
 """By its first word, where a command or a group of them is; a call imports only its own."""
 VERBS = {
     "campaign": (("file_drop", "drop"),),
     "experience": (("review", "review"), ("forget", "forget")),
+    "adapter": (("adapter_papers", "provenance"), ("adapter_papers", "card")),
+    "run": (("lineage", "lineage"),),
     "dataset": (("outliers", "outliers"), ("dataset_quarantine", "quarantine"), ("dataset_quarantine", "release")),
 }
 """Commands of a group that have a module of their own."""

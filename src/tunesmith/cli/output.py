@@ -140,6 +140,12 @@ def print_id(text: str) -> None:
         sys.stdout.write(f"{text}\n")
 
 
+def print_document(text: str) -> None:
+    """A whole text as it is, for a file or a pipe."""
+    with _to_stdout():
+        sys.stdout.write(text)
+
+
 def print_json(value: Any) -> None:
     """Strict JSON: a number that JSON cannot hold becomes its name."""
     from tunesmith.client.views import to_json
@@ -215,6 +221,18 @@ def show_fields(pairs: Sequence[tuple[str, Any]], *, indent: int = 2) -> None:
     _draw(Padding(grid, (0, 0, 0, indent), expand=False))
 
 
+def show_tree(tree: Any) -> None:
+    """A tree of Rich that fits the terminal, and 80 columns in a pipe: its lines wrap, and nothing is cut."""
+    console = stdout()
+    with _to_stdout():
+        if console.is_terminal:
+            console.print(tree)
+            return
+        with console.capture() as captured:
+            console.print(tree, width=_NARROWEST)
+        sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
 def heading(text: str) -> None:
     from rich.text import Text
 
@@ -226,7 +244,12 @@ def coloured(state: str, text: str | None = None) -> Text:
     """A state in its colour."""
     from rich.text import Text
 
-    return Text(clean(state if text is None else text), style=_STYLES.get(str(state), ""))
+    return Text(clean(state if text is None else text), style=state_style(state))
+
+
+def state_style(state: str | None) -> str:
+    """The colour of a state; none for what has no state."""
+    return _STYLES.get(str(state), "")
 
 
 def clean(text: str) -> str:

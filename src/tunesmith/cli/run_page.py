@@ -84,8 +84,18 @@ def _essentials(detail: RunDetail) -> list[tuple[str, Any]]:
         ("recipe", f"{passes(recipe['epochs'], recipe['max_steps'])}{lr} · {trained} · seed {recipe['seed']}"),
         ("campaign", run.campaign_id),
         ("parent", run.parent_id),
+        ("commit", _commit(spec)),
         ("submitted", f"{age(run.created_at)} by {run.created_by} · priority {run.priority}{took}"),
     ]
+
+
+def _commit(spec: dict[str, Any]) -> str | None:
+    """The git commit of the workspace when the run was submitted, where there was one."""
+    from tunesmith.runs.commit import COMMIT, DIRTY
+
+    commit = spec["metadata"].get(COMMIT)
+    changed = {"yes": ", with uncommitted changes", "unknown": ", uncommitted changes unknown"}
+    return None if commit is None else f"{commit[:12]}{changed.get(spec['metadata'].get(DIRTY), '')}"
 
 
 def _attempts(attempts: Sequence[AttemptView]) -> None:

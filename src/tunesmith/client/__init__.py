@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tunesmith.client.datasets import Datasets
     from tunesmith.client.experiences import Experiences, FeedbackApi
     from tunesmith.client.file_drop import FileDrops
+    from tunesmith.client.lineage import Lineage
     from tunesmith.client.profiles import Profiles
     from tunesmith.client.runs import Runs
     from tunesmith.client.serving import Serving
@@ -78,6 +79,12 @@ class Client:
         from tunesmith.client.adapters import Adapters
 
         return Adapters(self._session)
+
+    @cached_property
+    def lineage(self) -> Lineage:
+        from tunesmith.client.lineage import Lineage
+
+        return Lineage(self._session)
 
     @cached_property
     def profiles(self) -> Profiles:

@@ -71,6 +71,9 @@ def run_demo(folder: Path, *, quick: bool, console: Console) -> int:
     console.print(f"report: {_short(report)}   took {time.monotonic() - began:.0f} s")
     command = _short(Path(sys.executable).with_name("tunesmith"))
     console.print(f"look around: {command} --workspace {_short(folder)} run list", soft_wrap=True)
+    if live is not None:
+        told = f"{command} --workspace {_short(folder)} lineage {live.name}"
+        console.print(f"where it came from: {told}", soft_wrap=True)
     return 0 if succeeded else 1
 
 

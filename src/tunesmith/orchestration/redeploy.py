@@ -20,6 +20,7 @@ from tunesmith.models.queries import Adapter
 from tunesmith.models.rules import AdapterState
 from tunesmith.orchestration import lifecycle
 from tunesmith.orchestration.check import check
+from tunesmith.orchestration.workspace_commit import with_commit
 from tunesmith.profiles.profile import Deploy
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.programs.fingerprint import code_fingerprint
@@ -104,7 +105,7 @@ def _spec(database: Database, workspace: Workspace, adapter: Adapter, environ: M
         "targets": profile.targets,
         "fingerprints": Fingerprints(config=checked.resolved.fingerprint, code=code_fingerprint()),
         "origins": checked.resolved.said(),
-        "metadata": {},
+        "metadata": with_commit(workspace, {}),
     }
     return with_stored_paths(workspace, made_by.model_copy(update=changes))
 

@@ -21,6 +21,7 @@ from tunesmith.experience.rules.held_out import Shortage
 from tunesmith.experience.rules.mix import Accumulated
 from tunesmith.orchestration.check import check
 from tunesmith.orchestration.start_weights import start_of
+from tunesmith.orchestration.workspace_commit import with_commit
 from tunesmith.profiles.base_model import is_whole_model
 from tunesmith.profiles.checks import CheckedProfile
 from tunesmith.profiles.profile import Method
@@ -162,7 +163,7 @@ def _submit_on(
 ) -> Submitted:
     checked, trainer, campaign_id = wanted
     spec = spec_of(database, workspace, submission, checked, trainer, dataset, base_of(checked))
-    spec = spec.model_copy(update={"campaign_id": campaign_id})
+    spec = spec.model_copy(update={"campaign_id": campaign_id, "metadata": with_commit(workspace, submission.metadata)})
     report = report_of(workspace, dataset)
     memory = memory_of_spec(database, spec, report) if trainer.name == PLANNED else None
     run_id, is_new = _queue(database, with_stored_paths(workspace, spec), submission, report.options, actor)

@@ -1,0 +1,1 @@
+"""What lineage decides and draws, without looking at anything."""
