@@ -137,7 +137,7 @@ def store(tx: Tx, profile: str, checked: CheckedCapture, rules: CaptureRules, *,
         key_label=capture.key_label,
     )
     if not is_new and experiences.get(tx, experience_id).state is ExperienceState.FORGOTTEN:
-        # nothing more is heard about it, and that is no mistake of the caller
+        # it keeps no more feedback, and the caller did nothing wrong
         return CaptureResult(experience_id, False)
     if is_new and context.session is not None and rules.policy.capture.implicit_feedback:
         _hear_complaint_about_the_last(tx, experience_id, checked, rules, actor)

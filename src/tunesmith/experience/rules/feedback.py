@@ -16,7 +16,7 @@ VALUES = {"helpful": 1.0, "partial": 0.5, "irrelevant": 0.0, "up": 1.0, "down": 
 IMPLICIT_RATER = "implicit"
 LABEL_RATER = "label"
 RESERVED_RATERS = frozenset({IMPLICIT_RATER, LABEL_RATER})
-"""What is no person: the turn after an answer, and the label of an imported line."""
+"""Not people: the turn after an answer, and the label of an imported line."""
 IMPLICIT_CONFIDENCE = 0.3
 
 

@@ -83,7 +83,7 @@ def fetch_from_hub(
     a revision and without a hub, the newest one that is there is taken, with a note.
     """
     if not is_hub_id(source):
-        raise UsageError(f"{quoted(source)} is no id of a model on a hub; write ORG/NAME")
+        raise UsageError(f"{quoted(source)} is not the id of a model on a hub; write ORG/NAME")
     if revision is not None and _COMMIT.match(revision) and (known := _known(place, to, source, revision)) is not None:
         return known
     try:

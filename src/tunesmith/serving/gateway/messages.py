@@ -48,7 +48,7 @@ def _message(message: Any, place: str) -> dict[str, Any]:
         case MessageFault.NO_CONTENT:
             raise invalid_parameter(f"{place}.content", "is missing")
         case MessageFault.CONTENT_NOT_TEXT:
-            raise invalid_parameter(f"{place}.content", "is no text, and no list of texts")
+            raise invalid_parameter(f"{place}.content", "must be a text or a list of texts")
     text = _plain(said.get("content", ""), f"{place}.content")
     return {"role": _ROLES[str(role)], "content": text, **checked}
 
