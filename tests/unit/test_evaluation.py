@@ -182,16 +182,6 @@ def test_interval_covers_the_true_mean_about_as_often_as_it_says(shape: str) -> 
     assert 0.86 <= covered / trials <= 1.0
 
 
-def test_no_real_difference_is_rarely_promoted() -> None:
-    rng = random.Random(7)
-    promoted = 0
-    for _ in range(80):
-        base = [rng.gauss(1.0, 0.5) for _ in range(50)]
-        candidate = [value + rng.gauss(0.0, 0.2) for value in base]
-        promoted += verdict(compared(scores(candidate), scores(base), 50)) is Decision.PROMOTE
-    assert promoted <= 8  # 2.5 % expected
-
-
 def test_interval_of_a_large_sample_is_the_normal_one_and_fits_the_bootstrap() -> None:
     rng = random.Random(3)
     sample = [rng.gauss(0.1, 1.0) for _ in range(5001)]

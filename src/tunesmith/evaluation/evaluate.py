@@ -145,7 +145,8 @@ def _judge(
         baseline=BARE_BASE if baseline is None else baseline.digest,
         references=references,
     )
-    return Judged(evidence=evidence, report=report, verdict=decide(report, run.gate, run.evaluation.metrics))
+    verdict = decide(report, run.gate, run.evaluation.metrics, run.origins)
+    return Judged(evidence=evidence, report=report, verdict=verdict)
 
 
 def policy_digest(run: RunSpec) -> str:

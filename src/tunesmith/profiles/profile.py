@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -249,14 +249,18 @@ class GateSettings(Section):
     """The metric that must get better."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1.0)
     """Confidence of the paired bootstrap."""
+    min_gain: float = Field(default=0.01, ge=0.0, le=1_000_000.0)
+    """Least gain of the primary metric that matters, in its own unit: nats of loss, share of right answers."""
     min_cases: int = Field(default=50, ge=2)
     """Minimum number of held-out cases; with fewer, nothing is promoted."""
+    min_cases_of: dict[str, Annotated[int, Field(ge=2)]] = Field(default_factory=dict)
+    """Another minimum for single metrics, e.g. for a verifier that applies to few cases."""
     max_drop: Share = 0.05
     """No other listed metric may fall by more than this."""
     floors: dict[str, float] = Field(default_factory=dict)
     """Absolute floors by metric, e.g. exact_match_greedy: 0.8."""
     on_tie: Literal["reject", "hold"] = "reject"
-    """What to do when no difference can be measured."""
+    """What to do when no difference can be measured, when it is too small to matter, or when a drop may be chance."""
     max_age_s: float = Field(default=24 * 3600.0, gt=0.0)
     """Older evidence is stale and is measured again."""
     hold_expires_s: float = Field(default=7 * 24 * 3600.0, gt=0.0)
@@ -380,8 +384,9 @@ class Profile(Section):
         if self.gate.primary not in self.evaluation.metrics:
             close = did_you_mean(self.gate.primary, self.evaluation.metrics)
             raise ValueError(f"gate.primary: {self.gate.primary!r} is not among evaluation.metrics{close}")
-        for metric in sorted(set(self.gate.floors) - set(self.evaluation.metrics)):
-            raise ValueError(f"gate.floors.{metric}: not among evaluation.metrics, so it would never be measured")
+        for key, named in (("floors", self.gate.floors), ("min_cases_of", self.gate.min_cases_of)):
+            for metric in sorted(set(named) - set(self.evaluation.metrics)):
+                raise ValueError(f"gate.{key}.{metric}: not among evaluation.metrics, so it would never be measured")
         if self.data.heldout_share + self.data.validation_share >= 1.0:
             raise ValueError("data.heldout_share: with data.validation_share it leaves nothing to train on")
         return self
