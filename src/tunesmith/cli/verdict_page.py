@@ -1,0 +1,86 @@
+"""A verdict for people: what was measured on both sides, every check of the gate, and the reasons."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tunesmith.cli.output import Column, clean, coloured, heading, number, say, several, show_table
+
+if TYPE_CHECKING:
+    from tunesmith.client.views import EvaluationView
+
+_PROFILE_FILE = re.compile(r"\Aprofiles/[^/]*\.yaml(?=:\d+\Z)")
+
+
+def show_verdict(evaluation: EvaluationView) -> None:
+    """The decision first, then the numbers of both sides, the checks and the reasons."""
+    from rich.text import Text
+
+    heading("Verdict")
+    title = coloured(evaluation.decision)
+    title.append(f"  {several(evaluation.num_cases, 'case')}, {evaluation.confidence:.0%} confidence", style="default")
+    say(Text.assemble("  ", title))
+    _show_metrics(evaluation)
+    if evaluation.checks:
+        say("")
+        _show_checks(evaluation.checks)
+        say("")
+    for reason in evaluation.reasons:
+        say(f"  {reason}")
+
+
+def _show_metrics(evaluation: EvaluationView) -> None:
+    rows = []
+    for c in evaluation.comparisons:
+        interval = "" if c["low"] is None else f"{number(c['low'], True)} … {number(c['high'], True)}"
+        better = "" if c["difference"] is None else number(c["difference"], True)
+        rows.append((c["metric"], number(c["baseline"]), number(c["candidate"]), better, interval, _note(c)))
+    columns = [Column("METRIC", "fold"), Column("LIVE", align="right"), Column("NEW", align="right"),
+               Column("BETTER BY", align="right"), Column("INTERVAL"), Column("NOTE", "fold")]  # fmt: skip
+    shown = columns if any(row[-1] for row in rows) else columns[:-1]
+    show_table(shown, [row[: len(shown)] for row in rows], indent=2)
+
+
+def _note(comparison: Mapping[str, Any]) -> str:
+    left_out = comparison.get("num_left_out") or 0
+    notes = [
+        comparison["problem"],
+        "shown only" if comparison.get("shown_only") else None,
+        f"applies to {comparison['n']} of {comparison['n'] + left_out}" if left_out else None,
+    ]
+    return ", ".join(note for note in notes if note)
+
+
+def _show_checks(checks: Sequence[Mapping[str, Any]]) -> None:
+    """One row per check, below the name of its metric."""
+    from rich.text import Text
+
+    rows: list[Sequence[Any]] = []
+    metric = None
+    for check in checks:
+        if check["metric"] != metric:
+            metric = check["metric"]
+            rows.append(("", Text(clean(str(metric)), style="bold"), "", "", "", ""))
+        passed = coloured("promote" if check["passed"] else "reject")
+        passed.plain = "yes" if check["passed"] else "NO"
+        actual, needed = _figure(check["actual"]), f"{check['needs']} {_figure(check['threshold'])}"
+        name = check["name"] if metric is None else f"  {check['name']}"
+        rows.append((passed, name, actual, needed, check["n"], _source(check)))
+    columns = [Column("OK"), Column("CHECK", "fold"), Column("IS", align="right"), Column("NEEDED"),
+               Column("N", align="right"), Column("SET BY", "fold")]  # fmt: skip
+    show_table(columns, rows, indent=2)
+
+
+def _figure(value: float | None) -> str:
+    """Counts in full, everything else with three figures."""
+    if value is None:
+        return "none"
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:.3g}"
+
+
+def _source(check: Mapping[str, Any]) -> str:
+    """The key without the metric, which stands above it, and who set it; --json has file and line in full."""
+    setting = str(check["setting"]).removesuffix(f".{check['metric']}")
+    return f"{setting} ({_PROFILE_FILE.sub('profile', str(check['origin']))})"
