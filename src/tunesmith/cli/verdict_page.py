@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from tunesmith.cli.output import Column, clean, coloured, heading, number, say, 
 if TYPE_CHECKING:
     from tunesmith.client.views import EvaluationView
 
+_MAX_EXPONENT = 700.0  # beyond it a float overflows
 _PROFILE_FILE = re.compile(r"\Aprofiles/[^/]*\.yaml(?=:\d+\Z)")
 
 
@@ -41,6 +43,14 @@ def _show_metrics(evaluation: EvaluationView) -> None:
                Column("BETTER BY", align="right"), Column("INTERVAL"), Column("NOTE", "fold")]  # fmt: skip
     shown = columns if any(row[-1] for row in rows) else columns[:-1]
     show_table(shown, [row[: len(shown)] for row in rows], indent=2)
+    for c in evaluation.comparisons:
+        if c["metric"] == "heldout_loss" and c["candidate"] is not None:
+            said = f"{_perplexity(c['baseline'])} → {_perplexity(c['candidate'])}"
+            say(f"  perplexity (e to the power of heldout_loss) {said}")
+
+
+def _perplexity(loss: float | None) -> str:
+    return "" if loss is None else number(math.exp(min(loss, _MAX_EXPONENT)))
 
 
 def _note(comparison: Mapping[str, Any]) -> str:

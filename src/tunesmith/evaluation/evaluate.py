@@ -65,6 +65,7 @@ def evaluate(context: StageContext) -> StageEnd:
         ),
         cases=_write_cases(context, pool),
         evaluation=run.spec.evaluation,
+        verifiers=run.spec.verifiers,
         seed=run.spec.recipe.seed,
     )
     env = child_environment(os.environ, context.settings.worker.pass_environment)
@@ -152,6 +153,8 @@ def _judge(
 def policy_digest(run: RunSpec) -> str:
     """What the verdict depends on besides the numbers."""
     policy = {"gate": run.gate.model_dump(mode="json"), "evaluation": run.evaluation.model_dump(mode="json")}
+    if run.verifiers:
+        policy["verifiers"] = run.verifiers
     return sha256_text(canonical_json(policy))
 
 

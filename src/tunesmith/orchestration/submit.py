@@ -38,6 +38,7 @@ from tunesmith.training.rules.estimate import Estimate
 from tunesmith.training.trainers.base import TrainerInfo
 from tunesmith.training.trainers.command import sealed
 from tunesmith.training.trainers.registry import DRY_RUN_OF
+from tunesmith.verifiers.metric_names import verifiers_among
 
 if TYPE_CHECKING:
     from tunesmith.experience.assemble import WantedKind
@@ -250,6 +251,7 @@ def spec_of(
         validation=profile.validation,
         checkpoints=profile.checkpoints,
         evaluation=profile.evaluation,
+        verifiers={name: profile.experience.wanted[name] for name in verifiers_among(profile.evaluation.metrics)},
         gate=profile.gate,
         shadow=profile.shadow,
         deploy=profile.deploy,

@@ -20,6 +20,7 @@ from tunesmith.profiles.sections.curriculum import CurriculumPolicy
 from tunesmith.profiles.sections.experience import ExperiencePolicy
 from tunesmith.profiles.sections.screens import ScreenChoice, ScreenLimits
 from tunesmith.profiles.sections.shadow import ShadowSettings
+from tunesmith.verifiers.metric_names import verifiers_among
 
 _MODULE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*\Z")
 
@@ -231,13 +232,13 @@ class Budgets(Section):
 
 class EvaluationSettings(Section):
     metrics: tuple[str, ...] = ("heldout_loss",)
-    """What is measured on the held-out pool: heldout_loss, exact_match_greedy, exact_match_sampled, or a plug-in's."""
+    """What is measured on the held-out pool, e.g. heldout_loss, verifier:length; see docs/evaluation.md."""
     max_cases: int = Field(default=1000, ge=1, le=100_000)
     """Most cases of the held-out pool that a run is judged on; over it, they are taken evenly over their age."""
     max_new_tokens: int = Field(default=64, ge=1, le=4096)
-    """Longest answer generated for the exact-match metrics."""
+    """Longest answer generated for the metrics that need one."""
     temperature: float = Field(default=0.7, gt=0.0, le=5.0)
-    """Temperature of the sampled metric."""
+    """Temperature of the sampled metrics."""
     batch_size: int = Field(default=32, ge=1, le=4096)
     """Cases scored at once."""
 
@@ -384,6 +385,13 @@ class Profile(Section):
         if self.gate.primary not in self.evaluation.metrics:
             close = did_you_mean(self.gate.primary, self.evaluation.metrics)
             raise ValueError(f"gate.primary: {self.gate.primary!r} is not among evaluation.metrics{close}")
+        for name in verifiers_among(self.evaluation.metrics):
+            if name not in self.experience.wanted:
+                close = did_you_mean(name, self.experience.wanted)
+                raise ValueError(
+                    f"evaluation.metrics: the metric verifier:{name} needs the verifier's settings; "
+                    f"name {name} under experience.verifiers{close}"
+                )
         for key, named in (("floors", self.gate.floors), ("min_cases_of", self.gate.min_cases_of)):
             for metric in sorted(set(named) - set(self.evaluation.metrics)):
                 raise ValueError(f"gate.{key}.{metric}: not among evaluation.metrics, so it would never be measured")

@@ -86,6 +86,8 @@ class RunSpec(Section):
     validation: Validation
     checkpoints: Checkpoints
     evaluation: EvaluationSettings
+    verifiers: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Settings of the verifiers that `evaluation.metrics` names."""
     gate: GateSettings
     shadow: ShadowSettings = ShadowSettings()
     deploy: Deploy
@@ -161,6 +163,8 @@ class EvaluateSpec(Section):
     subjects: tuple[Subject, ...]
     cases: CasesRef
     evaluation: EvaluationSettings
+    verifiers: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Settings of the verifiers that `evaluation.metrics` names."""
     seed: int
 
 

@@ -7,14 +7,17 @@ from functools import cache
 
 from tunesmith.core.errors import ConfigError, did_you_mean, quoted
 from tunesmith.core.plugins import load_plugins
-from tunesmith.evaluation.evaluators import exact_match, heldout_loss
+from tunesmith.evaluation.evaluators import exact_match, format_blind, heldout_loss, verified
 from tunesmith.evaluation.evaluators.base import EvaluatorInfo, Metric
+from tunesmith.verifiers.metric_names import verifier_of
+from tunesmith.verifiers.registry import find_verifier
 
 GROUP = "tunesmith.evaluators"
 EVALUATORS: dict[str, EvaluatorInfo] = {
-    evaluator.name: evaluator for evaluator in (heldout_loss.EVALUATOR, exact_match.EVALUATOR)
+    evaluator.name: evaluator
+    for evaluator in (heldout_loss.EVALUATOR, exact_match.EVALUATOR, format_blind.EVALUATOR, *verified.EVALUATORS)
 }
-"""Ours, by name."""
+"""Ours, by name; every verifier of ours is one."""
 
 
 def find_metric(name: str) -> Metric:
@@ -24,7 +27,12 @@ def find_metric(name: str) -> Metric:
 
 def evaluator_of(metric: str) -> EvaluatorInfo:
     """The evaluator that measures this metric; raises ConfigError if there is none, or if there are two."""
-    found = _measuring(metric, EVALUATORS.values()) or _measuring(metric, _installed().values())
+    found = _measuring(metric, EVALUATORS.values()) or _verifying(metric) or _measuring(metric, _installed().values())
+    if metric == "perplexity":
+        raise ConfigError(
+            "evaluation.metrics: perplexity is e to the power of heldout_loss, so it would decide the same; "
+            "name heldout_loss, and `run show` prints both"
+        )
     if not found:
         known = [each.name for info in (*EVALUATORS.values(), *_installed().values()) for each in info.metrics]
         raise ConfigError(f"evaluation.metrics: no evaluator measures {quoted(metric)}{did_you_mean(metric, known)}")
@@ -53,6 +61,13 @@ def evaluators_of(metrics: Iterable[str]) -> list[tuple[EvaluatorInfo, tuple[str
 
 def _measuring(metric: str, evaluators: Iterable[EvaluatorInfo]) -> list[EvaluatorInfo]:
     return [info for info in evaluators if metric in {each.name for each in info.metrics}]
+
+
+def _verifying(metric: str) -> list[EvaluatorInfo]:
+    """The evaluator of an installed verifier."""
+    name = verifier_of(metric)
+    verifier = None if name is None else find_verifier(name)
+    return [] if verifier is None else _measuring(metric, [verified.evaluator_of_verifier(verifier)])
 
 
 @cache

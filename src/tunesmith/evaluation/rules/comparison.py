@@ -72,7 +72,7 @@ def compare(
     The primary metric's interval is never corrected: one metric decides about the gain, and every other check can only
     refuse. Of several guarded metrics, one is easily lower by chance; their second interval allows for that.
     """
-    num_guarded = max(1, sum(metric.name != primary.name for metric in metrics))
+    num_guarded = max(1, sum(metric.name != primary.name and not metric.shown_only for metric in metrics))
     sides = _Sides(
         {score.case_id: score for score in scores.get("candidate", ())},
         {score.case_id: score for score in scores.get("baseline", ())},
@@ -103,20 +103,28 @@ class _Sides:
     def compare(self, metric: Metric, case_ids: Sequence[str]) -> Comparison:
         if not case_ids:
             return _without_numbers(metric, "there are no cases", "evidence")
-        pairs = []
+        pairs, num_left_out = [], 0
         for case_id in case_ids:
             ours, theirs = (_value(side, case_id, metric.name) for side in (self.candidate, self.baseline))
-            if isinstance(theirs, str):
-                return _without_numbers(metric, f"baseline, case {case_id}: {theirs}", "evidence")
-            if isinstance(ours, str):
+            if ours is None and theirs is None:
+                num_left_out += 1
+                continue
+            if metric.neutral is not None:
+                ours = metric.neutral if ours is None else ours
+                theirs = metric.neutral if theirs is None else theirs
+            if not isinstance(theirs, float):
+                return _without_numbers(metric, f"baseline, case {case_id}: {theirs or _NO_SCORE}", "evidence")
+            if not isinstance(ours, float):
                 at_fault: Literal["candidate", "evidence"] = "candidate" if ours == _NOT_FINITE else "evidence"
-                return _without_numbers(metric, f"candidate, case {case_id}: {ours}", at_fault)
+                return _without_numbers(metric, f"candidate, case {case_id}: {ours or _NO_SCORE}", at_fault)
             pairs.append((ours, theirs))
         if any(abs(value) > _LARGEST for pair in pairs for value in pair):
             return _without_numbers(metric, "a score is too large to compare", "evidence")
-        return self._measured(metric, pairs)
+        if not pairs:
+            return _without_numbers(metric, f"it applies to none of the {len(case_ids)} cases", "evidence")
+        return self._measured(metric, pairs, num_left_out)
 
-    def _measured(self, metric: Metric, pairs: Sequence[tuple[float, float]]) -> Comparison:
+    def _measured(self, metric: Metric, pairs: Sequence[tuple[float, float]], num_left_out: int) -> Comparison:
         sign = 1.0 if metric.better == "higher" else -1.0
         differences = [sign * (ours - theirs) for ours, theirs in pairs]
         difference = MeanDifference(differences, self.seed)
@@ -126,6 +134,8 @@ class _Sides:
             metric=metric.name,
             better=metric.better,
             n=len(pairs),
+            num_left_out=num_left_out,
+            shown_only=metric.shown_only,
             candidate=_mean([ours for ours, _ in pairs]),
             baseline=_mean([theirs for _, theirs in pairs]),
             difference=difference.mean,
@@ -137,19 +147,21 @@ class _Sides:
         )
 
 
-_NOT_FINITE = "not a finite number"
+_NOT_FINITE, _NO_SCORE = "not a finite number", "no score"
 
 
-def _value(side: Mapping[str, CaseScore], case_id: str, metric: str) -> float | str:
-    """The score of one case, or why there is none."""
+def _value(side: Mapping[str, CaseScore], case_id: str, metric: str) -> float | str | None:
+    """The score of one case, or why there is none; None where the metric does not apply to it."""
     score = side.get(case_id)
     if score is None:
-        return "no score"
+        return _NO_SCORE
     if score.error is not None:
         return f"failed ({score.error[:200]})"
+    if metric in score.not_applicable:
+        return None
     value = score.values.get(metric)
     if value is None:
-        return "no score"
+        return _NO_SCORE
     return value if math.isfinite(value) else _NOT_FINITE
 
 
@@ -172,6 +184,7 @@ def _without_numbers(metric: Metric, problem: str, at_fault: Literal["candidate"
         metric=metric.name,
         better=metric.better,
         n=0,
+        shown_only=metric.shown_only,
         candidate=None,
         baseline=None,
         difference=None,
