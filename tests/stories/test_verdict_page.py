@@ -47,7 +47,7 @@ def test_run_and_adapter_show_every_check_with_its_source(
     assert checks["change", "exact_match_greedy"]["origin"] == "default"
 
     shown = page_of(["run", "show", run_id], capsys)
-    for word in ("surely better", "by chance", "gate.min_gain", "gate.floors", "(default)", "(profile:"):
+    for word in ("surely better", "by chance", "min_gain (--set)", "floors (profile:", "(default)"):
         assert word in shown
     of_adapter = page_of(["adapter", "show", "support@v1"], capsys)
     assert "surely better" in of_adapter

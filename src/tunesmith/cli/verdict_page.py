@@ -36,8 +36,8 @@ def show_verdict(evaluation: EvaluationView) -> None:
 def _show_metrics(evaluation: EvaluationView) -> None:
     rows = []
     for c in evaluation.comparisons:
-        interval = "" if c["low"] is None else f"{number(c['low'], True)} … {number(c['high'], True)}"
-        better = "" if c["difference"] is None else number(c["difference"], True)
+        interval = "" if c["low"] is None else f"{c['low']:+.3g} … {c['high']:+.3g}"
+        better = "" if c["difference"] is None else f"{c['difference']:+.3g}"
         rows.append((c["metric"], number(c["baseline"]), number(c["candidate"]), better, interval, _note(c)))
     columns = [Column("METRIC", "fold"), Column("LIVE", align="right"), Column("NEW", align="right"),
                Column("BETTER BY", align="right"), Column("INTERVAL"), Column("NOTE", "fold")]  # fmt: skip
@@ -79,7 +79,7 @@ def _show_checks(checks: Sequence[Mapping[str, Any]]) -> None:
         name = check["name"] if metric is None else f"  {check['name']}"
         rows.append((passed, name, actual, needed, check["n"], _source(check)))
     columns = [Column("OK"), Column("CHECK", "fold"), Column("IS", align="right"), Column("NEEDED"),
-               Column("N", align="right"), Column("SET BY", "fold")]  # fmt: skip
+               Column("N", align="right"), Column("GATE SETTING", "fold")]  # fmt: skip
     show_table(columns, rows, indent=2)
 
 
@@ -91,6 +91,6 @@ def _figure(value: float | None) -> str:
 
 
 def _source(check: Mapping[str, Any]) -> str:
-    """The key without the metric, which stands above it, and who set it; --json has file and line in full."""
-    setting = str(check["setting"]).removesuffix(f".{check['metric']}")
+    """The key without section and metric, and who set it; --json has key, file and line in full."""
+    setting = str(check["setting"]).removeprefix("gate.").removesuffix(f".{check['metric']}")
     return f"{setting} ({_PROFILE_FILE.sub('profile', str(check['origin']))})"
