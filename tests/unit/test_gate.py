@@ -10,6 +10,7 @@ import pytest
 
 from tunesmith.evaluation.evaluators.base import Direction
 from tunesmith.evaluation.evaluators.registry import EVALUATORS
+from tunesmith.evaluation.rules.checks import max_p_value
 from tunesmith.evaluation.rules.comparison import Comparison, Report
 from tunesmith.evaluation.rules.gate import Decision, Verdict, decide, describe
 from tunesmith.profiles.profile import GateSettings
@@ -75,7 +76,10 @@ CASES: dict[str, tuple[Report, GateSettings, tuple[str, ...], Decision]] = {
     "the interval need not clear the gain that matters": (
         report(measured(difference=0.3, low=0.001)), GateSettings(min_gain=0.2), (LOSS,), Decision.PROMOTE
     ),
-    "not by chance": (report(measured(p_value=0.025)), GATE, (LOSS,), Decision.PROMOTE),
+    "not by chance": (report(measured(p_value=max_p_value(0.95))), GATE, (LOSS,), Decision.PROMOTE),
+    "interval ends at zero, held": (
+        report(measured(difference=-0.1, spread=0.1)), GateSettings(on_tie="hold"), (LOSS,), Decision.HOLD
+    ),
     "perhaps by chance": (report(measured(p_value=0.026)), GATE, (LOSS,), Decision.REJECT),
     "perhaps by chance, held": (
         report(measured(p_value=0.026)), GateSettings(on_tie="hold"), (LOSS,), Decision.HOLD

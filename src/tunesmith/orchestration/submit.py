@@ -14,6 +14,7 @@ from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.listings import Dataset
 from tunesmith.datasets.prepare import Progress, prepare_dataset
 from tunesmith.datasets.report import DatasetReport, Kind, PrepareOptions
+from tunesmith.evaluation.evaluators.command import command_in
 from tunesmith.experience.forgetting.queries import erasures
 from tunesmith.experience.held_out import shortage_of_dataset
 from tunesmith.experience.queries import members
@@ -23,7 +24,7 @@ from tunesmith.orchestration.check import check
 from tunesmith.orchestration.start_weights import start_of
 from tunesmith.profiles.base_model import is_whole_model
 from tunesmith.profiles.checks import CheckedProfile
-from tunesmith.profiles.profile import Method
+from tunesmith.profiles.profile import Method, Profile
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.programs.fingerprint import code_fingerprint
 from tunesmith.runs.queries import profile_locks as profiles
@@ -252,6 +253,7 @@ def spec_of(
         checkpoints=profile.checkpoints,
         evaluation=profile.evaluation,
         verifiers={name: profile.experience.wanted[name] for name in verifiers_among(profile.evaluation.metrics)},
+        command_sha256=_sealed_files(workspace, profile),
         gate=profile.gate,
         shadow=profile.shadow,
         deploy=profile.deploy,
@@ -263,6 +265,12 @@ def spec_of(
         origins=checked.resolved.said(),
         metadata=dict(submission.metadata),
     )
+
+
+def _sealed_files(workspace: Workspace, profile: Profile) -> dict[str, str]:
+    """sha256 of the files of the program that scores: what judges a run is in its spec."""
+    command = command_in(workspace.root, profile.evaluation.command)
+    return {} if command is None else command.sha256
 
 
 def _method(wanted: Method, trainer: TrainerInfo, dataset: Dataset) -> Method:

@@ -22,6 +22,8 @@ from tunesmith.profiles.sections.screens import ScreenChoice, ScreenLimits
 from tunesmith.profiles.sections.shadow import ShadowSettings
 from tunesmith.verifiers.metric_names import verifiers_among
 
+COMMAND_METRIC = "command:"
+"""What the names of the metrics of `evaluation.command` begin with."""
 _MODULE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*\Z")
 
 
@@ -241,6 +243,26 @@ class EvaluationSettings(Section):
     """Temperature of the sampled metrics."""
     batch_size: int = Field(default=32, ge=1, le=4096)
     """Cases scored at once."""
+    command: tuple[str, ...] = ()
+    """A program of yours that scores answers, e.g. [python, scripts/score.py]; a list, run in the workspace."""
+    command_metrics: dict[str, Literal["higher", "lower"]] = Field(default_factory=dict)
+    """What that program measures, and which way each is better; NAME is the metric command:NAME."""
+    command_timeout_s: float = Field(default=300.0, gt=0.0, le=24 * 3600.0)
+    """Seconds that program may take for the cases of one side; keep it below worker.phase_deadlines_s.generate."""
+
+    @model_validator(mode="after")
+    def _command_has_metrics(self) -> EvaluationSettings:
+        if bool(self.command) != bool(self.command_metrics):
+            key = "command_metrics" if self.command else "command"
+            raise ValueError(f"evaluation.{key}: a program that scores needs both command and command_metrics")
+        if any(not part or "\0" in part for part in self.command):
+            raise ValueError("evaluation.command: an element is empty or holds a NUL")
+        for metric in self.metrics:
+            name = metric.removeprefix(COMMAND_METRIC)
+            if metric.startswith(COMMAND_METRIC) and name not in self.command_metrics:
+                close = did_you_mean(name, self.command_metrics)
+                raise ValueError(f"evaluation.metrics: {metric} is not among evaluation.command_metrics{close}")
+        return self
 
 
 class GateSettings(Section):

@@ -88,6 +88,8 @@ class RunSpec(Section):
     evaluation: EvaluationSettings
     verifiers: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Settings of the verifiers that `evaluation.metrics` names."""
+    command_sha256: dict[str, str] = Field(default_factory=dict)
+    """sha256 of each file that `evaluation.command` names, by its element."""
     gate: GateSettings
     shadow: ShadowSettings = ShadowSettings()
     deploy: Deploy
@@ -152,6 +154,17 @@ class Subject(Section):
     adapter: AdapterRef | None
 
 
+class ScoringCommand(Section):
+    """A program of the user's that scores answers."""
+
+    argv: tuple[str, ...]
+    """Absolute paths where it names files; `python` is the running interpreter."""
+    root: str
+    """The workspace, in which it is started."""
+    sha256: dict[str, str]
+    """Of each file that it names, by the element that names it."""
+
+
 class EvaluateSpec(Section):
     """spec.json of an evaluator."""
 
@@ -165,6 +178,8 @@ class EvaluateSpec(Section):
     evaluation: EvaluationSettings
     verifiers: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Settings of the verifiers that `evaluation.metrics` names."""
+    command: ScoringCommand | None = None
+    """The program of `evaluation.command`; None where no metric needs it."""
     seed: int
 
 
