@@ -18,7 +18,7 @@ from support.workspaces import PROFILE, a_profile, a_workspace, submit, work_her
 from tunesmith.core.errors import ConfigError
 from tunesmith.core.files import sha256_file
 from tunesmith.evaluation.evaluators.command import command_in
-from tunesmith.profiles.profile import EvaluationSettings
+from tunesmith.profiles.sections.evaluation import EvaluationSettings
 from tunesmith.programs.host import ProgramFailure
 from tunesmith.programs.protocol import CaseScore
 from tunesmith.runs.rules.run import RunState

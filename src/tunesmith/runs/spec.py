@@ -11,8 +11,6 @@ from tunesmith.profiles.profile import (
     Budgets,
     Checkpoints,
     Deploy,
-    EvaluationSettings,
-    GateSettings,
     Method,
     Recipe,
     TargetSettings,
@@ -20,6 +18,7 @@ from tunesmith.profiles.profile import (
     Watch,
 )
 from tunesmith.profiles.rules.lock import ArchitectureLock
+from tunesmith.profiles.sections.evaluation import EvaluationSettings, GateSettings
 from tunesmith.profiles.sections.shadow import ShadowSettings
 
 if TYPE_CHECKING:  # every program reads its spec with this module: what only submitting needs is not imported for it

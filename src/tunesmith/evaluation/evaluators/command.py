@@ -28,7 +28,7 @@ from tunesmith.core import strict_json
 from tunesmith.core.errors import ConfigError, quoted
 from tunesmith.core.files import sha256_file
 from tunesmith.evaluation.evaluators.base import Answer, Case, CaseScore, EvaluatorInfo, Metric, SubjectModel
-from tunesmith.profiles.profile import COMMAND_METRIC, EvaluationSettings
+from tunesmith.profiles.sections.evaluation import COMMAND_METRIC, EvaluationSettings
 from tunesmith.programs.host import ProgramFailure
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.runs.spec import ScoringCommand
@@ -114,7 +114,7 @@ def _output_of(command: ScoringCommand, lines: Iterable[str], timeout_s: float) 
         try:
             process = subprocess.Popen(
                 [program, *command.argv[1:]], stdin=stdin, stdout=out, stderr=errors, cwd=command.root,
-                start_new_session=True,
+                env=dict(os.environ), start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise ProgramFailure(ErrorClass.MISSING, f"it cannot be started: {error.strerror}") from None

@@ -9,7 +9,7 @@ from tunesmith.core.errors import ConfigError, did_you_mean, quoted
 from tunesmith.core.plugins import load_plugins
 from tunesmith.evaluation.evaluators import command, exact_match, format_blind, heldout_loss, verified
 from tunesmith.evaluation.evaluators.base import EvaluatorInfo, Metric
-from tunesmith.profiles.profile import EvaluationSettings
+from tunesmith.profiles.sections.evaluation import EvaluationSettings
 from tunesmith.verifiers.metric_names import verifier_of
 from tunesmith.verifiers.registry import find_verifier
 

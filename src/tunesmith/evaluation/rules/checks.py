@@ -7,7 +7,7 @@ from typing import Literal
 
 from tunesmith.core.section import Section
 from tunesmith.evaluation.rules.comparison import Comparison, Report
-from tunesmith.profiles.profile import GateSettings
+from tunesmith.profiles.sections.evaluation import GateSettings
 
 DEFAULT = "default"
 """Origin of a setting that nobody has set."""

@@ -19,7 +19,7 @@ from tunesmith.evaluation.rules.checks import (
 from tunesmith.evaluation.rules.comparison import Comparison, Report
 from tunesmith.evaluation.rules.evidence import Unusable, find_unusable
 from tunesmith.evaluation.rules.significance import cases_needed, smallest_visible_gain
-from tunesmith.profiles.profile import GateSettings
+from tunesmith.profiles.sections.evaluation import GateSettings
 
 BARE_BASE = "base"  # what is live when no adapter is
 
