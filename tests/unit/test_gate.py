@@ -12,7 +12,7 @@ from tunesmith.evaluation.evaluators.base import Direction
 from tunesmith.evaluation.evaluators.registry import EVALUATORS
 from tunesmith.evaluation.rules.checks import max_p_value
 from tunesmith.evaluation.rules.comparison import Comparison, Report
-from tunesmith.evaluation.rules.gate import Decision, Verdict, decide, describe
+from tunesmith.evaluation.rules.gate import Decision, Evidence, Judged, Verdict, decide, describe, missing_evidence
 from tunesmith.profiles.profile import GateSettings
 
 LOSS, GREEDY, SAMPLED = "heldout_loss", "exact_match_greedy", "exact_match_sampled"
@@ -406,3 +406,37 @@ def test_verdict_from_before_checks_and_report_from_before_corrections_are_still
     seen = Report.model_validate(stored)
     assert decide(seen, GATE, (LOSS, GREEDY)).decision is Decision.REJECT
     assert decide(seen, GateSettings(max_drop=0.5), (LOSS, GREEDY)).decision is Decision.PROMOTE
+
+
+def judged(seen: Report, gate: GateSettings, metrics: tuple[str, ...]) -> Judged:
+    evidence = Evidence(adapter="a", base="b", cases="c", policy="p", baseline="base")
+    return Judged(evidence=evidence, report=seen, verdict=decide(seen, gate, metrics))
+
+
+def test_evidence_is_missing_only_where_a_held_verdict_has_no_numbers() -> None:
+    """A tie, or too few cases of a metric, can be approved by a person; an error cannot."""
+    tie = GateSettings(on_tie="hold")
+    assert missing_evidence(judged(report(measured(difference=0.0)), tie, (LOSS,)), tie, (LOSS,)) is None
+    few = report(measured(), measured(GREEDY, n=2, num_left_out=98))
+    held = judged(few, GATE, (LOSS, GREEDY))
+    assert held.verdict.decision is Decision.HOLD
+    assert missing_evidence(held, GATE, (LOSS, GREEDY)) is None
+    nothing = GateSettings(min_cases=101, min_cases_of={LOSS: 101})
+    assert missing_evidence(judged(report(measured()), nothing, (LOSS,)), nothing, (LOSS,)) is None
+    broken = judged(report(unmeasured()), GATE, (LOSS,))
+    assert missing_evidence(broken, GATE, (LOSS,)) == "heldout_loss: no score"
+    floored = GateSettings(floors={GREEDY: 0.1})
+    absent = judged(report(measured()), floored, (LOSS,))
+    assert missing_evidence(absent, floored, (LOSS,)) == "not measured: exact_match_greedy"
+    rejected = judged(report(unmeasured(at_fault="candidate")), GATE, (LOSS,))
+    assert rejected.verdict.decision is Decision.REJECT
+    assert missing_evidence(rejected, GATE, (LOSS,)) is None
+
+
+@pytest.mark.parametrize(("n", "spread", "told"), [
+    (99, 0.2, "81,000"), (100, 0.01, "210"), (1000, 0.3, "1,900,000")
+])  # fmt: skip
+def test_cases_that_a_tie_would_need_are_rounded_up_to_two_figures(n: int, spread: float, told: str) -> None:
+    seen = report(measured(difference=-0.001, spread=spread, n=n), num_cases=n)
+    reasons = decide(seen, GATE, (LOSS,)).reasons
+    assert reasons[1].endswith(f"would need about {told} held-out cases")
