@@ -434,9 +434,9 @@ def test_evidence_is_missing_only_where_a_held_verdict_has_no_numbers() -> None:
 
 
 @pytest.mark.parametrize(("n", "spread", "told"), [
-    (99, 0.2, "81,000"), (100, 0.01, "210"), (1000, 0.3, "1,900,000")
+    (20, 0.0084, "29"), (99, 0.2, "81,000"), (100, 0.01, "210"), (1000, 0.3, "1,900,000")
 ])  # fmt: skip
 def test_cases_that_a_tie_would_need_are_rounded_up_to_two_figures(n: int, spread: float, told: str) -> None:
     seen = report(measured(difference=-0.001, spread=spread, n=n), num_cases=n)
-    reasons = decide(seen, GATE, (LOSS,)).reasons
+    reasons = decide(seen, GateSettings(min_cases=2), (LOSS,)).reasons
     assert reasons[1].endswith(f"would need about {told} held-out cases")

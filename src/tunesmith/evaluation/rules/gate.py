@@ -10,7 +10,6 @@ from tunesmith.evaluation.rules.checks import (
     Check,
     all_checks,
     forgets,
-    is_gating,
     is_guarded,
     is_measurably_worse,
     max_p_value,
@@ -150,7 +149,6 @@ def _rounded(count: int) -> str:
 def _broken_rules(report: Report, gate: GateSettings) -> list[str]:
     broken = []
     for comparison in report.comparisons:
-        assert comparison.candidate is not None or not is_gating(comparison, gate)
         metric, floor = comparison.metric, gate.floors.get(comparison.metric)
         if _falls(comparison, gate) and is_measurably_worse(comparison):
             broken.append(_fell(comparison, gate))
@@ -179,9 +177,9 @@ def _fell(comparison: Comparison, gate: GateSettings) -> str:
 
 
 def _guard_interval(comparison: Comparison) -> str:
-    corrected = comparison.guard_low is not None and comparison.guard_high is not None
-    low, high = (comparison.guard_low, comparison.guard_high) if corrected else (comparison.low, comparison.high)
-    return f"[{low:+.3g}, {high:+.3g}]"
+    if comparison.guard_high is None:  # an older report
+        return f"[{comparison.low:+.3g}, {comparison.high:+.3g}]"
+    return f"[{comparison.guard_low:+.3g}, {comparison.guard_high:+.3g}]"
 
 
 def _together(report: Report) -> str:
