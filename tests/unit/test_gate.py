@@ -162,6 +162,10 @@ CASES: dict[str, tuple[Report, GateSettings, tuple[str, ...], Decision]] = {
         report(measured(), measured(GREEDY, -0.3, guard_low=-0.7, guard_high=0.1)), GateSettings(on_tie="hold"),
         (LOSS, GREEDY), Decision.HOLD,
     ),
+    "fell, and the interval ends at zero": (
+        report(measured(), measured(GREEDY, -0.1, spread=0.1)), GateSettings(on_tie="hold"), (LOSS, GREEDY),
+        Decision.HOLD,
+    ),
     "surely fell among many": (
         report(measured(), measured(GREEDY, -0.3, guard_low=-0.5, guard_high=-0.1)), GateSettings(on_tie="hold"),
         (LOSS, GREEDY), Decision.REJECT,
@@ -185,6 +189,9 @@ CASES: dict[str, tuple[Report, GateSettings, tuple[str, ...], Decision]] = {
         Decision.PROMOTE,
     ),
     "a loss over its ceiling": (report(measured()), GateSettings(floors={LOSS: 0.19}), (LOSS,), Decision.REJECT),
+    "a loss at its ceiling": (
+        report(measured(candidate=0.2)), GateSettings(floors={LOSS: 0.2}), (LOSS,), Decision.PROMOTE
+    ),
     "a loss under its ceiling": (report(measured()), GateSettings(floors={LOSS: 0.21}), (LOSS,), Decision.PROMOTE),
     "another primary": (report(measured(GREEDY)), GateSettings(primary=GREEDY), (GREEDY,), Decision.PROMOTE),
     # what was established before
@@ -194,6 +201,9 @@ CASES: dict[str, tuple[Report, GateSettings, tuple[str, ...], Decision]] = {
     ),
     "perhaps forgets": (
         report(measured(), established=measured(difference=-0.3, spread=0.4, n=20)), GATE, (LOSS,), Decision.PROMOTE
+    ),
+    "perhaps forgets, the interval ends at zero": (
+        report(measured(), established=measured(difference=-0.3, spread=0.3, n=20)), GATE, (LOSS,), Decision.PROMOTE
     ),
     "remembers": (report(measured(), established=measured(n=20)), GATE, (LOSS,), Decision.PROMOTE),
     "established not measured": (report(measured(), established=unmeasured()), GATE, (LOSS,), Decision.HOLD),
@@ -347,6 +357,11 @@ def test_checks_name_actual_threshold_setting_origin_and_n() -> None:
         ("floor", GREEDY, 0.3, "≥", 0.1, "gate.floors.exact_match_greedy", "profiles/dates.yaml:12", 100, True),
         ("gain on old cases", LOSS, 0.3, "≥", -0.05, "gate.max_drop", "default", 20, True),
     ]
+
+
+def test_floor_of_a_metric_that_is_better_if_lower_is_shown_as_a_ceiling() -> None:
+    checks = decide(report(measured()), GateSettings(floors={LOSS: 0.5}), (LOSS,)).checks
+    assert [(c.needs, c.threshold, c.passed) for c in checks if c.name == "floor"] == [("≤", 0.5, True)]
 
 
 def test_metric_that_was_not_measured_fails_its_checks_without_numbers() -> None:

@@ -70,12 +70,10 @@ def misses_floor(comparison: Comparison, floor: float) -> bool:
             return True
 
 
-def forgets(report: Report, gate: GateSettings) -> bool:
+def forgets(established: Comparison, gate: GateSettings) -> bool:
     """Whether the primary metric is measurably worse on the established cases, by more than is allowed."""
-    old = report.established
-    if old is None or old.high is None or old.difference is None:
-        return False
-    return old.high < 0 and old.difference < -gate.max_drop
+    high, difference = established.high, established.difference
+    return high is not None and difference is not None and high < 0 and difference < -gate.max_drop
 
 
 class _Checks:
@@ -104,7 +102,7 @@ class _Checks:
                 yield from self._of_metric(found)
         if self._report.established is not None:
             old = self._report.established
-            yield self._at_least("gain on old cases", old, -self._gate.max_drop, not forgets(self._report, self._gate))
+            yield self._at_least("gain on old cases", old, -self._gate.max_drop, not forgets(old, self._gate))
 
     def _of_metric(self, found: Comparison) -> Iterator[Check]:
         gate, metric = self._gate, found.metric

@@ -188,9 +188,10 @@ def _together(report: Report) -> str:
 
 def _worse_on_established(report: Report, gate: GateSettings) -> list[str]:
     """New data must not be learnt at the cost of what was proven before, however well it fits the new data."""
-    if report.established is None or not forgets(report, gate):
+    old = report.established
+    if old is None or not forgets(old, gate):
         return []
-    return [f"worse on the established cases: {describe(report.established, report.confidence)}"]
+    return [f"worse on the established cases: {describe(old, report.confidence)}"]
 
 
 def describe(comparison: Comparison, confidence: float) -> str:
