@@ -359,6 +359,19 @@ def test_checks_name_actual_threshold_setting_origin_and_n() -> None:
     ]
 
 
+def test_drop_that_may_be_chance_is_marked() -> None:
+    """On the established cases it passes, so the number alone would look like a mistake."""
+    perhaps = measured(difference=-0.3, spread=0.4, n=20)
+    seen = report(measured(), measured(GREEDY, -0.06), measured(SAMPLED, -0.3), established=perhaps)
+    checks = decide(seen, GATE, (LOSS, GREEDY, SAMPLED)).checks
+    told = [(c.metric, c.passed, c.note) for c in checks if c.setting == "gate.max_drop"]
+    chance = "may be chance"
+    assert told == [(GREEDY, False, chance), (SAMPLED, False, ""), (LOSS, True, chance)]
+    surely = measured(difference=-0.3, n=20, guard_low=-0.8, guard_high=0.2)  # never corrected: it is the primary one
+    [of_old] = [c for c in decide(report(measured(), established=surely), GATE, (LOSS,)).checks if "old" in c.name]
+    assert (of_old.passed, of_old.note) == (False, "")
+
+
 def test_floor_of_a_metric_that_is_better_if_lower_is_shown_as_a_ceiling() -> None:
     checks = decide(report(measured()), GateSettings(floors={LOSS: 0.5}), (LOSS,)).checks
     assert [(c.needs, c.threshold, c.passed) for c in checks if c.name == "floor"] == [("≤", 0.5, True)]

@@ -93,4 +93,5 @@ def _figure(value: float | None) -> str:
 def _source(check: Mapping[str, Any]) -> str:
     """The key without section and metric, and who set it; --json has key, file and line in full."""
     setting = str(check["setting"]).removeprefix("gate.").removesuffix(f".{check['metric']}")
-    return f"{setting} ({_PROFILE_FILE.sub('profile', str(check['origin']))})"
+    note = f"; {check['note']}" if check.get("note") else ""
+    return f"{setting} ({_PROFILE_FILE.sub('profile', str(check['origin']))}){note}"

@@ -11,6 +11,7 @@ from tunesmith.profiles.sections.evaluation import GateSettings
 
 DEFAULT = "default"
 """Origin of a setting that nobody has set."""
+_MAY_BE_CHANCE = "may be chance"
 
 
 class Check(Section):
@@ -29,6 +30,8 @@ class Check(Section):
     """Who set that key: `default`, or the file and line, the variable, the flag."""
     n: int
     passed: bool
+    note: str = ""
+    """What the numbers alone do not say."""
 
 
 def all_checks(report: Report, gate: GateSettings, needed: tuple[str, ...], origins: Mapping[str, str]) -> list[Check]:
@@ -102,7 +105,8 @@ class _Checks:
                 yield from self._of_metric(found)
         if self._report.established is not None:
             old = self._report.established
-            yield self._at_least("gain on old cases", old, -self._gate.max_drop, not forgets(old, self._gate))
+            worse = forgets(old, self._gate)
+            yield self._change("gain on old cases", old, passed=not worse, is_sure=worse)
 
     def _of_metric(self, found: Comparison) -> Iterator[Check]:
         gate, metric = self._gate, found.metric
@@ -124,18 +128,21 @@ class _Checks:
             enough = gain is not None and gain >= gate.min_gain
             yield self._check("gain", metric, gain, "≥", gate.min_gain, "min_gain", enough, found.n)
         elif is_guarded(found, gate):
-            yield self._at_least("change", found, -gate.max_drop)
+            kept = found.difference is not None and found.difference >= -gate.max_drop
+            yield self._change("change", found, passed=kept, is_sure=is_measurably_worse(found))
         floor = gate.floors.get(metric)
         if floor is not None:
             needs: Literal["≥", "≤"] = "≤" if found.better == "lower" else "≥"
             passed = not misses_floor(found, floor)
             yield self._check("floor", metric, found.candidate, needs, floor, f"floors.{metric}", passed, found.n)
 
-    def _at_least(self, name: str, found: Comparison, threshold: float, passed: bool | None = None) -> Check:
-        value = found.difference
-        has_passed = value is not None and value >= threshold if passed is None else passed
-        complete = _is_complete(found)
-        return self._check(name, found.metric, value, "≥", threshold, "max_drop", has_passed and complete, found.n)
+    def _change(self, name: str, found: Comparison, *, passed: bool, is_sure: bool) -> Check:
+        """A drop is allowed up to `gate.max_drop`; where it is larger and not sure, a note says so."""
+        value, threshold = found.difference, -self._gate.max_drop
+        whole = passed and _is_complete(found)
+        check = self._check(name, found.metric, value, "≥", threshold, "max_drop", whole, found.n)
+        is_doubtful = value is not None and value < threshold and not is_sure
+        return check.model_copy(update={"note": _MAY_BE_CHANCE}) if is_doubtful else check
 
     def _check(
         self,
