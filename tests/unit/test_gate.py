@@ -423,6 +423,14 @@ def test_gain_that_does_not_matter_and_drop_that_may_be_chance_are_said_in_words
     )
 
 
+def test_too_few_cases_of_a_metric_name_the_setting_that_asks_for_them() -> None:
+    own = GateSettings(min_cases_of={GREEDY: 60})
+    seen = report(measured(), measured(GREEDY, n=59, num_left_out=41))
+    assert decide(seen, own, (LOSS, GREEDY)).reasons == (
+        "exact_match_greedy applies to only 59 held-out cases; the gate wants 60 (gate.min_cases_of.exact_match_greedy)",
+    )
+
+
 def test_verdict_from_before_checks_and_report_from_before_corrections_are_still_read() -> None:
     old = {"decision": "promote", "reasons": ["better"]}
     assert Verdict.model_validate(old).checks == ()
