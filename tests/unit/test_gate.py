@@ -427,7 +427,8 @@ def test_too_few_cases_of_a_metric_name_the_setting_that_asks_for_them() -> None
     own = GateSettings(min_cases_of={GREEDY: 60})
     seen = report(measured(), measured(GREEDY, n=59, num_left_out=41))
     assert decide(seen, own, (LOSS, GREEDY)).reasons == (
-        "exact_match_greedy applies to only 59 held-out cases; the gate wants 60 (gate.min_cases_of.exact_match_greedy)",
+        "exact_match_greedy applies to only 59 held-out cases; the gate wants 60 "
+        "(gate.min_cases_of.exact_match_greedy)",
     )
 
 

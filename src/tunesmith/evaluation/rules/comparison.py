@@ -109,9 +109,8 @@ class _Sides:
             if ours is None and theirs is None:
                 num_left_out += 1
                 continue
-            if metric.neutral is not None:
-                ours = metric.neutral if ours is None else ours
-                theirs = metric.neutral if theirs is None else theirs
+            ours = metric.neutral if ours is None else ours
+            theirs = metric.neutral if theirs is None else theirs
             if not isinstance(theirs, float):
                 return _without_numbers(metric, f"baseline, case {case_id}: {theirs or _NO_SCORE}", "evidence")
             if not isinstance(ours, float):
