@@ -97,7 +97,9 @@ def test_absent_side_never_promotes(sides: dict[str, tuple[CaseScore, ...]]) -> 
 
 
 def test_no_cases_never_promote() -> None:
-    assert verdict(compared((), (), 0)) is Decision.HOLD
+    seen = compared((), (), 0)
+    assert verdict(seen) is Decision.HOLD
+    assert seen.comparisons[0].problem == "there are no cases"
 
 
 def test_scores_of_cases_that_were_not_asked_for_do_not_count() -> None:
