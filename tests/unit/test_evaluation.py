@@ -170,6 +170,20 @@ def test_metric_without_a_neutral_value_has_a_problem_where_it_does_not_apply_to
         assert seen.problem.endswith("no score")
 
 
+@pytest.mark.parametrize(("score", "told"), [
+    (CaseScore(case_id="c1", error="boom"), "failed (boom)"),
+    (CaseScore(case_id="c1", values={"other": 1.0}), "no score"),
+    (None, "no score"),
+])  # fmt: skip
+def test_case_that_failed_on_both_sides_is_a_problem_and_never_left_out(score: CaseScore | None, told: str) -> None:
+    """Also under a metric that need not apply to every case: saying nothing is not the same as not applying."""
+    side = (part_scores([0.5])[0], *([] if score is None else [score]))
+    [seen] = compare(
+        ids(2), {"candidate": side, "baseline": side}, [PART], primary=PART, confidence=0.95, seed=1
+    ).comparisons
+    assert (seen.problem, seen.n, seen.num_left_out) == (f"baseline, case c1: {told}", 0, 0)
+
+
 def test_metric_that_is_only_shown_says_so_and_is_not_counted_among_the_guarded() -> None:
     shown = Metric("shown", "higher", "", shown_only=True)
     sides = {
