@@ -1,9 +1,9 @@
 """Mutation testing of small pure modules: change one thing at a time, and see whether a test notices.
 
-    python benchmarks/mutation.py MODULE.py … --tests tests/unit/test_gate.py … [--every 1] [--json FILE]
+    python tests/support/mutation.py [GROUP …] [--every N]
 
-A mutant is the module with one comparison, sign, number, condition, field or return value changed. It is *killed* if
-the tests fail. What survives is printed with its line: a missing test, or a change that makes no difference.
+A mutant is a module with one comparison, sign, number, condition, field or return value changed. It is *killed* if the
+tests fail. What survives is printed with its line: a missing test, or a change that makes no difference.
 Works in a copy of `src`; nothing in the checkout is changed.
 """
 
@@ -13,7 +13,6 @@ import argparse
 import ast
 import copy
 import importlib
-import json
 import os
 import shutil
 import signal
@@ -28,8 +27,23 @@ from typing import Any, NoReturn
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 TIMEOUT_S = 120.0
+GROUPS: dict[str, tuple[list[str], list[str]]] = {
+    "gate": (
+        ["evaluation/rules/gate.py", "evaluation/rules/checks.py", "evaluation/rules/evidence.py"],
+        ["tests/unit/test_gate.py"],
+    ),
+    "comparison": (
+        ["evaluation/rules/comparison.py"],
+        ["tests/unit/test_gate.py", "tests/unit/test_evaluation.py", "tests/unit/test_significance.py"],
+    ),
+    "significance": (
+        ["evaluation/rules/significance.py"],
+        ["tests/unit/test_significance.py", "tests/unit/test_evaluation.py", "tests/unit/test_gate.py"],
+    ),
+}
+"""Modules below src/tunesmith, and the tests that must notice a change of them."""
 _PRELOADED = (
     "hypothesis",
     "hypothesis.strategies",
@@ -153,36 +167,44 @@ def _run_tests(package: str, tests: list[str]) -> NoReturn:
         os._exit(code)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("modules", nargs="+", type=Path)
-    parser.add_argument("--tests", nargs="+", required=True)
-    parser.add_argument("--every", type=int, default=1, help="take every n-th mutant only")
-    parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    mutants = [mutant for module in asked.modules for mutant in mutants_of(module.resolve())][:: asked.every]
-    survivors, began = [], time.monotonic()
+def run(group: str, every: int) -> tuple[int, int]:
+    """Try every n-th mutant of a group; how many were killed, of how many."""
+    modules, tests = GROUPS[group]
+    mutants = [mutant for module in modules for mutant in mutants_of(ROOT / "src" / "tunesmith" / module)][::every]
+    killed, began = 0, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         copied = Path(shutil.copytree(ROOT / "src", Path(folder) / "src"))
         sys.path.insert(0, str(copied))
-        sys.dont_write_bytecode = True
-        os.chdir(ROOT)
         for name in _PRELOADED:
             importlib.import_module(name)
         whole = Mutant(mutants[0].module, 0, "unchanged", mutants[0].module.read_text())
-        if is_killed(whole, copied, asked.tests):
+        if is_killed(whole, copied, tests):
             sys.exit("the tests fail without any change")
         for number, mutant in enumerate(mutants, start=1):
-            if not is_killed(mutant, copied, asked.tests):
-                survivors.append(mutant)
+            if is_killed(mutant, copied, tests):
+                killed += 1
+            else:
                 print(f"survived {mutant.module.name}:{mutant.line}  {mutant.what}", flush=True)
             if number % 25 == 0:
                 print(f"{number} of {len(mutants)}, {time.monotonic() - began:.0f} s", flush=True)
-    killed = len(mutants) - len(survivors)
-    print(f"{killed} of {len(mutants)} killed ({killed / len(mutants):.1%})")
-    if asked.json:
-        told = [{"module": m.module.name, "line": m.line, "what": m.what} for m in survivors]
-        asked.json.write_text(json.dumps({"num": len(mutants), "killed": killed, "survivors": told}, indent=1))
+        sys.path.remove(str(copied))
+    return killed, len(mutants)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}; all unless named")
+    parser.add_argument("--every", type=int, default=1, help="take every n-th mutant only")
+    asked = parser.parse_args()
+    os.chdir(ROOT)
+    sys.dont_write_bytecode = True
+    for group in asked.groups or GROUPS:
+        child = os.fork()  # each group with modules of its own copy
+        if child == 0:
+            killed, num = run(group, asked.every)
+            print(f"{group}: {killed} of {num} killed ({killed / num:.1%})", flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
 
 
 if __name__ == "__main__":
