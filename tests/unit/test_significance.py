@@ -163,6 +163,16 @@ def test_guard_confidence_shares_the_doubt_between_the_metrics() -> None:
     assert guard_confidence(0.95, 5) == pytest.approx(0.99)
 
 
+@pytest.mark.parametrize(("confidence", "first", "last"), [(0.95, 50, 1949), (0.9, 100, 1899), (0.99, 10, 1989)])
+def test_interval_leaves_the_same_number_of_resamples_out_at_both_ends(
+    confidence: float, first: int, last: int
+) -> None:
+    rng, sample = random.Random(1), [math.sin(i) for i in range(30)]
+    means = sorted(sum(rng.choices(sample, k=30)) / 30 for _ in range(2000))
+    assert paired_interval(sample, confidence, 1) == (means[first], means[last])
+    assert first == 1999 - last
+
+
 def test_interval_far_out_is_no_narrower_than_the_normal_one() -> None:
     rng = random.Random(6)
     sample = [rng.gauss(0.0, 1.0) for _ in range(80)]

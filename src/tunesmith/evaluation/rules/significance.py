@@ -37,8 +37,8 @@ class MeanDifference:
         tail = (1 - confidence) / 2
         if len(self._differences) > _LARGE_N:
             return self._normal(tail)
-        first, last = int(tail * _RESAMPLES), math.ceil((1 - tail) * _RESAMPLES) - 1
-        low, high = self._means[first], self._means[min(_RESAMPLES - 1, last)]
+        num_outside = int(tail * _RESAMPLES + _SLACK)  # at each end
+        low, high = self._means[num_outside], self._means[-1 - num_outside]
         if tail * _RESAMPLES >= _MIN_IN_TAIL or len(self._differences) < 2:
             return low, high
         normal_low, normal_high = self._normal(tail)
