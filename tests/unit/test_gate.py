@@ -367,6 +367,9 @@ def test_drop_that_may_be_chance_is_marked() -> None:
     told = [(c.metric, c.passed, c.note) for c in checks if c.setting == "gate.max_drop"]
     chance = "may be chance"
     assert told == [(GREEDY, False, chance), (SAMPLED, False, ""), (LOSS, True, chance)]
+    [allowed] = [c for c in decide(report(measured(), measured(GREEDY, -0.05)), GATE, (LOSS, GREEDY)).checks
+                 if c.name == "change"]  # fmt: skip
+    assert (allowed.passed, allowed.note) == (True, "")
     surely = measured(difference=-0.3, n=20, guard_low=-0.8, guard_high=0.2)  # never corrected: it is the primary one
     [of_old] = [c for c in decide(report(measured(), established=surely), GATE, (LOSS,)).checks if "old" in c.name]
     assert (of_old.passed, of_old.note) == (False, "")
