@@ -65,3 +65,30 @@ def test_verifier_that_is_not_named_or_applies_nowhere_never_promotes(tmp_path: 
         run = client.runs.show(run_id)
         assert run.run.state == RunState.HELD
         assert run.run.reason == "verifier:padded_minimal_input: it applies to none of the 20 cases"
+
+
+def test_version_that_is_deployed_again_is_judged_by_the_verifiers_and_the_program_of_now(tmp_path: Path) -> None:
+    with a_workspace(tmp_path) as client:
+        for _ in range(2):  # the second one is no better, and rejected
+            submit(client)
+            work_here(client)
+        root = client.workspace.root
+        (root / "score.py").write_text(
+            "import json, sys\n"
+            "for line in sys.stdin:\n"
+            "    print(json.dumps({'id': json.loads(line)['id'], 'scores': {'tone': 1}}))\n"
+        )
+        told = sections()
+        told["evaluation"] = {
+            "metrics": [*METRICS, "command:tone"],
+            "command": ["python", "score.py"],
+            "command_metrics": {"tone": "higher"},
+        }
+        a_profile(root, **told)
+        run_id = client.adapters.deploy("support@v2").id
+        work_here(client)
+        shown = client.runs.show(run_id)
+        assert shown.evaluation is not None
+        assert [c["metric"] for c in shown.evaluation.comparisons] == [*METRICS, "command:tone"]
+        assert all(c["problem"] is None for c in shown.evaluation.comparisons)
+        assert shown.run.state == RunState.REJECTED

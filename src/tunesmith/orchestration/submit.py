@@ -14,17 +14,17 @@ from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.listings import Dataset
 from tunesmith.datasets.prepare import Progress, prepare_dataset
 from tunesmith.datasets.report import DatasetReport, Kind, PrepareOptions
-from tunesmith.evaluation.evaluators.command import command_in
 from tunesmith.experience.forgetting.queries import erasures
 from tunesmith.experience.held_out import shortage_of_dataset
 from tunesmith.experience.queries import members
 from tunesmith.experience.rules.held_out import Shortage
 from tunesmith.experience.rules.mix import Accumulated
 from tunesmith.orchestration.check import check
+from tunesmith.orchestration.judged_by import judged_by
 from tunesmith.orchestration.start_weights import start_of
 from tunesmith.profiles.base_model import is_whole_model
 from tunesmith.profiles.checks import CheckedProfile
-from tunesmith.profiles.profile import Method, Profile
+from tunesmith.profiles.profile import Method
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.programs.fingerprint import code_fingerprint
 from tunesmith.runs.queries import profile_locks as profiles
@@ -39,7 +39,6 @@ from tunesmith.training.rules.estimate import Estimate
 from tunesmith.training.trainers.base import TrainerInfo
 from tunesmith.training.trainers.command import sealed
 from tunesmith.training.trainers.registry import DRY_RUN_OF
-from tunesmith.verifiers.metric_names import verifiers_among
 
 if TYPE_CHECKING:
     from tunesmith.experience.assemble import WantedKind
@@ -251,10 +250,7 @@ def spec_of(
         budgets=profile.budgets,
         validation=profile.validation,
         checkpoints=profile.checkpoints,
-        evaluation=profile.evaluation,
-        verifiers={name: profile.experience.wanted[name] for name in verifiers_among(profile.evaluation.metrics)},
-        command_sha256=_sealed_files(workspace, profile),
-        gate=profile.gate,
+        **judged_by(workspace, profile),
         shadow=profile.shadow,
         deploy=profile.deploy,
         watch=profile.watch,
@@ -265,12 +261,6 @@ def spec_of(
         origins=checked.resolved.said(),
         metadata=dict(submission.metadata),
     )
-
-
-def _sealed_files(workspace: Workspace, profile: Profile) -> dict[str, str]:
-    """sha256 of the files of the program that scores: what judges a run is in its spec."""
-    command = command_in(workspace.root, profile.evaluation.command)
-    return {} if command is None else command.sha256
 
 
 def _method(wanted: Method, trainer: TrainerInfo, dataset: Dataset) -> Method:
