@@ -31,7 +31,8 @@ from tunesmith.models.chat import ChatFormat, Tokenized
 from tunesmith.models.loading import load_base, load_tokenizer, pick_device
 from tunesmith.models.packs import Packer, single
 from tunesmith.models.scoring import TransformersBackend, batches_by_count, mean_nlls
-from tunesmith.profiles.profile import GateSettings, Recipe
+from tunesmith.profiles.profile import Recipe
+from tunesmith.profiles.sections.evaluation import GateSettings
 from tunesmith.programs.protocol import CaseScore
 from tunesmith.training.rules.memory_plan import UNPLANNED_PACK_TOKENS
 from tunesmith.training.trainers.native.batch_sampler import BatchSampler

@@ -58,6 +58,12 @@ INSTALLED = ("json_valid", "answer_words")
 PINNED = [[1.4910584917924983, 0.0, 0.0], [1.5673676738895836, 1.0, 1.0], [1.4331249842604485, 1.0, 1.0]]
 METRICS_OF = {name: tuple(metric.name for metric in info.metrics) for name, info in EVALUATORS.items()}
 METRICS_OF["json_answers"] = INSTALLED
+METRICS_OF["verifier:ticket_number"] = ("verifier:ticket_number", "verifier:ticket_number:sampled")
+SETTINGS: dict[str, dict[str, Any]] = {
+    **{name.removeprefix("verifier:"): {} for name in METRICS_OF if name.startswith("verifier:")},
+    "json_schema": {"schema": {"type": "object"}},
+    "ticket_number": {"prefix": "AC"},
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -99,7 +105,9 @@ def sim_spec(tmp_path: Path, base: BaseModelRef, adapter: AdapterRef) -> Evaluat
 
 
 def wanting(spec: EvaluateSpec, *metrics: str) -> EvaluateSpec:
-    return spec.model_copy(update={"evaluation": spec.evaluation.model_copy(update={"metrics": metrics})})
+    """The spec with these metrics, and the settings of all verifiers."""
+    evaluation = spec.evaluation.model_copy(update={"metrics": metrics})
+    return spec.model_copy(update={"evaluation": evaluation, "verifiers": SETTINGS})
 
 
 @pytest.mark.parametrize("name", METRICS_OF)
@@ -120,13 +128,18 @@ def test_evaluator_gives_every_case_a_value_of_each_metric_or_an_error(
     for by_case in scores.by_subject.values():
         assert [score.case_id for score in by_case] == [f"case-{number}" for number in range(9)]
         for score in by_case:
-            assert set(score.values) == (set(metrics) if score.error is None else set())
+            applies_not = {name for name in score.not_applicable if find_metric(name).neutral is not None}
+            assert applies_not == set(score.not_applicable)
+            assert {*score.values, *applies_not} == (set(metrics) if score.error is None else set())
+            assert not applies_not & set(score.values)
             assert all(math.isfinite(value) for value in score.values.values())
-    for metric in metrics:  # asked for alone, a metric has the same values
+    is_slow = make_spec is held_out_spec and name.startswith("verifier:")  # one of them stands for all
+    for metric in metrics if not is_slow or name == "verifier:length" else ():  # asked for alone, the same values
         _, alone = evaluate_here(wanting(spec, metric), tmp_path / metric)
         for label, by_case in alone.by_subject.items():
             for score, other in zip(by_case, scores.by_subject[label], strict=True):
                 assert score.values == {key: value for key, value in other.values.items() if key == metric}
+                assert score.not_applicable == tuple(name for name in other.not_applicable if name == metric)
 
 
 def test_importing_an_evaluator_is_cheap() -> None:
@@ -152,7 +165,7 @@ def test_numbers_of_ours_do_not_depend_on_others_that_run_too(
         for score, other in zip(by_case, both.by_subject[label], strict=True):
             assert score.answers == {key: value for key, value in other.answers.items() if key in ALL}
     order = [info.name for info, _ in evaluators_of(["answer_words", *reversed(ALL)])]
-    assert order == [*EVALUATORS, "json_answers"]
+    assert order == ["heldout_loss", "exact_match", "json_answers"]
 
 
 def test_answers_are_generated_once_for_all_evaluators(tmp_path: Path, base: BaseModelRef, adapter: AdapterRef) -> None:
@@ -195,6 +208,11 @@ def installed_odd(site: Path, code: str) -> Path:
         (f"return {VALID}[::-1]", ErrorClass.BUG, "it scored 9 cases, not the 9 given, in their order"),
         (f"return {VALID.replace('oddness', 'heldout_loss')}", ErrorClass.BUG, "it was not asked for 'heldout_loss'"),
         (f"return {VALID.replace('1}', '1j}')}", ErrorClass.BUG, "evaluator odd: ValidationError: "),
+        (
+            "return [CaseScore(case_id=case.id, not_applicable=('oddness',)) for case in cases]",
+            ErrorClass.BUG,
+            "'oddness' is not applicable to a case, and has a value or no neutral one",
+        ),
     ],
 )
 def test_evaluator_that_breaks_its_contract_ends_the_evaluation_by_name(
@@ -220,6 +238,50 @@ def test_value_that_is_missing_or_not_finite_is_an_error_of_its_case(
         spec = wanting(sim_spec(tmp_path, base, adapter), "oddness")
         _, scores = evaluate_here(spec, tmp_path / "out")
     assert {(score.error, len(score.values)) for score in scores.by_subject["candidate"]} == {(error, 0)}
+
+
+VERIFIER = """
+from tunesmith.verifiers.base import Finding, NoSettings, Verifier
+def look(interaction, settings):
+    raise RuntimeError("no dictionary")
+VERIFIER = Verifier("spelling", "whether it is spelt well", NoSettings, look)
+"""
+
+
+def test_verifier_that_fails_is_an_error_of_the_case_never_a_score(
+    tmp_path: Path, base: BaseModelRef, adapter: AdapterRef
+) -> None:
+    entry = {"tunesmith.verifiers": {"spelling": "odd_verifier:VERIFIER"}}
+    with on_path(install_module(tmp_path / "site", "odd_verifier", VERIFIER, entry)):
+        spec = wanting(sim_spec(tmp_path, base, adapter), "verifier:spelling")
+        spec = spec.model_copy(update={"verifiers": {"spelling": {}}})
+        _, scores = evaluate_here(spec, tmp_path / "out")
+    for score in scores.by_subject["candidate"]:
+        assert score.values == {}
+        assert "the verifier failed (RuntimeError: no dictionary)" in (score.error or "")
+
+
+def test_metric_of_a_verifier_goes_by_its_settings_in_the_spec(
+    tmp_path: Path, base: BaseModelRef, adapter: AdapterRef
+) -> None:
+    spec = wanting(held_out_spec(tmp_path, base, adapter), "verifier:length")
+    means = {}
+    for least in (0, 10_000):
+        settings = {"length": {"min_chars": least, "max_chars": 20_000}}
+        _, scores = evaluate_here(spec.model_copy(update={"verifiers": settings}), tmp_path / str(least))
+        means[least] = sum(score.values["verifier:length"] for score in scores.by_subject["candidate"]) / 9
+    assert means[0] == 1.0
+    assert means[10_000] < 0.1
+
+
+@pytest.mark.parametrize(("metric", "words"), [
+    ("perplexity", "perplexity is e to the power of heldout_loss"),
+    ("verifier:lenth", "no evaluator measures 'verifier:lenth'; did you mean 'verifier:length'"),
+    ("verifier:length:greedy", "no evaluator measures 'verifier:length:greedy'"),
+])  # fmt: skip
+def test_metric_that_is_no_metric_is_refused_with_what_to_name_instead(metric: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        find_metric(metric)
 
 
 def test_metric_that_two_installed_evaluators_measure_is_refused(tmp_path: Path) -> None:

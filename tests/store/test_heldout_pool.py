@@ -7,7 +7,7 @@ import pytest
 from support.rows import PROFILE, a_dataset, a_run, dump
 from tunesmith.datasets import queries as datasets
 from tunesmith.datasets.queries import HeldoutCase
-from tunesmith.profiles.profile import EvaluationSettings
+from tunesmith.profiles.sections.evaluation import EvaluationSettings
 from tunesmith.runs.rules.run import RunState
 from tunesmith.store.database import Database, Tx
 

@@ -177,7 +177,7 @@ def test_json_of_listings_keeps_its_keys_and_their_order(client: Client, root: P
     ]  # fmt: skip
     assert list(adapter) == [
         "id", "name", "profile", "version", "state", "run_id", "run_state", "digest", "path", "metrics", "created_at",
-        "targets", "events",
+        "targets", "events", "evaluation",
     ]  # fmt: skip
     assert list(item) == [
         "kind", "id", "profile", "since", "reason", "what_to_do", "log", "error", "num", "newest",

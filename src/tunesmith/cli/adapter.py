@@ -59,8 +59,9 @@ def list_adapters(
 
 @commands.command()
 def show(ctx: typer.Context, adapter: Name, json: Json = False) -> None:
-    """One version: its run, its place, its metrics, who serves it, what became of it."""
+    """One version: its run, its place, its metrics, who serves it, how it was judged, what became of it."""
     from tunesmith.cli.run_page import show_history
+    from tunesmith.cli.verdict_page import show_verdict
 
     with open_client(ctx) as client:
         found = client.adapters.show(adapter)
@@ -82,6 +83,8 @@ def show(ctx: typer.Context, adapter: Name, json: Json = False) -> None:
         indent=0,
     )
     _show_targets(found.targets)
+    if found.evaluation is not None:
+        show_verdict(found.evaluation)
     heading("History")
     show_history(found.events)
 

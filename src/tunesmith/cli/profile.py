@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from tunesmith.profiles.layers import Origin
     from tunesmith.profiles.rules.lock import ArchitectureLock, ProfileLock
+    from tunesmith.profiles.sections.evaluation import GateSettings
 
 commands = command_group("What is tuned: a YAML file each in profiles/.")
 
@@ -76,7 +77,7 @@ def show(ctx: typer.Context, name: Profile, overrides: Set = None, json: Json = 
                 "recipe",
                 f"{recipe.method} · {passes(recipe.epochs, recipe.max_steps)} · lr {recipe.peak_lr:g} · {trained}",
             ),
-            ("gate", f"{profile.gate.primary} better at {profile.gate.confidence:.0%}, n ≥ {profile.gate.min_cases}"),
+            ("gate", _gate_text(profile.gate)),
             ("deploy", f"when {profile.deploy.when}, to {', '.join(target.name for target in profile.targets)}"),
             ("locked", "not yet" if lock is None else _facts(lock.architecture)),
             ("config", resolved.fingerprint),
@@ -129,6 +130,11 @@ def lock(
         locked = client.profiles.lock(name, new_split=new_split, reason=reason)
     show_fields([("base", _facts(locked.architecture)), ("held out", _split(locked))])
     print_id(name)
+
+
+def _gate_text(gate: GateSettings) -> str:
+    """What a candidate must show, in one line; `run show` has every check."""
+    return f"{gate.primary} better by ≥ {gate.min_gain:g}, surely at {gate.confidence:.0%}, n ≥ {gate.min_cases}"
 
 
 def _split(lock: ProfileLock) -> str:

@@ -21,9 +21,10 @@ from tunesmith.cli.output import (
     stdout,
 )
 from tunesmith.cli.progress import progress_parts
+from tunesmith.cli.verdict_page import show_verdict
 
 if TYPE_CHECKING:
-    from tunesmith.client.views import AttemptView, EvaluationView, EventView, RunDetail, ShadowView
+    from tunesmith.client.views import AttemptView, EventView, RunDetail, ShadowView
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40
@@ -51,7 +52,7 @@ def show_run(detail: RunDetail) -> None:
         heading("Attempts")
         _attempts(detail.attempts)
     if detail.evaluation is not None:
-        _verdict(detail.evaluation)
+        show_verdict(detail.evaluation)
     if detail.shadow is not None:
         _shadow(detail.shadow)
     open_requests = [request for request in detail.requests if request["acknowledged_at"] is None]
@@ -145,27 +146,6 @@ def show_history(events: Sequence[EventView]) -> None:
         day, reason = now_day, now_reason
     columns = [Column("DAY"), Column("UTC"), Column("STATE"), Column("BY", "fold"), Column("WHY", "fold")]
     show_table(columns, rows, indent=2)
-
-
-def _verdict(evaluation: EvaluationView) -> None:
-    from rich.text import Text
-
-    heading("Verdict")
-    title = coloured(evaluation.decision)
-    title.append(f"  {several(evaluation.num_cases, 'case')}, {evaluation.confidence:.0%} confidence", style="default")
-    say(Text.assemble("  ", title))
-    rows = []
-    for c in evaluation.comparisons:
-        interval = "" if c["low"] is None else f"{number(c['low'], True)} … {number(c['high'], True)}"
-        better = "" if c["difference"] is None else number(c["difference"], True)
-        rows.append((c["metric"], number(c["baseline"]), number(c["candidate"]), better, interval, c["problem"]))
-    columns = [Column("METRIC"), Column("LIVE", align="right"), Column("NEW", align="right"),
-               Column("BETTER BY", align="right"), Column("INTERVAL"), Column("PROBLEM", "fold")]  # fmt: skip
-    has_problem = any(row[-1] for row in rows)
-    shown = columns if has_problem else columns[:-1]
-    show_table(shown, [row[: len(shown)] for row in rows], indent=2)
-    for reason in evaluation.reasons:
-        say(f"  {reason}")
 
 
 def _shadow(shadow: ShadowView) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tunesmith.client.evaluation_view import evaluation_view
 from tunesmith.client.views import AdapterView, DeploymentView, EventView, RequestResult, adapter_view, to_json
 from tunesmith.core.errors import NotFound, Refused, UsageError
 from tunesmith.deployment import queries as deployments
+from tunesmith.evaluation import queries as evaluations
 from tunesmith.models import listings
 from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
@@ -30,6 +32,7 @@ def show(session: Session, adapter: str) -> AdapterView:
             _listed(tx, session, found.id),
             targets=tuple(_observation(tx, each) for each in served_by),
             events=tuple(EventView(e.at, e.action, e.actor, e.old_state, e.new_state, e.reason) for e in history),
+            evaluation=evaluation_view(evaluations.latest_of_adapter(tx, found.id)),
         )
 
 

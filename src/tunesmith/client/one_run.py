@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.client.attempt_progress import AttemptProgress, read_progress
+from tunesmith.client.evaluation_view import evaluation_view
 from tunesmith.client.held_runs import next_step
 from tunesmith.client.views import (
     AttemptView,
-    EvaluationView,
     EventView,
     PlannedRun,
     ProgressView,
@@ -54,7 +54,7 @@ def detail(session: Session, run_id: str) -> RunDetail:
             run=_view(tx, run, session),
             spec=run.spec.model_dump(mode="json"),
             attempts=tuple(_attempt(attempt, kinds) for attempt in attempts),
-            evaluation=_evaluation(tx, run.id),
+            evaluation=evaluation_view(evaluations.latest(tx, run.id)),
             requests=tuple(to_json(request) for request in requests.of_run(tx, run.id)),
             events=tuple(
                 EventView(e.at, e.action, e.actor, e.old_state, e.new_state, e.reason)
@@ -160,24 +160,6 @@ def _attempt(attempt: Attempt, kinds: dict[str, str]) -> AttemptView:
         started_at=attempt.started_at,
         ended_at=attempt.ended_at,
         result=attempt.result,
-    )
-
-
-def _evaluation(tx: Tx, run_id: str) -> EvaluationView | None:
-    evaluation = evaluations.latest(tx, run_id)
-    if evaluation is None:
-        return None
-    judged = evaluation.judged
-    return EvaluationView(
-        id=evaluation.id,
-        decision=judged.verdict.decision,
-        reasons=judged.verdict.reasons,
-        num_cases=judged.report.num_cases,
-        confidence=judged.report.confidence,
-        comparisons=tuple(comparison.model_dump(mode="json") for comparison in judged.report.comparisons),
-        evidence=judged.evidence.model_dump(mode="json"),
-        scores_path=evaluation.scores_path,
-        created_at=evaluation.created_at,
     )
 
 

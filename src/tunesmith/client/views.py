@@ -100,6 +100,10 @@ class EvaluationView:
     evidence: dict[str, str]
     scores_path: str
     created_at: datetime
+    checks: tuple[dict[str, Any], ...] = ()
+    """Every check with actual, threshold, setting, its origin, n and whether it passed; none in older verdicts."""
+    established: dict[str, Any] | None = None
+    """The primary metric on the cases of earlier, proven datasets alone."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +202,8 @@ class AdapterView:
     """`show` alone: the targets that serve it, or should."""
     events: tuple[EventView, ...] = ()
     """`show` alone: what became of it, with how close each target was when it went live."""
+    evaluation: EvaluationView | None = None
+    """`show` alone: how it was judged last."""
 
 
 def adapter_view(adapter: ListedAdapter, data_dir: Path) -> AdapterView:

@@ -10,6 +10,7 @@ from tunesmith.core.environment import child_environment
 from tunesmith.core.errors import ConfigError
 from tunesmith.core.files import canonical_json, sha256_file, sha256_text, write_atomic
 from tunesmith.datasets import queries as datasets
+from tunesmith.evaluation.evaluators.command import command_in
 from tunesmith.evaluation.evaluators.registry import find_metric
 from tunesmith.evaluation.rules.comparison import compare
 from tunesmith.evaluation.rules.gate import BARE_BASE, Evidence, Judged, decide
@@ -65,6 +66,8 @@ def evaluate(context: StageContext) -> StageEnd:
         ),
         cases=_write_cases(context, pool),
         evaluation=run.spec.evaluation,
+        verifiers=run.spec.verifiers,
+        command=command_in(context.workspace.root, run.spec.evaluation.command),
         seed=run.spec.recipe.seed,
     )
     env = child_environment(os.environ, context.settings.worker.pass_environment)
@@ -100,15 +103,33 @@ def _refused(
         return StageEnd.failed(ErrorClass.DATA, f"profile {run.profile} has no held-out cases")
     try:
         for metric in run.spec.evaluation.metrics:
-            find_metric(metric)
+            find_metric(metric, run.spec.evaluation)
     except ConfigError as error:  # its package was there when the run was submitted
         again = f"install its package again, then: tunesmith adapter deploy {candidate.name}"
         return StageEnd.failed(ErrorClass.CONFIG, f"{error.message}; {again}")
+    odd = _changed_command(context, run.spec)
+    if odd is not None:
+        return StageEnd.failed(
+            ErrorClass.MISMATCH, f"{odd}; tunesmith adapter deploy {candidate.name} judges by it as it is"
+        )
     changed = base_trouble(context.workspace, run.spec)
     if changed is not None:
         again = f"then have it measured and deployed: tunesmith adapter deploy {candidate.name}"
         return StageEnd.failed(ErrorClass.MISMATCH, f"{changed}, {again}")
     return None
+
+
+def _changed_command(context: StageContext, spec: RunSpec) -> str | None:
+    """Why the program that scores is no longer the one that was submitted; None if it is, or if there is none."""
+    try:
+        command = command_in(context.workspace.root, spec.evaluation.command)
+    except ConfigError as error:
+        return error.message
+    if command is None or command.sha256 == spec.command_sha256:
+        return None
+    names = sorted(part for part in {*command.sha256, *spec.command_sha256}
+                   if command.sha256.get(part) != spec.command_sha256.get(part))  # fmt: skip
+    return f"evaluation.command: {', '.join(names)} changed since the run was submitted"
 
 
 def _ended_early(context: StageContext, end: ProgramEnd) -> StageEnd | None:
@@ -128,8 +149,8 @@ def _judge(
     report = compare(
         [case.id for case in pool],
         scores.by_subject,
-        [find_metric(name) for name in run.evaluation.metrics],
-        primary=find_metric(run.gate.primary),
+        [find_metric(name, run.evaluation) for name in run.evaluation.metrics],
+        primary=find_metric(run.gate.primary, run.evaluation),
         # cases of earlier, proven datasets
         established={case.id for case in pool if case.is_established},
         confidence=run.gate.confidence,
@@ -145,12 +166,17 @@ def _judge(
         baseline=BARE_BASE if baseline is None else baseline.digest,
         references=references,
     )
-    return Judged(evidence=evidence, report=report, verdict=decide(report, run.gate, run.evaluation.metrics))
+    verdict = decide(report, run.gate, run.evaluation.metrics, run.origins)
+    return Judged(evidence=evidence, report=report, verdict=verdict)
 
 
 def policy_digest(run: RunSpec) -> str:
     """What the verdict depends on besides the numbers."""
     policy = {"gate": run.gate.model_dump(mode="json"), "evaluation": run.evaluation.model_dump(mode="json")}
+    if run.verifiers:
+        policy["verifiers"] = run.verifiers
+    if run.command_sha256:
+        policy["command"] = run.command_sha256
     return sha256_text(canonical_json(policy))
 
 

@@ -76,8 +76,20 @@ def _lacks_evidence(judged: dict[str, Any], gate: dict[str, Any], metrics: list[
         established=None if report.get("established") is None else _comparison(report["established"]),
     )
     needed = (*metrics, gate["primary"], *gate["floors"])
-    return find_unusable(measured, needed, confidence=gate["confidence"], min_cases=0) is not None
+    unusable = find_unusable(
+        measured,
+        needed,
+        decisive=(gate["primary"], *gate["floors"]),
+        confidence=gate["confidence"],
+        min_cases=0,
+        min_cases_of={},
+    )
+    return unusable is not None
+
+
+_DEFAULTS = {"problem": None, "at_fault": None, "num_left_out": 0, "shown_only": False}
+"""What reports from before a field was stored mean."""
 
 
 def _comparison(stored: dict[str, Any]) -> SimpleNamespace:
-    return SimpleNamespace(**{"problem": None, "at_fault": None, **stored})
+    return SimpleNamespace(**{**_DEFAULTS, **stored})

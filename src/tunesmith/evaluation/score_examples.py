@@ -16,7 +16,7 @@ from tunesmith.core.files import sha256_file
 from tunesmith.core.ids import new_id, new_token
 from tunesmith.datasets.example import Message
 from tunesmith.evaluation.evaluate import EVALUATOR_PROGRAM
-from tunesmith.profiles.profile import EvaluationSettings
+from tunesmith.profiles.sections.evaluation import EvaluationSettings
 from tunesmith.profiles.settings import WorkerSettings
 from tunesmith.profiles.workspace import Workspace
 from tunesmith.programs.launch import RunningProgram, launch

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tunesmith.core.errors import ConfigError
 from tunesmith.datasets.screens.detectors import check_installed
 from tunesmith.deployment.target_conflicts import place_problems
 from tunesmith.deployment.targets.registry import make_target, target_kinds
+from tunesmith.evaluation.evaluators.command import command_in
 from tunesmith.evaluation.evaluators.registry import find_metric
 from tunesmith.orchestration.retry import said_at_submit
 from tunesmith.profiles.checks import CheckedProfile, check_profile
@@ -61,12 +63,13 @@ def check(
         trainer=trainer,
         target_kinds=target_kinds(),
         check_detector=check_installed,
-        check_metric=find_metric,
+        check_metric=partial(find_metric, settings=resolved.profile.evaluation),
     )
     if checked.profile.trainer.options and not trainer.takes_options and not dry_run:
         named = ", ".join(sorted(checked.profile.trainer.options))
         raise ConfigError(f"profile {profile}: trainer.options: trainer {trainer.name} takes none, found {named}")
     sealed(trainer, checked.profile.trainer.options, workspace.root)
+    command_in(workspace.root, checked.profile.evaluation.command)
     for target in checked.profile.targets:
         make_target(target.kind, target.options, root=workspace.root, profile=profile)
     shared = place_problems(database, workspace, profile, checked.profile.targets, environ)

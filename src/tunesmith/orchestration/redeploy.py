@@ -20,6 +20,7 @@ from tunesmith.models.queries import Adapter
 from tunesmith.models.rules import AdapterState
 from tunesmith.orchestration import lifecycle
 from tunesmith.orchestration.check import check
+from tunesmith.orchestration.judged_by import judged_by
 from tunesmith.orchestration.workspace_commit import with_commit
 from tunesmith.profiles.profile import Deploy
 from tunesmith.profiles.workspace import Workspace
@@ -95,8 +96,7 @@ def _spec(database: Database, workspace: Workspace, adapter: Adapter, environ: M
         "base": base,
         "start": None,
         "deploys": AdapterRef(id=adapter.id, path=str(workspace.data_dir / adapter.path), digest=adapter.digest),
-        "evaluation": profile.evaluation,
-        "gate": profile.gate,
+        **judged_by(workspace, profile),
         "shadow": profile.shadow.model_copy(update={"enabled": False})
         if adapter.state in _WAS_SERVED
         else profile.shadow,

@@ -20,6 +20,7 @@ from tunesmith.experience.queries import members
 from tunesmith.experience.rules.held_out import Shortage
 from tunesmith.experience.rules.mix import Accumulated
 from tunesmith.orchestration.check import check
+from tunesmith.orchestration.judged_by import judged_by
 from tunesmith.orchestration.start_weights import start_of
 from tunesmith.orchestration.workspace_commit import with_commit
 from tunesmith.profiles.base_model import is_whole_model
@@ -250,8 +251,7 @@ def spec_of(
         budgets=profile.budgets,
         validation=profile.validation,
         checkpoints=profile.checkpoints,
-        evaluation=profile.evaluation,
-        gate=profile.gate,
+        **judged_by(workspace, profile),
         shadow=profile.shadow,
         deploy=profile.deploy,
         watch=profile.watch,

@@ -17,9 +17,11 @@ from tunesmith.core.section import (
 )
 from tunesmith.profiles.sections.campaign import CampaignPolicy
 from tunesmith.profiles.sections.curriculum import CurriculumPolicy
+from tunesmith.profiles.sections.evaluation import EvaluationSettings, GateSettings
 from tunesmith.profiles.sections.experience import ExperiencePolicy
 from tunesmith.profiles.sections.screens import ScreenChoice, ScreenLimits
 from tunesmith.profiles.sections.shadow import ShadowSettings
+from tunesmith.verifiers.metric_names import verifiers_among
 
 _MODULE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*\Z")
 
@@ -229,40 +231,6 @@ class Budgets(Section):
     """Tokens one run may train on."""
 
 
-class EvaluationSettings(Section):
-    metrics: tuple[str, ...] = ("heldout_loss",)
-    """What is measured on the held-out pool: heldout_loss, exact_match_greedy, exact_match_sampled, or a plug-in's."""
-    max_cases: int = Field(default=1000, ge=1, le=100_000)
-    """Most cases of the held-out pool that a run is judged on; over it, they are taken evenly over their age."""
-    max_new_tokens: int = Field(default=64, ge=1, le=4096)
-    """Longest answer generated for the exact-match metrics."""
-    temperature: float = Field(default=0.7, gt=0.0, le=5.0)
-    """Temperature of the sampled metric."""
-    batch_size: int = Field(default=32, ge=1, le=4096)
-    """Cases scored at once."""
-
-
-class GateSettings(Section):
-    aliases: ClassVar[Mapping[str, str]] = {"min_n": "min_cases"}
-
-    primary: str = "heldout_loss"
-    """The metric that must get better."""
-    confidence: float = Field(default=0.95, gt=0.5, lt=1.0)
-    """Confidence of the paired bootstrap."""
-    min_cases: int = Field(default=50, ge=2)
-    """Minimum number of held-out cases; with fewer, nothing is promoted."""
-    max_drop: Share = 0.05
-    """No other listed metric may fall by more than this."""
-    floors: dict[str, float] = Field(default_factory=dict)
-    """Absolute floors by metric, e.g. exact_match_greedy: 0.8."""
-    on_tie: Literal["reject", "hold"] = "reject"
-    """What to do when no difference can be measured."""
-    max_age_s: float = Field(default=24 * 3600.0, gt=0.0)
-    """Older evidence is stale and is measured again."""
-    hold_expires_s: float = Field(default=7 * 24 * 3600.0, gt=0.0)
-    """A held run that nobody decides on is rejected after this long."""
-
-
 class Answers(Section):
     max_tokens: int = Field(default=256, ge=1, le=1_000_000)
     """Longest answer of `tunesmith serve` to a request that names no limit; serve.max_tokens is the most ever."""
@@ -380,8 +348,16 @@ class Profile(Section):
         if self.gate.primary not in self.evaluation.metrics:
             close = did_you_mean(self.gate.primary, self.evaluation.metrics)
             raise ValueError(f"gate.primary: {self.gate.primary!r} is not among evaluation.metrics{close}")
-        for metric in sorted(set(self.gate.floors) - set(self.evaluation.metrics)):
-            raise ValueError(f"gate.floors.{metric}: not among evaluation.metrics, so it would never be measured")
+        for name in verifiers_among(self.evaluation.metrics):
+            if name not in self.experience.wanted:
+                close = did_you_mean(name, self.experience.wanted)
+                raise ValueError(
+                    f"evaluation.metrics: the metric verifier:{name} needs the verifier's settings; "
+                    f"name {name} under experience.verifiers{close}"
+                )
+        for key, named in (("floors", self.gate.floors), ("min_cases_of", self.gate.min_cases_of)):
+            for metric in sorted(set(named) - set(self.evaluation.metrics)):
+                raise ValueError(f"gate.{key}.{metric}: not among evaluation.metrics, so it would never be measured")
         if self.data.heldout_share + self.data.validation_share >= 1.0:
             raise ValueError("data.heldout_share: with data.validation_share it leaves nothing to train on")
         return self

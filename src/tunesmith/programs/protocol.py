@@ -152,6 +152,8 @@ class CaseScore(_Wire):
 
     case_id: str
     values: dict[str, float] = Field(default_factory=dict)
+    not_applicable: tuple[str, ...] = ()
+    """Metrics that have nothing to say about this case; they have no value then."""
     answers: dict[str, str] = Field(default_factory=dict)
     error: str | None = None
 

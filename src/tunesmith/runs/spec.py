@@ -11,8 +11,6 @@ from tunesmith.profiles.profile import (
     Budgets,
     Checkpoints,
     Deploy,
-    EvaluationSettings,
-    GateSettings,
     Method,
     Recipe,
     TargetSettings,
@@ -20,6 +18,7 @@ from tunesmith.profiles.profile import (
     Watch,
 )
 from tunesmith.profiles.rules.lock import ArchitectureLock
+from tunesmith.profiles.sections.evaluation import EvaluationSettings, GateSettings
 from tunesmith.profiles.sections.shadow import ShadowSettings
 
 if TYPE_CHECKING:  # every program reads its spec with this module: what only submitting needs is not imported for it
@@ -86,6 +85,10 @@ class RunSpec(Section):
     validation: Validation
     checkpoints: Checkpoints
     evaluation: EvaluationSettings
+    verifiers: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Settings of the verifiers that `evaluation.metrics` names."""
+    command_sha256: dict[str, str] = Field(default_factory=dict)
+    """sha256 of each file that `evaluation.command` names, by its element."""
     gate: GateSettings
     shadow: ShadowSettings = ShadowSettings()
     deploy: Deploy
@@ -150,6 +153,17 @@ class Subject(Section):
     adapter: AdapterRef | None
 
 
+class ScoringCommand(Section):
+    """A program of the user's that scores answers."""
+
+    argv: tuple[str, ...]
+    """Absolute paths where it names files; `python` is the running interpreter."""
+    root: str
+    """The workspace, in which it is started."""
+    sha256: dict[str, str]
+    """Of each file that it names, by the element that names it."""
+
+
 class EvaluateSpec(Section):
     """spec.json of an evaluator."""
 
@@ -161,6 +175,10 @@ class EvaluateSpec(Section):
     subjects: tuple[Subject, ...]
     cases: CasesRef
     evaluation: EvaluationSettings
+    verifiers: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Settings of the verifiers that `evaluation.metrics` names."""
+    command: ScoringCommand | None = None
+    """The program of `evaluation.command`; None where no metric needs it."""
     seed: int
 
 

@@ -27,6 +27,11 @@ class Metric:
     better: Direction
     """Which way is better; declared, never guessed from the name."""
     description: str
+    shown_only: bool = False
+    """Measured and shown; the gate decides by it only if a profile makes it primary or gives it a floor."""
+    neutral: float | None = None
+    """What counts for a side that the metric does not apply to while it applies to the other one. None: it applies to
+    every case, and `CaseScore.not_applicable` must not name it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +73,8 @@ class SubjectModel(Protocol):
 
 Measure = Callable[[SubjectModel, Sequence[Case], Sequence[str]], Iterable[CaseScore]]
 """Called once per subject with the cases and those of its metrics that are wanted. One `CaseScore` per case, in order:
-a value for each wanted metric, or `error`, why this case cannot be scored. An error is never a score."""
+a value for each wanted metric, or `error`, why this case cannot be scored. An error is never a score. A metric with a
+`neutral` value may be named in `not_applicable` instead: the case is left out where it applies to neither side."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class _Cases:
 def evaluate(program: Program) -> Result:
     """Score every case under every subject; adapters of the sim trainer by its script, all others by the model."""
     spec = program.evaluate_spec
-    evaluators = evaluators_of(spec.evaluation.metrics)
+    evaluators = evaluators_of(spec.evaluation.metrics, spec.evaluation)
     program.phase(Phase.HASH)
     fields = _verified(spec)
     if sim.is_simulated(spec):

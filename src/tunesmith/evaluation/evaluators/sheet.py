@@ -16,6 +16,7 @@ class Sheet:
         self._cases = tuple(cases)
         self._values: dict[str, dict[str, float]] = {case.id: {} for case in cases}
         self._answers: dict[str, dict[str, str]] = {case.id: {} for case in cases}
+        self._not_applicable: dict[str, tuple[str, ...]] = {case.id: () for case in cases}
         self._errors: dict[str, str] = {}
 
     def measure(self, evaluator: EvaluatorInfo, metrics: Sequence[str], model: SubjectModel) -> None:
@@ -40,11 +41,17 @@ class Sheet:
         return tuple(self._score(case_id, errors.get(case_id) or self._errors.get(case_id)) for case_id in ids)
 
     def _take(self, evaluator: EvaluatorInfo, metrics: Sequence[str], score: CaseScore) -> None:
-        for name in sorted({*score.values, *score.answers} - set(metrics)):
+        for name in sorted({*score.values, *score.answers, *score.not_applicable} - set(metrics)):
             raise _broken(evaluator, f"it was not asked for {name!r}")
+        always = {metric.name for metric in evaluator.metrics if metric.neutral is None}
+        for name in sorted(set(score.not_applicable) & (always | set(score.values))):
+            raise _broken(evaluator, f"{name!r} is not applicable to a case, and has a value or no neutral one")
         self._answers[score.case_id] |= score.answers
+        self._not_applicable[score.case_id] += score.not_applicable
         problem = score.error
         for metric in metrics:
+            if metric in score.not_applicable:
+                continue
             value = score.values.get(metric)
             if value is None:
                 problem = problem or f"evaluator {evaluator.name} gave no value of {metric}"
@@ -58,7 +65,12 @@ class Sheet:
         answers = self._answers.get(case_id, {})
         if error is not None:
             return CaseScore(case_id=case_id, answers=answers, error=error)
-        return CaseScore(case_id=case_id, values=self._values[case_id], answers=answers)
+        return CaseScore(
+            case_id=case_id,
+            values=self._values[case_id],
+            not_applicable=self._not_applicable[case_id],
+            answers=answers,
+        )
 
 
 def _broken(evaluator: EvaluatorInfo, what: str) -> ProgramFailure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,10 @@ class Measured(Protocol):
     def metric(self) -> str: ...
     @property
     def n(self) -> int: ...
+    @property
+    def num_left_out(self) -> int: ...
+    @property
+    def shown_only(self) -> bool: ...
     @property
     def candidate(self) -> float | None: ...
     @property
@@ -52,13 +56,23 @@ class Unusable:
 
 
 def find_unusable(
-    report: Measurements, metrics: Collection[str], *, confidence: float, min_cases: int
+    report: Measurements,
+    metrics: Collection[str],
+    *,
+    decisive: Collection[str],
+    confidence: float,
+    min_cases: int,
+    min_cases_of: Mapping[str, int],
 ) -> Unusable | None:
-    """What keeps a report from being decided by; None where nothing does. `metrics`: all that must be measured."""
+    """What keeps a report from being decided by; None where nothing does. `metrics`: all that must be measured.
+
+    A metric that is only shown keeps nothing from being decided, unless it is among the `decisive` ones.
+    """
     missing = set(metrics) - {c.metric for c in report.comparisons}
     if missing:
         return Unusable((f"not measured: {', '.join(sorted(missing))}",))
-    measured = (*report.comparisons, *([report.established] if report.established is not None else []))
+    gating = [c for c in report.comparisons if not c.shown_only or c.metric in decisive]
+    measured = (*gating, *([report.established] if report.established is not None else []))
     problems = [c for c in measured if c.problem is not None]
     if problems:
         reasons = tuple(f"{c.metric}: {c.problem}" for c in problems)
@@ -68,9 +82,22 @@ def find_unusable(
         return Unusable((f"numbers are missing: {', '.join(incomplete)}",))
     if report.confidence < confidence:
         return Unusable((f"measured with {report.confidence:.0%} confidence; the gate wants {confidence:.0%}",))
-    partial = [c.metric for c in report.comparisons if c.n != report.num_cases]
+    partial = [c.metric for c in gating if c.n + c.num_left_out != report.num_cases]
     if partial:
         return Unusable((f"measured on a part of the cases: {', '.join(partial)}",))
     if report.num_cases < min_cases:
         return Unusable((f"only {report.num_cases} held-out cases; the gate wants {min_cases} (gate.min_cases)",))
-    return None
+    few = tuple(filter(None, (_too_few(c, min_cases, min_cases_of) for c in gating)))
+    return Unusable(few) if few else None
+
+
+def _too_few(measured: Measured, min_cases: int, min_cases_of: Mapping[str, int]) -> str | None:
+    """Why a metric was scored on too few cases; None where there are enough."""
+    metric = measured.metric
+    own = min_cases_of.get(metric)
+    wanted = min_cases if own is None else own
+    if measured.n >= wanted:
+        return None
+    setting = "gate.min_cases" if own is None else f"gate.min_cases_of.{metric}"
+    lower = "" if own is not None else f"; set gate.min_cases_of.{metric} to ask for fewer"
+    return f"{metric} applies to only {measured.n} held-out cases; the gate wants {wanted} ({setting}){lower}"
