@@ -1,0 +1,245 @@
+"""The watch by quality: what is enough, what rolls back, what is said; and how often it is wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tunesmith.deployment.rules.drop_test import counts_of
+from tunesmith.deployment.rules.quality_watch import FEWEST, AnswerWindow, QualityVerdict, judge
+from tunesmith.profiles.sections.watch import QualityWatch, SignalKind
+
+POLICY = QualityWatch(min_s=60.0, max_s=600.0)
+SIGNAL_SETS: tuple[tuple[SignalKind, ...], ...] = (
+    ("verifiers", "finished", "feedback", "errors", "latency"),
+    ("verifiers",),
+    ("finished",),
+    ("feedback",),
+    ("errors",),
+    ("latency",),
+)
+ALL = SIGNAL_SETS[0]
+
+
+class Traffic:
+    """Answers one after the other; `quality` is the chance of a good score, the other chances belong to their signal."""
+
+    def __init__(self, rng: random.Random, version: str, **chances: float) -> None:
+        self.rng = rng
+        self.version = version
+        self.chances = {
+            "schema": 0.85, "finished": 0.97, "feedback": 0.8, "rated": 0.3, "errors": 0.98, "seconds": 1.0, **chances,
+        }  # fmt: skip
+        self.counts: dict[str, dict[float, int]] = {
+            name: {} for name in ("schema", "kept", "finished", "feedback", "requests", "seconds")
+        }
+        self.num = 0
+
+    def answer(self, times: int = 1) -> Traffic:
+        for _ in range(times):
+            self._request()
+        return self
+
+    def _request(self) -> None:
+        rng, chances = self.rng, self.chances
+        if not self._add("requests", float(rng.random() < chances["errors"])):
+            return
+        self.num += 1
+        self._add("schema", float(rng.random() < chances["schema"]))
+        self._add("kept", rng.choice([0.5, 0.75, 1.0, 1.0, 1.0]))
+        self._add("finished", float(rng.random() < chances["finished"]))
+        self._add("seconds", 2.0 ** round(rng.gauss(0.0, 1.5)) * chances["seconds"])
+        if rng.random() < chances["rated"]:
+            self._add("feedback", 0.5 if rng.random() < 0.1 else float(rng.random() < chances["feedback"]))
+
+    def _add(self, name: str, value: float) -> bool:
+        self.counts[name][value] = self.counts[name].get(value, 0) + 1
+        return value > 0.0
+
+    @property
+    def window(self) -> AnswerWindow:
+        counts = self.counts
+        return AnswerWindow(
+            self.version,
+            self.num,
+            verifiers={"json_schema": counts["schema"], "entity_preservation": counts["kept"]},
+            finished=counts["finished"],
+            feedback=counts["feedback"],
+            requests=counts["requests"],
+            seconds=counts["seconds"],
+        )
+
+
+def watched(
+    rng: random.Random, policy: QualityWatch, *, most: int, every: int = 1, baseline: int = 1000, **worse: float
+) -> tuple[int, QualityVerdict]:
+    """One watch that is looked at after every few answers; when it ended, and how."""
+    before = Traffic(rng, "support@v3").answer(baseline).window
+    live = Traffic(rng, "support@v4", **worse)
+    for number in range(every, most + 1, every):
+        verdict = judge(before, live.answer(every).window, 1.0, policy)
+        if verdict.decision != "again":
+            return number, verdict
+    return most, verdict
+
+
+@pytest.mark.parametrize("signals", SIGNAL_SETS)
+def test_200_healthy_watches_are_rolled_back_in_5_percent_at_most(signals: tuple[SignalKind, ...]) -> None:
+    """With no drop allowed at all, and a look after every answer: the worst case of the promise."""
+    policy = POLICY.model_copy(update={"signals": signals, "max_drop": 0.0, "max_slowdown": 1.0})
+    ends = [watched(random.Random(seed), policy, most=100, baseline=300) for seed in range(200)]
+    assert all(verdict.evidence for _, verdict in ends), "each of them was compared"
+    assert sum(verdict.decision == "roll_back" for _, verdict in ends) <= 10
+    assert sum(number == 100 for number, _ in ends) >= 190, "and all others were looked at a hundred times"
+
+
+def test_drops_of_15_points_are_rolled_back_within_500_answers() -> None:
+    """All signals are compared, one of them falls from 0.85 to 0.70, with the settings that a profile has by itself."""
+    ends = [watched(random.Random(seed), QualityWatch(), most=500, every=50, schema=0.70) for seed in range(100)]
+    found = [verdict for _, verdict in ends if verdict.decision == "roll_back"]
+    assert len(found) >= 95
+    assert all(verdict.evidence[0].signal == "json_schema" for verdict in found)
+
+
+@pytest.mark.parametrize(
+    ("worse", "signal", "within"),
+    [
+        ({"finished": 0.0}, "finished", 20),
+        ({"errors": 0.5}, "errors", 100),
+        ({"feedback": 0.2}, "feedback", 400),
+        ({"seconds": 16.0}, "latency", 150),
+        ({"schema": 0.1}, "json_schema", 60),
+    ],
+)
+def test_gross_failures_are_found_early_and_named(worse: dict[str, float], signal: str, within: int) -> None:
+    found = [watched(random.Random(seed), QualityWatch(), most=within, every=10, **worse)[1] for seed in range(20)]
+    assert [verdict.decision for verdict in found].count("roll_back") >= 19
+    assert {verdict.evidence[0].signal for verdict in found if verdict.decision == "roll_back"} == {signal}
+
+
+def good(num: int, version: str = "support@v3", share: float = 0.9) -> AnswerWindow:
+    values = counts_of([1.0] * round(num * share) + [0.0] * (num - round(num * share)))
+    return AnswerWindow(version, num, {"json_schema": values}, finished={1.0: num} if num else {})
+
+
+@pytest.mark.parametrize(
+    ("before", "live", "watched_s", "decision", "said"),
+    [
+        (good(0), good(1000, "support@v4"), 1.0, "healthy",
+         "not enough answers to compare with: 0 of 50 by support@v3 before the flip"),
+        (good(49), good(1000, "support@v4", share=0.0), 1.0, "healthy", "compare with: 49 of 50"),
+        (good(500), good(0, "support@v4"), 1.0, "again", "0 of 500 answers, 1 of 60 s"),
+        (good(500), good(0, "support@v4"), 599.0, "again", "0 of 500 answers"),
+        (good(500), good(3, "support@v4"), 600.0, "healthy", "not enough answers to compare: 3 of 50 by support@v4"),
+        (good(500), good(130, "support@v4"), 600.0, "healthy", "no drop shown in 130 answers of support@v4, fewer"),
+        (good(500), good(500, "support@v4"), 59.0, "again", "500 of 500 answers, 59 of 60 s"),
+        (good(500), good(500, "support@v4"), 60.0, "healthy", "no drop shown in 500 answers of support@v4"),
+        (good(500), good(60, "support@v4", share=0.5), 1.0, "roll_back", "the mean score of json_schema was 0.900 "),
+        (good(500), good(60, "support@v4", share=0.5), 9e9, "roll_back", "(60 of support@v4): a drop of at least "),
+        (good(500), good(FEWEST - 1, "support@v4", share=0.0), 1.0, "again", "no drop shown yet"),
+        (good(500, share=0.2), good(500, "support@v4"), 60.0, "healthy", "no drop shown"),
+    ],
+)  # fmt: skip
+def test_watch_ends_by_answers_time_and_drop(
+    before: AnswerWindow, live: AnswerWindow, watched_s: float, decision: str, said: str
+) -> None:
+    verdict = judge(before, live, watched_s, POLICY)
+    assert verdict.decision == decision
+    assert said in verdict.reason
+
+
+def test_evidence_holds_both_sides_and_what_was_allowed() -> None:
+    verdict = judge(good(500), good(60, "support@v4", share=0.5), 1.0, POLICY)
+    (first, *_) = verdict.evidence
+    told = first.as_json()
+    assert (told["signal"], told["baseline_version"], told["live_version"]) == (
+        "json_schema",
+        "support@v3",
+        "support@v4",
+    )
+    assert (told["baseline_n"], told["baseline_mean"], told["live_n"], told["live_mean"]) == (500, 0.9, 60, 0.5)
+    assert told["allowed"] == 0.02
+    assert told["alpha"] == pytest.approx(0.05 / 5), "json_schema, finished, feedback, errors, latency"
+    assert 0.02 < told["bound"] < 0.4
+    assert told["text"] == verdict.reason
+    assert "99.0% sure at any number of looks" in told["text"]
+    assert [each.signal for each in verdict.evidence] == ["json_schema", "finished"]
+
+
+def test_evidence_of_no_live_answer_can_be_stored() -> None:
+    (first, *_) = judge(good(500), good(0, "support@v4"), 1.0, POLICY).evidence
+    assert first.as_json()["live_mean"] is None
+
+
+def test_nothing_is_compared_where_the_profile_says_so() -> None:
+    live = good(500, "support@v4", share=0.0)
+    off = POLICY.model_copy(update={"enabled": False})
+    assert judge(good(500), live, 1.0, off).reason == "answers are not compared (watch.quality.enabled)"
+    none: Sequence[SignalKind] = ("feedback",)
+    assert judge(good(500), live, 1.0, POLICY.model_copy(update={"signals": none})).decision == "healthy"
+
+
+def test_slow_answers_roll_back_only_past_the_ratio() -> None:
+    before = replace(good(500), seconds={0.5: 250, 1.0: 250})
+    for seconds, decision in ((1.4, "again"), (3.0, "again"), (3.1, "roll_back"), (60.0, "roll_back")):
+        live = replace(good(60, "support@v4"), seconds={seconds: 60})
+        verdict = judge(before, live, 1.0, POLICY)
+        assert verdict.decision == decision, seconds
+    assert "the median answer took 0.5 s (500 of support@v3 before the flip), and takes 60 s" in verdict.reason
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2000), st.integers(0, 9), st.floats(0.0, 1.0), st.floats(0.0, 1e6))
+def test_a_handful_of_answers_never_rolls_back(num: int, few: int, share: float, watched_s: float) -> None:
+    verdict = judge(good(num), good(few, "support@v4", share=share), watched_s, POLICY)
+    assert verdict.decision != "roll_back"
+    assert verdict.decision == "healthy" or watched_s < POLICY.max_s
+    assert verdict.reason
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2000), st.floats(0.0, 1.0))
+def test_the_same_answers_never_roll_back(num: int, share: float) -> None:
+    window = good(num, share=share)
+    assert judge(window, replace(window, version="support@v4"), 1.0, POLICY).decision != "roll_back"
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"max_s": 10.0}, "must not be shorter than watch.quality.min_s"),
+        ({"min_answers": 2000}, "must not be less than watch.quality.min_answers"),
+        ({"min_answers": 3}, "greater than or equal to 10"),
+        ({"signals": ("vibes",)}, "Input should be"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(said: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        QualityWatch(**said)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("signals", SIGNAL_SETS)
+def test_soak_200_healthy_watches_of_500_answers(signals: tuple[SignalKind, ...]) -> None:
+    """The counts of docs/watch.md."""
+    policy = POLICY.model_copy(update={"signals": signals, "max_drop": 0.0, "max_slowdown": 1.0})
+    verdicts = [watched(random.Random(seed), policy, most=499)[1] for seed in range(200)]
+    num = sum(verdict.decision == "roll_back" for verdict in verdicts)
+    print(f"{'+'.join(signals)}: {num} of 200 healthy watches rolled back")
+    assert num <= 10
+
+
+@pytest.mark.soak
+def test_soak_200_real_drops() -> None:
+    """The counts of docs/watch.md."""
+    ends = [watched(random.Random(seed), QualityWatch(), most=500, every=5, schema=0.70) for seed in range(200)]
+    delays = sorted(number for number, verdict in ends if verdict.decision == "roll_back")
+    print(f"{len(delays)} of 200 drops from 0.85 to 0.70 found, half of them within {delays[len(delays) // 2]} answers")
+    assert len(delays) >= 190
