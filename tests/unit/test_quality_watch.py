@@ -29,7 +29,7 @@ ALL = SIGNAL_SETS[0]
 
 
 class Traffic:
-    """Answers one after the other; `quality` is the chance of a good score, the other chances belong to their signal."""
+    """Answers one after the other; `chances` says how likely each is good, by signal."""
 
     def __init__(self, rng: random.Random, version: str, **chances: float) -> None:
         self.rng = rng

@@ -220,21 +220,21 @@ def _after_shadow(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> 
 def _after_watch(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:
     if isinstance(end.fact, Looked) and end.fact.decision == "again":
         payload = {"num_failures": end.fact.num_failures}
-        delay_s = run.spec.watch.interval_s
+        delay_s = run.spec.watch.interval_s if end.fact.again_s is None else end.fact.again_s
         tasks.reschedule(tx, claim.lease, delay_s, actor=actor, reason=end.fact.reason, payload=payload)
         return
     decision = _end_attempt(tx, claim, end, actor)
     if decision.state is TaskState.WAITING:
         return
     match end.fact:
-        case Looked(decision="healthy", reason=reason):
-            finish(tx, run, RunState.DEPLOYED, actor=actor, reason=reason)
+        case Looked(decision="healthy", reason=reason) as look:
+            finish(tx, run, RunState.DEPLOYED, actor=actor, reason=reason, detail=look.detail)
         case Looked(decision="moved_on", reason=reason):
             finish(tx, run, RunState.ROLLED_BACK, actor=actor, reason=reason)
         case _:
-            why = end.fact.reason if isinstance(end.fact, Looked) else _why(end, decision.reason)
-            _take_back(tx, run, actor, why)
-            finish(tx, run, RunState.ROLLED_BACK, actor=actor, reason=why)
+            look = end.fact if isinstance(end.fact, Looked) else Looked("roll_back", _why(end, decision.reason))
+            _take_back(tx, run, actor, look.reason)
+            finish(tx, run, RunState.ROLLED_BACK, actor=actor, reason=look.reason, detail=look.detail)
 
 
 def _after_reconcile(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
@@ -263,13 +263,13 @@ def _after_cycle(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
     _end_attempt(tx, claim, end, actor)
 
 
-def finish(tx: Tx, run: Run, state: RunState, *, actor: str, reason: str) -> None:
+def finish(tx: Tx, run: Run, state: RunState, *, actor: str, reason: str, detail: dict[str, Any] | None = None) -> None:
     """End a run. Deployed and completed ones consume their experiences, all others release them (`effect_of_end`).
 
     It is counted in its campaign, but not a second half (`campaign.start: both`) that lost to the first. The candidate
     of a rejected run is rejected.
     """
-    runs.move(tx, run.id, state, actor=actor, reason=reason)
+    runs.move(tx, run.id, state, actor=actor, reason=reason, detail=detail)
     requests.acknowledge_all(tx, run.id, actor=actor, answer=f"the run is {state}")
     effect = effect_of_end(state) if run.spec.deploys is None else NO_EFFECT  # that run has trained nothing
     adapter = adapters.of_run(tx, run.id)

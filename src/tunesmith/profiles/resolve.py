@@ -65,9 +65,7 @@ class Resolved:
         if values["curriculum"]["enabled"] == "auto":
             values["curriculum"]["enabled"] = False  # what stood there before there was `auto`: a run is the same by it
         if self.profile.watch.quality == QualityWatch():
-            del values["watch"][
-                "quality"
-            ]  # so that a run has the fingerprint that it had before there was this section
+            del values["watch"]["quality"]  # a run keeps the fingerprint that it had before there was this section
         return sha256_text(canonical_json(values))
 
     def said(self) -> dict[str, str]:

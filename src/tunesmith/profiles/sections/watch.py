@@ -28,7 +28,7 @@ class QualityWatch(Section):
     """Longest time of comparing: with fewer answers by then, the watch ends and says how few there were."""
     window_answers: int = Field(default=1000, ge=10, le=2000)
     """Most answers of the version before that are compared with, the newest ones."""
-    window_days: float = Field(default=7.0, gt=0.0, le=90.0)
+    window_days: float = Field(default=7.0, gt=0.0, le=30.0)
     """How old these may be at the flip."""
     max_drop: float = Field(default=0.02, ge=0.0, lt=1.0)
     """How far a mean (from 0 to 1) may fall; only a drop that is surely larger rolls back."""
