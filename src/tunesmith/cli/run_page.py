@@ -54,6 +54,8 @@ def show_run(detail: RunDetail) -> None:
         _verdict(detail.evaluation)
     if detail.shadow is not None:
         _shadow(detail.shadow)
+    if detail.watch:
+        _watch(detail.watch)
     open_requests = [request for request in detail.requests if request["acknowledged_at"] is None]
     if open_requests:
         heading("Asked, not answered yet")
@@ -171,6 +173,27 @@ def _shadow(shadow: ShadowView) -> None:
         ("mean seconds", number(shadow.live_seconds), number(shadow.seconds)),
     ]
     show_table([Column(""), Column("LIVE", align="right"), Column("NEW", align="right")], rows, indent=2)
+
+
+def _watch(evidence: Sequence[dict[str, Any]]) -> None:
+    """What live answers showed when the watch ended, beside those of the version before."""
+    heading("Watch")
+    first = evidence[0]
+    rows = [
+        (
+            each["signal"], number(each["baseline_mean"]), each["baseline_n"],
+            number(each["live_mean"]), each["live_n"],
+            "rolled back" if each["rolls_back"] else "no drop shown",
+        )
+        for each in evidence
+    ]  # fmt: skip
+    columns = [Column("SIGNAL", "fold"), Column(first["baseline_version"].upper(), align="right"),
+               Column("N", align="right"), Column(first["live_version"].upper(), align="right"),
+               Column("N", align="right"), Column("VERDICT")]  # fmt: skip
+    show_table(columns, rows, indent=2)
+    for each in evidence:
+        if each["rolls_back"]:
+            say(f"  {each['text']}")
 
 
 def show_metrics(points: Sequence[dict[str, Any]], num_rows: int) -> None:
