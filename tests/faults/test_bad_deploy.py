@@ -151,6 +151,7 @@ def _check_record(fleet: Fleet, run_id: str) -> None:
     assert first["live_n"] >= 10
     assert first["bound"] > first["allowed"] == 0.02
     assert shown.run.reason == first["text"]
+    assert {"finished", "errors", "latency"} <= {each["signal"] for each in shown.watch}, "the server counts requests"
     assert fleet.client.adapters.show(BAD).state == "rolled_back"
     live = fleet.client.adapters.live(PROFILE)
     assert live is not None
