@@ -14,6 +14,7 @@ from support.rows import ACTOR, PROFILE, WORKER, a_campaign, a_claimed_run, an_a
 from tunesmith.core.ids import new_id
 from tunesmith.deployment import queries as deployments
 from tunesmith.deployment.watch import look_at_answers
+from tunesmith.evaluation.rules.gate import BARE_BASE
 from tunesmith.experience.queries import experiences, served_answers, traffic
 from tunesmith.experience.rules.classes import UNJUDGED, assess
 from tunesmith.experience.rules.experience import Context, ExperienceState
@@ -22,12 +23,13 @@ from tunesmith.experience.rules.traffic import FAILED, KEPT, range_of, seconds_u
 from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
 from tunesmith.models.rules import AdapterState
-from tunesmith.orchestration import lifecycle
+from tunesmith.orchestration import control, lifecycle
 from tunesmith.profiles import queries as campaigns
 from tunesmith.profiles.sections.experience import Thresholds
 from tunesmith.profiles.sections.watch import QualityWatch
 from tunesmith.programs.stage import Looked, StageEnd
-from tunesmith.runs.queries import runs
+from tunesmith.runs.queries import requests, runs
+from tunesmith.runs.rules.request import RequestKind
 from tunesmith.runs.rules.run import RunState
 from tunesmith.runs.rules.task import TaskKind
 from tunesmith.store.database import Database, Tx
@@ -180,6 +182,30 @@ def test_rollback_by_quality_releases_the_data_and_is_counted_as_a_rejection(dat
         assert (freed.state, freed.num_rejections) == (ExperienceState.COLLECTED, 1)
         assert campaigns.get(tx, campaign.id).counters.num_rejections == 1
         assert moves(tx, "run", run.id)[-1].detail == {"watch": [{"signal": "json_schema", "text": "worse"}]}
+
+
+@pytest.mark.parametrize("is_leased", [False, True])
+def test_person_ends_a_watch_and_the_next_flip_need_not_wait(database: Database, is_leased: bool) -> None:
+    with database.write() as tx:
+        run, claim = a_claimed_run(tx, RunState.DEPLOYING, TaskKind.WATCH)
+        bad = an_adapter(tx, run_id=run.id)
+        deployments.flip(tx, bad, baseline=BARE_BASE, targets=[], actor=ACTOR, reason="drill")
+        force(tx, tables.runs, run.id, state=RunState.WATCHING)
+        if not is_leased:
+            lifecycle.settle(tx, claim, StageEnd.succeeded(Looked("again", "no drop shown yet")), actor=WORKER)
+    with database.write() as tx:
+        answered = control.request_action(tx, run.id, RequestKind.STOP, actor=ACTOR)
+        assert answered.state is (RunState.WATCHING if is_leased else RunState.DEPLOYED)
+    with database.write() as tx:
+        if is_leased:  # as `watch` answers it
+            assert [each.kind for each in requests.unanswered(tx, run.id)] == [RequestKind.STOP]
+            lifecycle.settle(tx, claim, StageEnd.succeeded(Looked("healthy", "ended on request")), actor=WORKER)
+        assert runs.get(tx, run.id).state is RunState.DEPLOYED
+        assert requests.unanswered(tx, run.id) == []
+        deployments.check_flip(tx, PROFILE, bad.digest)
+        live = adapters.live(tx, PROFILE)
+        assert live is not None
+        assert live.id == bad.id
 
 
 def test_look_finds_its_rows_by_indexes(database: Database) -> None:

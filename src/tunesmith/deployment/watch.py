@@ -38,6 +38,7 @@ def watch(context: StageContext) -> StageEnd:
         run = runs.get(tx, context.run_id)
         adapter = adapters.of_run(tx, run.id)
         deployment = deployments.get(tx, run.profile)
+        wishes = [request.kind for request in requests.unanswered(tx, run.id)]
         now = tx.now
     if run.state is RunState.SHADOWING:
         return look_at_shadow(context)
@@ -45,6 +46,9 @@ def watch(context: StageContext) -> StageEnd:
     if deployment is None or adapter.state is not AdapterState.LIVE:
         return StageEnd.succeeded(Looked("moved_on", f"{adapter.name} is {adapter.state}"))
     policy = run.spec.watch
+    watched_s = (now - run.moved_at).total_seconds()
+    if strongest(wishes) is RequestKind.STOP:
+        return StageEnd.succeeded(Looked("healthy", f"the watch was ended on request after {watched_s:.0f} s"))
     trouble = "; ".join(f"target {name}: {what}" for name, what in unhealthy_targets(context, run.profile).items())
     if trouble:
         num_failures = int(context.claim.task.payload.get("num_failures", 0)) + 1
@@ -52,7 +56,6 @@ def watch(context: StageContext) -> StageEnd:
             return StageEnd.succeeded(Looked("roll_back", f"{num_failures} bad looks in a row: {trouble}"))
         return StageEnd.succeeded(Looked("again", trouble, num_failures))
     verdict = None
-    watched_s = (now - run.moved_at).total_seconds()
     if policy.for_s > 0.0:
         with context.database.read() as tx:
             verdict = look_at_answers(tx, adapter, deployment, watched_s, policy.quality)
