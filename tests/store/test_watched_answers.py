@@ -139,7 +139,8 @@ def test_requests_that_failed_and_slow_answers_are_compared_too(database: Databa
     assert found["latency"].baseline_mean == pytest.approx(0.5, rel=0.2)
     assert found["latency"].live_mean == pytest.approx(8.0, rel=0.2)
     assert all(e.rolls_back for e in verdict.evidence)
-    assert "the share of requests that were answered was 0.993 (151 of support@v1 before the flip)" in verdict.reason
+    assert "the share of requests that were answered fell from 0.993 (151 requests of support@v1 b" in verdict.reason
+    assert verdict.reason.endswith("; also worse: latency")
 
 
 def test_old_counts_of_requests_are_deleted(database: Database) -> None:

@@ -141,8 +141,8 @@ def good(num: int, version: str = "support@v3", share: float = 0.9) -> AnswerWin
         (good(500), good(130, "support@v4"), 600.0, "healthy", "no drop shown in 130 answers of support@v4, fewer"),
         (good(500), good(500, "support@v4"), 59.0, "again", "500 of 500 answers, 59 of 60 s"),
         (good(500), good(500, "support@v4"), 60.0, "healthy", "no drop shown in 500 answers of support@v4"),
-        (good(500), good(60, "support@v4", share=0.5), 1.0, "roll_back", "the mean score of json_schema was 0.900 "),
-        (good(500), good(60, "support@v4", share=0.5), 9e9, "roll_back", "(60 of support@v4): a drop of at least "),
+        (good(500), good(60, "support@v4", share=0.5), 1.0, "roll_back", "the mean score of json_schema fell from"),
+        (good(500), good(60, "support@v4", share=0.5), 9e9, "roll_back", "(60 of support@v4): by at least "),
         (good(500), good(FEWEST - 1, "support@v4", share=0.0), 1.0, "again", "no drop shown yet"),
         (good(500, share=0.2), good(500, "support@v4"), 60.0, "healthy", "no drop shown"),
     ],
@@ -192,7 +192,7 @@ def test_slow_answers_roll_back_only_past_the_ratio() -> None:
         live = replace(good(60, "support@v4"), seconds={seconds: 60})
         verdict = judge(before, live, 1.0, POLICY)
         assert verdict.decision == decision, seconds
-    assert "the median answer took 0.5 s (500 of support@v3 before the flip), and takes 60 s" in verdict.reason
+    assert "the median answer took 0.5 s (500 answers of support@v3 before the flip), and takes 60 s" in verdict.reason
 
 
 @settings(max_examples=100, deadline=None)

@@ -127,8 +127,8 @@ def history(
          span.ended_as and coloured(span.ended_as), first_line(span.ended_reason))
         for span in spans
     ]  # fmt: skip
-    columns = [Column("SINCE"), Column("UNTIL"), Column("LIVE", "fold"), Column("BY", "fold"), Column("WHY", "fold"),
-               Column("THEN"), Column("BECAUSE", "fold")]  # fmt: skip
+    columns = [Column("SINCE"), Column("UNTIL"), Column("LIVE", "fold"), Column("BY", "fold"), Column("WHY", "cut"),
+               Column("THEN"), Column("BECAUSE", "cut")]  # fmt: skip
     show_table(columns, rows)
 
 

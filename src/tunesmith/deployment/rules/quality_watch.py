@@ -69,18 +69,17 @@ class SignalEvidence:
         sure = f"{1 - self.alpha:.1%} sure at any number of looks"
         if self.signal == LATENCY:
             return (
-                f"the median answer took {_seconds(self.baseline_mean)} ({self.baseline_n} of {self.baseline_version} "
-                f"before the flip), and takes {_seconds(self.live_mean)} ({self.live_n} of {self.live_version}): "
+                f"the median answer took {_seconds(self.baseline_mean)} ({self.baseline_n} answers of "
+                f"{self.baseline_version} before the flip), and takes {_seconds(self.live_mean)} ({self.live_n} of {self.live_version}): "
                 f"more than {self.allowed:g} times as long, {sure}"
             )
         what = _SAID.get(self.signal, f"the mean score of {self.signal}")
-        seen = (
-            f"{what} was {self.baseline_mean:.3f} ({self.baseline_n} of {self.baseline_version} before the flip) and "
-            f"is {self.live_mean:.3f} ({self.live_n} of {self.live_version})"
-        )
+        unit = "requests" if self.signal == ERRORS else "answers"
+        before = f"{self.baseline_mean:.3f} ({self.baseline_n} {unit} of {self.baseline_version} before the flip)"
+        now = f"{self.live_mean:.3f} ({self.live_n} of {self.live_version})"
         if not self.rolls_back:
-            return f"{seen}: no drop of more than {_points(self.allowed)} is shown"
-        return f"{seen}: a drop of at least {_points(self.bound)}, {sure} (allowed: {_points(self.allowed)})"
+            return f"{what} was {before} and is {now}: no drop of more than {_points(self.allowed)} is shown"
+        return f"{what} fell from {before} to {now}: by at least {_points(self.bound)}, {sure}"
 
     def as_json(self) -> dict[str, Any]:
         """For the event of the run; a mean of nothing is null."""
@@ -95,7 +94,7 @@ class QualityVerdict:
     decision: Literal["again", "healthy", "roll_back"]
     reason: str
     evidence: tuple[SignalEvidence, ...] = ()
-    """Every signal that was compared; those that roll back first."""
+    """Every signal that was compared; those that roll back first, the largest drop in front."""
 
 
 def judge(before: AnswerWindow, live: AnswerWindow, watched_s: float, policy: QualityWatch) -> QualityVerdict:
@@ -109,10 +108,11 @@ def judge(before: AnswerWindow, live: AnswerWindow, watched_s: float, policy: Qu
             "healthy",
             f"not enough answers to compare with: {num} of {policy.min_answers} by {before.version} before the flip",
         )
-    dropped = [each for each in compared if each.rolls_back]
+    dropped = sorted((each for each in compared if each.rolls_back), key=_how_bad, reverse=True)
     evidence = (*dropped, *(each for each in compared if not each.rolls_back))
     if dropped:
-        return QualityVerdict("roll_back", "; ".join(each.text for each in dropped), evidence)
+        others = f"; also worse: {', '.join(each.signal for each in dropped[1:])}" if dropped[1:] else ""
+        return QualityVerdict("roll_back", f"{dropped[0].text}{others}", evidence)
     # with a small experience.capture.share there are many requests to count and few answers to compare
     has_captured = before.num_answers >= policy.min_answers
     num = live.num_answers if has_captured else max(each.live_n for each in compared)
@@ -130,7 +130,7 @@ def _unless_over(
         else:
             said = f"no drop shown in {num} answers of {live.version}, fewer than watch.quality.answers"
         return QualityVerdict("healthy", said, evidence)
-    wanted = f"{num} of {policy.answers} answers, {watched_s:.0f} of {policy.min_s:.0f} s"
+    wanted = f"{num} of {policy.answers} answers, {min(watched_s, policy.min_s):.0f} of {policy.min_s:.0f} s"
     return QualityVerdict("again", f"no drop shown yet: {wanted}", evidence)
 
 
@@ -211,6 +211,11 @@ def _quantile(seconds: Mapping[float, int], share: float) -> float:
         if seen >= needed:
             return bound
     return max(seconds, default=math.nan)
+
+
+def _how_bad(evidence: SignalEvidence) -> float:
+    """The surest and largest drop first; a slow answer is still an answer."""
+    return 0.0 if evidence.signal == LATENCY else evidence.bound
 
 
 def _points(drop: float) -> str:
