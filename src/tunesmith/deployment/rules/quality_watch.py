@@ -68,10 +68,11 @@ class SignalEvidence:
         """The evidence in one sentence."""
         sure = f"{1 - self.alpha:.1%} sure at any number of looks"
         if self.signal == LATENCY:
+            before, now = _seconds(self.baseline_mean), _seconds(self.live_mean)
             return (
-                f"the median answer took {_seconds(self.baseline_mean)} ({self.baseline_n} answers of "
-                f"{self.baseline_version} before the flip), and takes {_seconds(self.live_mean)} ({self.live_n} of {self.live_version}): "
-                f"more than {self.allowed:g} times as long, {sure}"
+                f"the median answer took {before} ({self.baseline_n} answers of {self.baseline_version} before the "
+                f"flip), and takes {now} ({self.live_n} of {self.live_version}): more than {self.allowed:g} times as "
+                f"long, {sure}"
             )
         what = _SAID.get(self.signal, f"the mean score of {self.signal}")
         unit = "requests" if self.signal == ERRORS else "answers"
