@@ -74,16 +74,6 @@ class DropTest:
             low, high = (middle, high) if self.has_dropped(middle / 200, alpha) else (low, middle)
         return low / 200
 
-    def chance(self, max_drop: float) -> float:
-        """The largest probability of values like these at any look, if there is no such drop (a p-value)."""
-        if not self.baseline or not self.live or mean_of(self.live) + max_drop >= mean_of(self.baseline):
-            return 1.0
-        low, high = 1e-12, 1.0
-        while high / low > 1.05:
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if self.has_dropped(max_drop, middle) else (middle, high)
-        return high
-
     def _is_above(self, begin: float, end: float, max_drop: float, needed: float) -> bool:
         """Whether the product is above for every mean between two; one process falls with the mean, the other rises."""
         worst = _log_bets(self.baseline, end) + _log_bets(_mirrored(self.live), 1.0 - max(begin - max_drop, 0.0))
