@@ -155,6 +155,28 @@ def test_watch_ends_by_answers_time_and_drop(
     assert said in verdict.reason
 
 
+def test_ten_answers_are_the_fewest_that_roll_back() -> None:
+    decisions = [judge(good(500), good(num, "support@v4", share=0.0), 1.0, POLICY).decision for num in (9, 10)]
+    assert decisions == ["again", "roll_back"]
+    slow = [replace(good(500, f"support@v{n}"), seconds={n * 1.0: 500}) for n in (3, 40)]
+    live = [replace(slow[1], seconds={40.0: num}, verifiers={}, finished={}) for num in (9, 20)]
+    assert [judge(slow[0], each, 1.0, POLICY).decision for each in live] == ["again", "roll_back"]
+
+
+@pytest.mark.parametrize("num_captured", [50, 500])
+def test_captured_answers_count_where_there_are_some(num_captured: int) -> None:
+    """With a small share of capture there are many requests, and few answers to compare."""
+    before = replace(good(num_captured), requests={1.0: 5000})
+    live = replace(good(60, "support@v4"), requests={1.0: 600})
+    assert "60 of 500 answers" in judge(before, live, 60.0, POLICY).reason
+
+
+def test_requests_count_where_nothing_is_captured() -> None:
+    before = AnswerWindow("support@v3", 49, requests={1.0: 5000})
+    live = AnswerWindow("support@v4", 0, requests={1.0: 600})
+    assert judge(before, live, 60.0, POLICY).reason == "no drop shown in 600 answers of support@v4"
+
+
 def test_evidence_holds_both_sides_and_what_was_allowed() -> None:
     verdict = judge(good(500), good(60, "support@v4", share=0.5), 1.0, POLICY)
     (first, *_) = verdict.evidence
