@@ -209,12 +209,30 @@ def test_nothing_is_compared_where_the_profile_says_so() -> None:
 
 
 def test_slow_answers_roll_back_only_past_the_ratio() -> None:
-    before = replace(good(500), seconds={0.5: 250, 1.0: 250})
-    for seconds, decision in ((1.4, "again"), (3.0, "again"), (3.1, "roll_back"), (60.0, "roll_back")):
+    before = replace(good(500), seconds={1.0: 249, 2.0: 251})
+    for seconds, decision in ((2.8, "again"), (6.0, "again"), (6.1, "roll_back"), (60.0, "roll_back")):
         live = replace(good(60, "support@v4"), seconds={seconds: 60})
         verdict = judge(before, live, 1.0, POLICY)
         assert verdict.decision == decision, seconds
-    assert "the median answer took 0.5 s (500 answers of support@v3 before the flip), and takes 60 s" in verdict.reason
+    assert "the median answer took 2 s (500 answers of support@v3 before the flip), and takes 60 s" in verdict.reason
+
+
+def test_too_few_answers_bound_no_median() -> None:
+    """Ten answers say too little about a median: it might be any."""
+    policy = POLICY.model_copy(update={"min_answers": 10, "signals": ("latency",)})
+    before, live = AnswerWindow("a@v1", seconds={1.0: 10}), AnswerWindow("a@v2", seconds={1e6: 1000})
+    (only,) = judge(before, live, 1.0, policy).evidence
+    assert not only.rolls_back
+
+
+def test_signal_is_compared_from_min_answers_on_and_has_all_of_the_error_where_it_is_alone() -> None:
+    for signals in (("finished",), ("latency",)):
+        policy = POLICY.model_copy(update={"signals": signals})
+        for num, is_compared in ((49, False), (50, True)):
+            before = AnswerWindow("a@v1", finished={1.0: num}, seconds={1.0: num})
+            evidence = judge(before, AnswerWindow("a@v2"), 1.0, policy).evidence
+            assert bool(evidence) == is_compared
+            assert not evidence or evidence[0].alpha == pytest.approx(0.05)
 
 
 @settings(max_examples=100, deadline=None)
