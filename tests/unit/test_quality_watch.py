@@ -219,7 +219,7 @@ def test_slow_answers_roll_back_only_past_the_ratio() -> None:
 
 def test_too_few_answers_bound_no_median() -> None:
     """Ten answers say too little about a median: it might be any."""
-    policy = POLICY.model_copy(update={"min_answers": 10, "signals": ("latency",)})
+    policy = POLICY.model_copy(update={"min_answers": 10, "signals": ("latency",), "confidence": 0.99})
     before, live = AnswerWindow("a@v1", seconds={1.0: 10}), AnswerWindow("a@v2", seconds={1e6: 1000})
     (only,) = judge(before, live, 1.0, policy).evidence
     assert not only.rolls_back
