@@ -217,6 +217,53 @@ def test_slow_answers_roll_back_only_past_the_ratio() -> None:
     assert "the median answer took 2 s (500 answers of support@v3 before the flip), and takes 60 s" in verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("num_fast_before", "live", "rolls_back"),
+    [
+        (281, {5.0: 12}, False),  # 1.5^12 is not enough for an error of 0.025, 1.5^13 is
+        (281, {5.0: 13}, True),
+        (281, {5.0: 13, 1.0: 1}, False),
+        (280, {5.0: 13}, False),  # the median of before may be 2 s: 56.07 % of 500 are 280.4
+    ],
+)
+def test_slow_answers_are_judged_at_the_error_that_is_theirs(
+    num_fast_before: int, live: dict[float, int], rolls_back: bool
+) -> None:
+    policy = POLICY.model_copy(update={"signals": ("latency",)})
+    before = AnswerWindow("a@v1", seconds={1.0: num_fast_before, 2.0: 500 - num_fast_before})
+    (only,) = judge(before, AnswerWindow("a@v2", seconds=live), 1.0, policy).evidence
+    assert only.rolls_back == rolls_back
+    assert (only.baseline_mean, only.live_mean, only.allowed) == (1.0, 5.0, 3.0)
+
+
+def test_reason_names_the_largest_drop_first_and_the_others_after_it() -> None:
+    before = replace(good(500), requests={1.0: 500}, seconds={1.0: 500})
+    live = replace(
+        good(60, "support@v4", share=0.5), finished={0.0: 60}, requests={1.0: 30, 0.0: 60}, seconds={0.5: 1, 90.0: 59}
+    )
+    verdict = judge(before, live, 1.0, POLICY)
+    assert [each.signal for each in verdict.evidence] == ["finished", "errors", "json_schema", "latency"]
+    bounds = [each.bound for each in verdict.evidence[:3]]
+    assert bounds == sorted(bounds, reverse=True)
+    assert verdict.reason == (
+        "the share of answers that ended by themselves fell from 1.000 (500 answers of support@v3 before the flip) to "
+        f"0.000 (60 of support@v4): by at least {100 * bounds[0]:.1f} points, 99.0% sure at any number of looks; "
+        "also worse: errors, json_schema, latency"
+    ).replace(".0 points", " points")
+    assert "(500 requests of support@v3 before the flip)" in verdict.evidence[1].text
+
+
+def test_signal_without_a_drop_says_so() -> None:
+    (first, *_) = judge(good(500), good(50, "support@v4"), 600.0, POLICY).evidence
+    assert first.bound == 0.0
+    assert first.text == (
+        "the mean score of json_schema was 0.900 (500 answers of support@v3 before the flip) and is 0.900 "
+        "(50 of support@v4): no drop of more than 2 points is shown"
+    )
+    said = judge(good(500), good(50, "support@v4"), 600.0, POLICY).reason
+    assert said.startswith("no drop shown in 50 answers"), "50 are enough to compare"
+
+
 def test_too_few_answers_bound_no_median() -> None:
     """Ten answers say too little about a median: it might be any."""
     policy = POLICY.model_copy(update={"min_answers": 10, "signals": ("latency",), "confidence": 0.99})
