@@ -245,7 +245,7 @@ ALLOWED = {
     "evaluating": {"cancel"},
     "held": {"cancel"},
     "deploying": {"cancel"},
-    "watching": set(),
+    "watching": {"stop"},
     "deployed": set(),
     "validated": set(),
     "failed": set(),

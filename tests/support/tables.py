@@ -12,6 +12,7 @@ from tunesmith.experience.tables import (
     feedback,
     reviews,
     shadow_answers,
+    traffic,
 )
 from tunesmith.models.tables import adapters
 from tunesmith.profiles.tables import campaigns, profiles
@@ -49,5 +50,6 @@ __all__ = [
     "spends",
     "switches",
     "tasks",
+    "traffic",
     "workers",
 ]

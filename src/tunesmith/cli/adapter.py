@@ -1,4 +1,4 @@
-"""`tunesmith adapter`: list, show, live, evaluate, approve, deploy, reject, rollback, revoke."""
+"""`tunesmith adapter`: list, show, live, history, evaluate, approve, deploy, reject, rollback, revoke."""
 
 from __future__ import annotations
 
@@ -110,6 +110,32 @@ def live(ctx: typer.Context, profile: Profile, json: Json = False) -> None:
 
 
 @commands.command()
+def history(
+    ctx: typer.Context,
+    profile: Profile,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="TIME", help="Only what was live then: 2026-11-17T14:00 (UTC unless it says)."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """What was live when, who put it there and why; all times are UTC."""
+    with open_client(ctx) as client:
+        spans = client.adapters.history(profile, at=at)
+    if json:
+        print_json(spans if at is None else spans[0])
+        return
+    rows = [
+        (_utc(span.since) or "ever", _utc(span.until) or "now", span.version, span.by, first_line(span.reason),
+         span.ended_as and coloured(span.ended_as), first_line(span.ended_reason))
+        for span in spans
+    ]  # fmt: skip
+    columns = [Column("SINCE"), Column("UNTIL"), Column("LIVE", "fold"), Column("BY", "fold"), Column("WHY", "cut"),
+               Column("THEN"), Column("BECAUSE", "cut")]  # fmt: skip
+    show_table(columns, rows)
+
+
+@commands.command()
 def evaluate(ctx: typer.Context, adapter: Name) -> None:
     """Measure a held adapter again."""
     with open_client(ctx) as client:
@@ -204,6 +230,10 @@ def _answer(answer: RequestResult) -> None:
 
 def _age(instant: str | None) -> str:
     return "" if instant is None else age(datetime.fromisoformat(instant))
+
+
+def _utc(instant: datetime | None) -> str:
+    return "" if instant is None else f"{instant:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _metrics(metrics: dict[str, float]) -> str:

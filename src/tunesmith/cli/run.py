@@ -191,7 +191,7 @@ def stop(
     run_id: Id,
     discard: Annotated[bool, typer.Option("--discard", help="Throw the result away: the run is cancelled.")] = False,
 ) -> None:
-    """End training now; evaluate the best so far."""
+    """End training now and evaluate the best so far; or end a watch now and keep what is live."""
     with open_client(ctx) as client:
         _answer(client.runs.stop(run_id, discard=discard))
 

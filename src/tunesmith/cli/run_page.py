@@ -55,6 +55,8 @@ def show_run(detail: RunDetail) -> None:
         show_verdict(detail.evaluation)
     if detail.shadow is not None:
         _shadow(detail.shadow)
+    if detail.watch:
+        _watch(detail.watch)
     open_requests = [request for request in detail.requests if request["acknowledged_at"] is None]
     if open_requests:
         heading("Asked, not answered yet")
@@ -101,14 +103,27 @@ def _commit(spec: dict[str, Any]) -> str | None:
 
 def _attempts(attempts: Sequence[AttemptView]) -> None:
     rows = []
-    for attempt in attempts:
-        took = "" if attempt.ended_at is None else duration(attempt.ended_at - attempt.started_at)
-        rows.append(
-            (attempt.task, attempt.number, coloured(attempt.outcome), took, attempt.worker_id, note_of(attempt))
-        )
+    for same in _alike(attempts):
+        first, last = same[0], same[-1]
+        took = "" if last.ended_at is None else duration(last.ended_at - first.started_at)
+        numbers = str(last.number) if len(same) == 1 else f"{first.number}–{last.number}"
+        rows.append((last.task, numbers, coloured(last.outcome), took, last.worker_id, note_of(last)))
     columns = [Column("TASK"), Column("#", align="right"), Column("OUTCOME"), Column("TOOK", align="right"),
                Column("WORKER"), Column("NOTE", "fold")]  # fmt: skip
     show_table(columns, rows, indent=2)
+
+
+def _alike(attempts: Sequence[AttemptView]) -> list[list[AttemptView]]:
+    """The attempts, with the looks of a watch that ended alike together: there may be a thousand of them."""
+    found: list[list[AttemptView]] = []
+    for attempt in attempts:
+        last = found[-1][-1] if found else None
+        is_look = last is not None and attempt.task == last.task == "watch" and attempt.outcome == last.outcome
+        if is_look and last is not None and note_of(attempt) == note_of(last):
+            found[-1].append(attempt)
+        else:
+            found.append([attempt])
+    return found
 
 
 def note_of(attempt: AttemptView) -> str:
@@ -161,6 +176,27 @@ def _shadow(shadow: ShadowView) -> None:
         ("mean seconds", number(shadow.live_seconds), number(shadow.seconds)),
     ]
     show_table([Column(""), Column("LIVE", align="right"), Column("NEW", align="right")], rows, indent=2)
+
+
+def _watch(evidence: Sequence[dict[str, Any]]) -> None:
+    """What live answers showed when the watch ended, beside those of the version before."""
+    heading("Watch")
+    first = evidence[0]
+    rows = [
+        (
+            each["signal"], number(each["baseline_mean"]), each["baseline_n"],
+            number(each["live_mean"]), each["live_n"],
+            "rolled back" if each["rolls_back"] else "no drop shown",
+        )
+        for each in evidence
+    ]  # fmt: skip
+    columns = [Column("SIGNAL", "fold"), Column(first["baseline_version"], align="right"),
+               Column("N", align="right"), Column(first["live_version"], align="right"),
+               Column("N", align="right"), Column("VERDICT")]  # fmt: skip
+    show_table(columns, rows, indent=2)
+    for each in evidence:
+        if each["rolls_back"]:
+            say(f"  {each['text']}")
 
 
 def show_metrics(points: Sequence[dict[str, Any]], num_rows: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from tunesmith.client.views import MAX_LISTED, AdapterView, DeploymentView, RequestResult, adapter_view
@@ -11,6 +12,7 @@ from tunesmith.models import listings
 from tunesmith.runs.session import Session
 
 if TYPE_CHECKING:
+    from tunesmith.models.rules import LiveSpan
     from tunesmith.store.reader import Reader
 
 
@@ -52,6 +54,15 @@ class Adapters:
         from tunesmith.client import one_adapter
 
         return one_adapter.deployment(self._session, profile)
+
+    def history(self, profile: str, *, at: datetime | str | None = None) -> Sequence[LiveSpan]:
+        """What was live from when till when, oldest first; with `at`, only what was live then.
+
+        A text is read as ISO 8601; without a time zone it is UTC, without a time it is 00:00.
+        """
+        from tunesmith.client import one_adapter
+
+        return one_adapter.history(self._session, profile, at)
 
     def approve(self, adapter: str) -> RequestResult:
         """Let a held version go live."""

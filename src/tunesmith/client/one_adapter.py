@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from tunesmith.client.evaluation_view import evaluation_view
 from tunesmith.client.views import AdapterView, DeploymentView, EventView, RequestResult, adapter_view, to_json
-from tunesmith.core.errors import NotFound, Refused, UsageError
+from tunesmith.core.errors import NotFound, Refused, UsageError, quoted
 from tunesmith.deployment import queries as deployments
 from tunesmith.evaluation import queries as evaluations
 from tunesmith.models import listings
 from tunesmith.models import queries as adapters
 from tunesmith.models.queries import Adapter
-from tunesmith.models.rules import AdapterState
+from tunesmith.models.rules import AdapterState, LiveSpan, live_at, live_spans
 from tunesmith.orchestration import control, lifecycle
 from tunesmith.runs.base_check import base_trouble
 from tunesmith.runs.queries import profile_locks as profiles
@@ -56,6 +57,31 @@ def deployment(session: Session, profile: str) -> DeploymentView:
             flipped_by=deployment.flipped_by if deployment else None,
             targets=tuple(_observation(tx, seen) for seen in deployments.observed(tx, profile)),
         )
+
+
+def history(session: Session, profile: str, at: datetime | str | None) -> list[LiveSpan]:
+    session.known_profile(profile)
+    wanted = None if at is None else _instant(at)
+    with session.database.read() as tx:
+        spans = live_spans(profile, adapters.live_moves(tx, profile))
+        if wanted is None:
+            return spans
+        if wanted > tx.now:
+            raise UsageError(f"{wanted.isoformat()} is in the future: nobody knows yet what is live then")
+        return [live_at(spans, wanted)]
+
+
+def _instant(at: datetime | str) -> datetime:
+    """An instant in UTC. Raises UsageError with how to write one."""
+    try:
+        found = at if isinstance(at, datetime) else datetime.fromisoformat(at.strip())
+        aware = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+        return aware.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"{quoted(str(at))} is no time; write it as ISO 8601, e.g. 2026-11-17T14:00 (UTC), "
+            "2026-11-17T14:00+01:00, or 2026-11-17 for 00:00 UTC of that day"
+        ) from None
 
 
 def approve(session: Session, adapter: str) -> RequestResult:

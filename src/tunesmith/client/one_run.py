@@ -50,17 +50,16 @@ def detail(session: Session, run_id: str) -> RunDetail:
         run = runs.find(tx, run_id)
         kinds = {task.id: task.kind.value for task in queue.of_run(tx, run.id)}
         attempts = queue.attempts_of_run(tx, run.id)
+        history = events.of_entity(tx, "run", run.id)
         return RunDetail(
             run=_view(tx, run, session),
             spec=run.spec.model_dump(mode="json"),
             attempts=tuple(_attempt(attempt, kinds) for attempt in attempts),
             evaluation=evaluation_view(evaluations.latest(tx, run.id)),
             requests=tuple(to_json(request) for request in requests.of_run(tx, run.id)),
-            events=tuple(
-                EventView(e.at, e.action, e.actor, e.old_state, e.new_state, e.reason)
-                for e in events.of_entity(tx, "run", run.id)
-            ),
+            events=tuple(EventView(e.at, e.action, e.actor, e.old_state, e.new_state, e.reason) for e in history),
             shadow=_shadow(tx, run),
+            watch=next((tuple(e.detail["watch"]) for e in reversed(history) if "watch" in e.detail), ()),
             num_erased=erasures.num_since(tx, run.dataset_id, run.created_at),
             progress=_attempt_progress(session, run.id, attempts),
             what_to_do=_what_to_do(tx, run),

@@ -162,7 +162,10 @@ class Runs:
         return self._request(run_id, RequestKind.PAUSE)
 
     def stop(self, run_id: str, *, discard: bool = False) -> RequestResult:
-        """End training now and evaluate the best so far; with `discard`, end without a result."""
+        """End training now and evaluate the best so far; with `discard`, end without a result.
+
+        A watch ends, and what is live stays.
+        """
         return self._request(run_id, RequestKind.CANCEL if discard else RequestKind.STOP)
 
     def skip(self, run_id: str) -> RequestResult:

@@ -135,6 +135,8 @@ class RunDetail:
     events: tuple[EventView, ...]
     shadow: ShadowView | None = None
     """How far its candidate has come with mirrored traffic; None where there was none."""
+    watch: tuple[dict[str, Any], ...] = ()
+    """What the watch compared when it ended, signal by signal: both means with their n, bound and error probability."""
     num_erased: int = 0
     """Forgotten experiences that were taken out of its dataset since; its fingerprint is another one by now."""
     progress: AttemptProgress | None = None

@@ -1,4 +1,4 @@
-"""Tables of experience: interactions, assessments, what people and teachers say, erasures, mirrored answers."""
+"""Tables of experience: interactions, assessments, feedback, corrections, erasures, mirrored answers, traffic."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ experiences = sa.Table(
     sa.Index("ix_experiences_profile", "profile", "seq"),
     sa.Index("ix_experiences_session", "profile", "session", "seq", **where("session IS NOT NULL")),
     sa.Index("ix_experiences_in_review", "profile", "seq", **where("in_review")),
+    sa.Index("ix_experiences_served_by", "profile", "served_by", "seq", **where("served_by IS NOT NULL")),
 )
 assessments = sa.Table(
     "assessments",
@@ -155,4 +156,16 @@ shadow_answers = sa.Table(
     sa.Column("observed_at", Instant, nullable=False),
     one_of("outcome", ShadowOutcome),
     sa.UniqueConstraint("run_id", "response_id"),
+)
+
+traffic = sa.Table(  # requests by version, counted in steps of time: no text, and nobody's name
+    "traffic",
+    metadata,
+    sa.Column("profile", sa.Text, primary_key=True),  # also of one that has no row in `profiles` yet
+    sa.Column("version", sa.Text, primary_key=True),
+    sa.Column("begins_at", Instant, primary_key=True),
+    sa.Column("range", sa.Integer, primary_key=True),  # of seconds, see `experience/rules/traffic.py`; -1: failed
+    sa.Column("num", sa.BigInteger, nullable=False),
+    sa.CheckConstraint("num > 0", name="num"),
+    sa.Index("ix_traffic_begins_at", "begins_at"),
 )

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from tunesmith.core.errors import NotFound
 from tunesmith.core.ids import new_id
-from tunesmith.models.rules import ADAPTER, AdapterState, version_name
+from tunesmith.models.rules import ADAPTER, AdapterState, LiveMove, version_name
 from tunesmith.models.tables import adapters
 from tunesmith.profiles.tables import profiles
 from tunesmith.runs.rules.run import RunState
@@ -147,6 +147,22 @@ def names_in(tx: Tx, profile: str, state: AdapterState) -> frozenset[str]:
     """The names of all versions in a state."""
     query = sa.select(adapters.c.version).where(adapters.c.profile == profile, adapters.c.state == state)
     return frozenset(version_name(profile, row["version"]) for row in tx.all(query))
+
+
+def live_moves(tx: Tx, profile: str) -> list[LiveMove]:
+    """Every time that a version of a profile went live or stopped being it, in order."""
+    table, live = events.events, AdapterState.LIVE.value
+    query = (
+        sa.select(table.c.at, adapters.c.id, adapters.c.version, table.c.new_state, table.c.actor, table.c.reason)
+        .join(adapters, adapters.c.id == table.c.entity_id)
+        .where(table.c.entity == "adapter", adapters.c.profile == profile)
+        .where(sa.or_(table.c.new_state == live, table.c.old_state == live))
+        .order_by(table.c.seq)
+    )
+    return [
+        LiveMove(at, adapter_id, version, AdapterState(state), actor, reason)
+        for at, adapter_id, version, state, actor, reason in tx.conn.execute(query)
+    ]
 
 
 def _adapter(row: sa.RowMapping) -> Adapter:

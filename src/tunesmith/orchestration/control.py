@@ -46,6 +46,8 @@ def request_action(tx: Tx, run_id: str, kind: RequestKind, *, actor: str, reason
     run = runs.get(tx, found.id)  # as it is while we hold its task: a worker may have moved it just before
     if run.state not in ALLOWED_IN[kind]:
         raise Refused(f"run {run.id} cannot be asked to {kind}: {_instead(run)}")
+    if run.state is RunState.WATCHING:
+        return _end_watch(tx, run, task, actor)
     if lifecycle.is_too_late(tx, run):
         undo = f"`adapter rollback {run.profile}` undoes that"
         raise Refused(f"it is too late to {kind} run {run.id}: its version is live; {undo}")
@@ -61,6 +63,19 @@ def request_action(tx: Tx, run_id: str, kind: RequestKind, *, actor: str, reason
         tasks.move(tx, task.id, TaskState.CANCELLED, actor=actor, reason=reason)
     lifecycle.finish(tx, run, end, actor=actor, reason=reason)
     return ActionResult(run.id, end, None, end.value)
+
+
+def _end_watch(tx: Tx, run: Run, task: tasks.Task | None, actor: str) -> ActionResult:
+    """End a watch now and keep what is live: the next flip need not wait for it. A look under way ends it itself."""
+    if not lifecycle.is_too_late(tx, run):
+        raise Refused(f"the version of run {run.id} is not live any more; check `run show {run.id}`")
+    if task is not None and task.state is TaskState.LEASED:
+        return _request_of_worker(tx, run, RequestKind.STOP, actor)
+    reason = f"the watch was ended by {actor}"
+    if task is not None:
+        tasks.move(tx, task.id, TaskState.CANCELLED, actor=actor, reason=reason)
+    lifecycle.finish(tx, run, RunState.DEPLOYED, actor=actor, reason=reason)
+    return ActionResult(run.id, RunState.DEPLOYED, None, reason)
 
 
 def end_forgotten(database: Database, *, actor: str, dataset_ids: list[str] | None = None) -> list[str]:

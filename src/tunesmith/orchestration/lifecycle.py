@@ -27,6 +27,7 @@ from tunesmith.experience.queries import experiences, members
 from tunesmith.experience.queries import shadow_answers as shadows
 from tunesmith.models import queries as adapters
 from tunesmith.models.rules import AdapterState
+from tunesmith.orchestration.taken_back import revoke_if_shown_worse, undo_learning
 from tunesmith.profiles import queries as campaigns
 from tunesmith.programs.stage import DeviceBusy, DryRunPassed, Flipped, Forbidden, Looked, NotFlipped, StageEnd, Trained
 from tunesmith.runs.queries import requests, rounds, runs, tasks
@@ -220,21 +221,21 @@ def _after_shadow(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> 
 def _after_watch(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -> None:
     if isinstance(end.fact, Looked) and end.fact.decision == "again":
         payload = {"num_failures": end.fact.num_failures}
-        delay_s = run.spec.watch.interval_s
+        delay_s = run.spec.watch.interval_s if end.fact.again_s is None else end.fact.again_s
         tasks.reschedule(tx, claim.lease, delay_s, actor=actor, reason=end.fact.reason, payload=payload)
         return
     decision = _end_attempt(tx, claim, end, actor)
     if decision.state is TaskState.WAITING:
         return
     match end.fact:
-        case Looked(decision="healthy", reason=reason):
-            finish(tx, run, RunState.DEPLOYED, actor=actor, reason=reason)
+        case Looked(decision="healthy", reason=reason) as look:
+            finish(tx, run, RunState.DEPLOYED, actor=actor, reason=reason, detail=look.detail)
         case Looked(decision="moved_on", reason=reason):
             finish(tx, run, RunState.ROLLED_BACK, actor=actor, reason=reason)
         case _:
-            why = end.fact.reason if isinstance(end.fact, Looked) else _why(end, decision.reason)
-            _take_back(tx, run, actor, why)
-            finish(tx, run, RunState.ROLLED_BACK, actor=actor, reason=why)
+            look = end.fact if isinstance(end.fact, Looked) else Looked("roll_back", _why(end, decision.reason))
+            _take_back(tx, run, actor, look.reason)
+            finish(tx, run, RunState.ROLLED_BACK, actor=actor, reason=look.reason, detail=look.detail)
 
 
 def _after_reconcile(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
@@ -263,13 +264,13 @@ def _after_cycle(tx: Tx, claim: Claim, end: StageEnd, actor: str) -> None:
     _end_attempt(tx, claim, end, actor)
 
 
-def finish(tx: Tx, run: Run, state: RunState, *, actor: str, reason: str) -> None:
+def finish(tx: Tx, run: Run, state: RunState, *, actor: str, reason: str, detail: dict[str, Any] | None = None) -> None:
     """End a run. Deployed and completed ones consume their experiences, all others release them (`effect_of_end`).
 
     It is counted in its campaign, but not a second half (`campaign.start: both`) that lost to the first. The candidate
     of a rejected run is rejected.
     """
-    runs.move(tx, run.id, state, actor=actor, reason=reason)
+    runs.move(tx, run.id, state, actor=actor, reason=reason, detail=detail)
     requests.acknowledge_all(tx, run.id, actor=actor, answer=f"the run is {state}")
     effect = effect_of_end(state) if run.spec.deploys is None else NO_EFFECT  # that run has trained nothing
     adapter = adapters.of_run(tx, run.id)
@@ -289,6 +290,7 @@ def finish(tx: Tx, run: Run, state: RunState, *, actor: str, reason: str) -> Non
     if state is RunState.DEPLOYED and run.spec.deploys is not None:
         again = run.spec.deploys.id
         members.learn_again(tx, run.dataset_id, actor=actor, run_id=run.id, adapter_id=again)
+        revoke_if_shown_worse(tx, run, actor=actor)
     is_beaten = state is RunState.REJECTED and rounds.is_beaten_half(tx, run)
     if run.campaign_id is not None and not is_beaten:
         campaigns.count_end(tx, run.campaign_id, effect.counters)
@@ -306,19 +308,11 @@ def roll_back(tx: Tx, profile: str, *, actor: str, reason: str, to: adapters.Ada
     now_live = deployments.roll_back(tx, profile, actor=actor, reason=reason, to=to)
     tasks.add(tx, TaskKind.RECONCILE, actor=actor, profile=profile, priority=0)
     assert live is not None
-    _undo_learning(tx, live, actor, reason)
+    undo_learning(tx, live, actor, reason)
     about = None if watched is None else adapters.of_run(tx, watched.id)
     if watched is not None and about is not None and about.id == live.id:
         _end_watch(tx, watched, looking, actor, reason)
     return now_live
-
-
-def _undo_learning(tx: Tx, adapter: adapters.Adapter, actor: str, reason: str) -> None:
-    """A version was rolled back: what it learnt from is free again, and its runs say what became of it."""
-    members.unconsume(tx, adapter.id, actor=actor, reason=f"{adapter.name} was rolled back")
-    for run in [] if adapter.run_id is None else runs.about(tx, adapter.run_id, adapter.id):
-        if run.state is RunState.DEPLOYED:
-            runs.move(tx, run.id, RunState.ROLLED_BACK, actor=actor, reason=reason)
 
 
 def _end_watch(tx: Tx, run: Run, task: Task | None, actor: str, reason: str) -> None:
@@ -337,7 +331,7 @@ def _take_back(tx: Tx, run: Run, actor: str, reason: str = "it could not be depl
     live = adapters.live(tx, run.profile)
     if adapter is not None and live is not None and live.id == adapter.id:
         deployments.roll_back(tx, run.profile, actor=actor, reason=reason)
-        _undo_learning(tx, adapter, actor, reason)
+        undo_learning(tx, adapter, actor, reason)
         tasks.add(tx, TaskKind.RECONCILE, actor=actor, profile=run.profile, priority=0)
 
 

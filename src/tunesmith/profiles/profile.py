@@ -21,6 +21,7 @@ from tunesmith.profiles.sections.evaluation import EvaluationSettings, GateSetti
 from tunesmith.profiles.sections.experience import ExperiencePolicy
 from tunesmith.profiles.sections.screens import ScreenChoice, ScreenLimits
 from tunesmith.profiles.sections.shadow import ShadowSettings
+from tunesmith.profiles.sections.watch import QualityWatch
 from tunesmith.verifiers.metric_names import verifiers_among
 
 _MODULE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*\Z")
@@ -244,11 +245,13 @@ class Deploy(Section):
 
 class Watch(Section):
     for_s: float = Field(default=60.0, ge=0.0, le=7 * 24 * 3600.0)
-    """How long a fresh deployment is watched before it counts as deployed."""
+    """How long a fresh deployment is watched before it counts as deployed; 0: not at all, answers included."""
     interval_s: float = Field(default=5.0, gt=0.0)
     """Time between two looks at the targets."""
     max_failures: int = Field(default=3, ge=1)
     """Looks in a row that may find a target unhealthy before it is rolled back."""
+    quality: QualityWatch = QualityWatch()
+    """How live answers are compared with those before the flip, and what drop rolls back."""
 
 
 class TargetSettings(Section):

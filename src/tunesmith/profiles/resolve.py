@@ -34,6 +34,7 @@ from tunesmith.profiles.layers import (
     override_layer,
 )
 from tunesmith.profiles.profile import Profile
+from tunesmith.profiles.sections.watch import QualityWatch
 from tunesmith.profiles.settings import Settings
 from tunesmith.profiles.value_checks import describe
 from tunesmith.profiles.workspace import Workspace
@@ -63,6 +64,8 @@ class Resolved:
         values = self.profile.model_dump(mode="json", exclude={"campaign"})
         if values["curriculum"]["enabled"] == "auto":
             values["curriculum"]["enabled"] = False  # what stood there before there was `auto`: a run is the same by it
+        if self.profile.watch.quality == QualityWatch():
+            del values["watch"]["quality"]  # a run keeps the fingerprint that it had before there was this section
         return sha256_text(canonical_json(values))
 
     def said(self) -> dict[str, str]:

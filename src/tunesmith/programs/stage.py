@@ -163,6 +163,15 @@ class Looked(StageFact):
     decision: str  # again | healthy | roll_back | moved_on; of a shadow: again | passed | failed
     reason: str
     num_failures: int = 0
+    evidence: tuple[dict[str, Any], ...] = ()
+    """What live answers showed, signal by signal; kept with the run's last event."""
+    again_s: float | None = None
+    """When to look again; None: after the interval that the profile says."""
+
+    @property
+    def detail(self) -> dict[str, Any]:
+        """What the event of the run keeps of it."""
+        return {"watch": list(self.evidence)} if self.evidence else {}
 
 
 @dataclass(frozen=True)

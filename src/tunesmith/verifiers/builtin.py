@@ -13,6 +13,7 @@ from tunesmith.verifiers.base import Finding, Interaction, NoSettings, Verifier
 from tunesmith.verifiers.entities import entities_of, missing_from
 from tunesmith.verifiers.json_schema import schema_problem, violation
 from tunesmith.verifiers.languages import KNOWN, language_of
+from tunesmith.verifiers.refusal import REFUSAL
 
 _WORD = re.compile(r"\w+")
 _PLACEHOLDER = re.compile(
@@ -195,6 +196,7 @@ BUILTIN = (
     Verifier("exact_match", "whether the answer is the reference", MatchSettings, _exact_match),
     Verifier("length", "whether the answer's length lies within limits", LengthSettings, _length),
     Verifier("language", "whether the answer is in the language expected", LanguageSettings, _language),
+    REFUSAL,
 )  # fmt: skip
 
 

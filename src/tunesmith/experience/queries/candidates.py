@@ -21,11 +21,11 @@ from tunesmith.experience.rules.experience import (
 from tunesmith.experience.rules.feedback import Rating, standing_corrections
 from tunesmith.experience.rules.serving_history import ServingHistory
 from tunesmith.experience.tables import assessments, corrections, experiences, feedback
-from tunesmith.models.rules import AdapterState, version_name
+from tunesmith.models.queries import live_moves
+from tunesmith.models.rules import AdapterState, live_spans, version_name
 from tunesmith.models.tables import adapters
 from tunesmith.runs.queries import profile_locks as profiles
 from tunesmith.store.database import Tx
-from tunesmith.store.events import events
 
 _MAX_AT_ONCE = 500  # parameters of one statement
 
@@ -228,18 +228,6 @@ def serving_history(tx: Tx, profile: str, *, trusts_base: bool = False) -> Servi
     """Which versions proved themselves, and when the bare base was what was live."""
     mine = sa.select(adapters.c.version, adapters.c.state).where(adapters.c.profile == profile)
     states = {version_name(profile, version): AdapterState(state) for version, state in tx.conn.execute(mine)}
-    live = AdapterState.LIVE.value
-    moves = (
-        sa.select(events.c.at, events.c.new_state)
-        .join(adapters, adapters.c.id == events.c.entity_id)
-        .where(events.c.entity == "adapter", adapters.c.profile == profile)
-        .where(sa.or_(events.c.new_state == live, events.c.old_state == live))
-        .order_by(events.c.seq)
-    )
-    spans: list[tuple[datetime, datetime | None]] = []
-    for at, new_state in tx.conn.execute(moves):
-        if new_state == live:
-            spans.append((at, None))
-        elif spans:
-            spans[-1] = (spans[-1][0], at)
+    found = live_spans(profile, live_moves(tx, profile))
+    spans = [(span.since, span.until) for span in found if span.adapter_id is not None and span.since is not None]
     return ServingHistory(profile, states, spans, trusts_base)

@@ -70,7 +70,7 @@ def live_quality(tx: Tx, profile: str, version: str, since: datetime, *, window:
     """Quality of the answers of a version since it went live: of the first window, and of the last complete ones."""
     answers = (
         experiences.c.profile == profile,
-        experiences.c.seq >= _first_since(tx, profile, since),
+        experiences.c.seq >= first_since(tx, profile, since),
         experiences.c.state != ExperienceState.FORGOTTEN,
         assessments.c.class_name != ExperienceClass.QUARANTINED,
         # an application that captures by itself may not say which version answered
@@ -96,7 +96,7 @@ def _mean(tx: Tx, answers: Sequence[Any], offset: int, window: int) -> float:
     return float(tx.conn.execute(sa.select(sa.func.avg(some.c.worth))).scalar_one())
 
 
-def _first_since(tx: Tx, profile: str, since: datetime) -> int:
+def first_since(tx: Tx, profile: str, since: datetime) -> int:
     """The first place in the order of capture at or after a time, by halving: there is no index over times."""
     low = 0
     high = int(tx.conn.execute(sa.select(sa.func.coalesce(sa.func.max(experiences.c.seq), 0))).scalar_one()) + 1

@@ -96,7 +96,16 @@ def with_key(tx: Tx, idempotency_key: str) -> Run | None:
     return None if row is None else from_row(row)
 
 
-def move(tx: Tx, run_id: str, new: RunState, *, actor: str, reason: str, lease: Lease | None = None) -> RunState:
+def move(
+    tx: Tx,
+    run_id: str,
+    new: RunState,
+    *,
+    actor: str,
+    reason: str,
+    lease: Lease | None = None,
+    detail: dict[str, Any] | None = None,
+) -> RunState:
     """The one setter of a run's state: table, guard, event. Returns the old state.
 
     With a lease it must still hold; without one, nobody may hold a task of this run. A run ends after its task.
@@ -117,7 +126,7 @@ def move(tx: Tx, run_id: str, new: RunState, *, actor: str, reason: str, lease: 
     )
     if moved != 1:
         raise Refused(f"run {run_id} is being worked on or moved on meanwhile; look again")
-    events.record(tx, "run", run_id, "moved", actor=actor, moved=(old, new), reason=reason)
+    events.record(tx, "run", run_id, "moved", actor=actor, moved=(old, new), reason=reason, detail=detail)
     return old
 
 

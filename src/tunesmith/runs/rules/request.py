@@ -10,7 +10,7 @@ from tunesmith.runs.rules.run import RunState
 
 class RequestKind(StrEnum):
     PAUSE = "pause"  # checkpoint, give the worker back, run → paused
-    STOP = "stop"  # end training now, go on to evaluation with the best so far
+    STOP = "stop"  # end training now, go on to evaluation with the best so far; end a watch now, and keep the version
     CANCEL = "cancel"  # end without a result
     SKIP = "skip"  # only while queued
     CHECKPOINT = "checkpoint"  # write one now and go on
@@ -20,7 +20,7 @@ _STRENGTH = {RequestKind.CANCEL: 3, RequestKind.STOP: 2, RequestKind.PAUSE: 1}
 
 ALLOWED_IN: dict[RequestKind, frozenset[RunState]] = {
     RequestKind.PAUSE: frozenset({RunState.TRAINING}),
-    RequestKind.STOP: frozenset({RunState.TRAINING}),
+    RequestKind.STOP: frozenset({RunState.TRAINING, RunState.WATCHING}),
     RequestKind.CHECKPOINT: frozenset({RunState.TRAINING}),
     RequestKind.SKIP: frozenset({RunState.QUEUED}),
     RequestKind.CANCEL: frozenset(
@@ -44,7 +44,7 @@ INSTEAD: dict[RunState, str] = {
     RunState.SHADOWING: "it shadows live traffic: use `run cancel`",
     RunState.HELD: "it waits for a person: use `adapter approve`, `adapter reject` or `run cancel`",
     RunState.DEPLOYING: "it is being deployed: use `run cancel`",
-    RunState.WATCHING: "it is live and watched: use `adapter rollback`",
+    RunState.WATCHING: "it is live and watched: use `adapter rollback`, or `run stop` to end the watch",
 }
 
 

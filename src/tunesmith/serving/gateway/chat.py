@@ -58,7 +58,8 @@ async def _answer(request: Request, completion: CompletionRequest) -> Response:
     call = CompletionCall(gateway, completion, options, route, body)
     try:
         return await call.answer(request.receive)
-    except BaseException:
+    except BaseException as error:
+        call.count_failure(error)
         await call.end()
         raise
 
@@ -134,8 +135,18 @@ class CompletionCall:
 
     async def _events(self, first: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         yield first
-        async for body in self._bodies:
-            yield body
+        try:
+            async for body in self._bodies:
+                yield body
+        except Exception as error:
+            self.count_failure(error)
+            raise
+
+    def count_failure(self, error: BaseException) -> None:
+        """Count a request that was admitted and not answered, for the watch; a request that was cancelled is none."""
+        route = self._route
+        if route.profile is not None and isinstance(error, Exception):
+            self._gateway.traffic.failed(route.profile, route.version.name, error)
 
     async def end(self) -> None:
         """Cancel what is still being answered and release the admitted capacity; idempotent."""
@@ -157,6 +168,8 @@ class CompletionCall:
             seconds=round(seconds, 3),
             key=self._options.caller.label,
         )
+        if is_whole and route.profile is not None:
+            gateway.traffic.answered(route.profile, route.version.name, seconds)
         for choice in self._choices:
             self._capture_choice(choice, is_whole)
         gateway.captures.end(self._header.id)

@@ -23,6 +23,7 @@ from tunesmith.serving.gateway.interfaces import HandOver, Shadow, Upstream
 from tunesmith.serving.gateway.model_router import ModelRouter, Route
 from tunesmith.serving.gateway.scopes import Caller, Scope
 from tunesmith.serving.gateway.served_profiles import ServedProfile
+from tunesmith.serving.gateway.traffic import TrafficCounter
 from tunesmith.serving.generation import GenerationEnd, GenerationRequest, TextDelta
 
 _BAD_REQUEST = 400
@@ -47,6 +48,7 @@ class Gateway:
     captures: Captures
     hand_over: HandOver
     shadow: Shadow
+    traffic: TrafficCounter
     make_upstream: Callable[[ServedProfile], Upstream]
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)

@@ -42,6 +42,7 @@ from tunesmith.serving.gateway.proxy import whole_from_upstream
 from tunesmith.serving.gateway.served_profiles import ServedProfile
 from tunesmith.serving.gateway.server_lock import ServerLock
 from tunesmith.serving.gateway.shadow import ShadowMirror
+from tunesmith.serving.gateway.traffic import TrafficCounter
 from tunesmith.serving.gateway.upstream import upstream_of
 
 log = logger("gateway")
@@ -123,6 +124,7 @@ class Server:
                 self._beat(gateway, row),
                 gateway.hand_over.run(),
                 gateway.shadow.run(),
+                gateway.traffic.run(),
             )
         ]
         needs_key, is_open = self._key_file is not None, not is_loopback(self._settings.host)
@@ -150,6 +152,7 @@ class Server:
             captures=Captures(session),
             hand_over=hand_over,
             shadow=ShadowMirror(session, settings, engines, hand_over, counts),
+            traffic=TrafficCounter(session),
             make_upstream=self._make_upstream,
             counts=counts,
         )
@@ -201,6 +204,7 @@ class Server:
             await upstream.close()
         await asyncio.to_thread(gateway.captures.close, _FLUSH_S)
         with contextlib.suppress(StoreError):
+            await asyncio.to_thread(gateway.traffic.flush)
             await asyncio.to_thread(self._leave, gateway.server_id)
         log.info("stopped", **gateway.counts)
 
