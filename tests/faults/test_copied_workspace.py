@@ -39,7 +39,8 @@ class Mover:
             write_settings(place, {"store": {"url": self._postgres.copy(self._url)}})
         else:
             data = Path(".tunesmith") / "store.db"
-            with sqlite3.connect(self.original.root / data) as source, sqlite3.connect(place / data) as sink:
+            source, sink = sqlite3.connect(self.original.root / data), sqlite3.connect(place / data)
+            with contextlib.closing(source), contextlib.closing(sink):
                 source.backup(sink)
         return self._fleet(place)
 

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,13 @@ from support import tables
 from support.candidates import a_candidate
 from support.fleet import Fleet, MakeFleet
 from support.rows import force
+from support.store_processes import FORKED
 from support.workspaces import PROFILE, a_profile
 from tunesmith.client import Client
 from tunesmith.orchestration import lifecycle
 from tunesmith.runs.queries import tasks
 
 QUICK = {"worker": {"lease_s": 30.0, "sweep_s": 0.05, "poll_s": 0.02, "targets_s": 0.05}}
-_processes = get_context("forkserver")
-_processes.set_forkserver_preload(
-    ["tunesmith.orchestration.worker", "tunesmith.client", "tunesmith.orchestration.submit"]
-)
 
 
 @pytest.fixture
@@ -80,7 +76,7 @@ def killed_at(fleet: Fleet, site: Path, number: int) -> list[str] | None:
     """The steps of a worker up to the one in front of which it was killed; None where it had no more to do."""
     log = fleet.root / f"steps-{number}"
     arguments = (str(fleet.root), str(site), number, str(log))
-    process = _processes.Process(target=work_and_be_killed, args=arguments, daemon=True)
+    process = FORKED.Process(target=work_and_be_killed, args=arguments, daemon=True)
     process.start()
     process.join(60)
     assert process.exitcode in (0, -signal.SIGKILL), process.exitcode

@@ -6,7 +6,6 @@ import importlib
 import os
 import signal
 import time
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from drill_target import DrillServer, serving
 
 from support import tables
 from support.fleet import ON_SQLITE, Fleet, MakeFleet
+from support.store_processes import FORKED
 from support.workspaces import PROFILE
 from tunesmith.client import Client
 from tunesmith.orchestration import lifecycle
@@ -26,7 +26,6 @@ from tunesmith.runs.queries import runs
 from tunesmith.runs.rules.run import RUN
 from tunesmith.store.database import Tx
 
-_processes = get_context("forkserver")
 EAGER: dict[str, Any] = {
     "window": "00:00-24:00",
     "cooldown_h": 0.0,
@@ -82,7 +81,7 @@ def test_next_worker_opens_the_round_with_what_the_killed_one_had_reserved(
     sections = {"campaign": EAGER, "experience": MIX}
     fleet = make_fleet(store=store, profile=sections, options={"quality": 0.3, "steps": 2}, settings={"worker": WORKER})
     talk(fleet)
-    victim = _processes.Process(target=open_a_round_and_be_killed, args=(str(fleet.root),), daemon=True)
+    victim = FORKED.Process(target=open_a_round_and_be_killed, args=(str(fleet.root),), daemon=True)
     victim.start()
     victim.join(60)
     assert victim.exitcode == -signal.SIGKILL

@@ -21,12 +21,16 @@ from tunesmith.runs.rules.task import AttemptState, ErrorClass, TaskKind
 from tunesmith.store.database import Database
 from tunesmith.store.schema import open_store
 
-_context = get_context("forkserver")
-_context.set_forkserver_preload(["support.store_processes"])
+FORKED = get_context("forkserver")
+"""Processes that are forked from a small one. It has what is imported below, and no store open."""
+# installed modules alone: the process that forks does not have our import path (it is given one, and ignores it)
+FORKED.set_forkserver_preload(
+    ["alembic.command", "tunesmith.client.runs", "tunesmith.orchestration.submit", "tunesmith.orchestration.worker"]
+)
 
 
 def start(action: Callable[..., None], *arguments: Any) -> BaseProcess:
-    process = _context.Process(target=action, args=arguments, daemon=True)
+    process = FORKED.Process(target=action, args=arguments, daemon=True)
     process.start()
     return process
 
