@@ -55,7 +55,7 @@ class UpstreamServer:
     def __init__(self, target: ProxyTarget, timeout_s: float) -> None:
         self._target = target
         self._timeout_s = timeout_s
-        self._clients: dict[bool, httpx2.AsyncClient] = {}
+        self._clients: dict[tuple[bool, bool], httpx2.AsyncClient] = {}
         self._num_active: Counter[str] = Counter()
         self._unhealthy: dict[str, float] = {}
         self._endpoints: dict[str | None, tuple[float, list[Endpoint]]] = {}
@@ -196,13 +196,13 @@ class UpstreamServer:
     def _client(self, url: str) -> httpx2.AsyncClient:
         import httpx2
 
-        here = http.is_here(url)
-        if here not in self._clients:
-            self._clients[here] = httpx2.AsyncClient(
+        kind = http.is_here(url), url.startswith("http://")  # what the options depend on
+        if kind not in self._clients:
+            self._clients[kind] = httpx2.AsyncClient(
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
                 **http.client_options(url, self._timeout_s),
             )
-        return self._clients[here]
+        return self._clients[kind]
 
 
 def upstream_of(served: ServedProfile, root: Path, timeout_s: float) -> UpstreamServer:
