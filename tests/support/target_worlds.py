@@ -19,9 +19,11 @@ from support.gateway import ServerProcess, a_served_workspace, make_live
 from support.ollama_server import BASE, OllamaServer
 from support.serving_bases import an_adapter, write_gguf
 from support.vllm_server import VllmServer
+from support.workspaces import wait_for
 from tunesmith.deployment.targets.base import ServedAdapter, Target
 from tunesmith.deployment.targets.registry import make_target
 from tunesmith.models import queries as adapters
+from tunesmith.programs.shim import read_process
 
 PROFILE = "support"
 SUPPORT = Path(__file__).parent
@@ -166,9 +168,13 @@ def llama_pids(root: Path) -> list[int]:
 
 
 def kill_processes(root: Path) -> None:
-    for pid in llama_pids(root):
+    """They are gone afterwards, with their sockets."""
+    pids = llama_pids(root)
+    for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        wait_for(lambda pid=pid: (found := read_process(pid)) is None or found.state in "ZX")
 
 
 @contextmanager
