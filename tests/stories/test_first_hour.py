@@ -32,7 +32,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "gate": {"min_cases": 15},
     "experience": {"mix": {"min_new": 20}},
     "recipe": {"epochs": 5, "batch_tokens": 512, "lr": 1e-3, "max_length": 256},
-    "watch": {"for_s": 1.0, "interval_s": 0.2},
+    "watch": {"for_s": 1.0, "interval_s": 0.2, "quality": {"min_s": 1.0, "max_s": 3.0}},
     "answers": {"max_tokens": 20},
 }
 """What the owner of few data sets in the profile that `tunesmith init` wrote."""
