@@ -109,14 +109,14 @@ def a_loop(row: str) -> str:
     (a_loop(ROW) + "print('done')", ErrorClass.PROTOCOL, "line 4 of its output is no JSON"),
     (a_loop(ROW) + "print('[1]')", ErrorClass.PROTOCOL, "line 4 of its output is no JSON object"),
     (a_loop(ROW + "; " + ROW), ErrorClass.PROTOCOL, "scores case 'case-0' a second time"),
-    (a_loop(ROW.replace('case["id"]', '"case-9"')), ErrorClass.PROTOCOL, "line 1 of its output is about no case"),
-    (a_loop(ROW.replace('case["id"]', "1")), ErrorClass.PROTOCOL, "line 1 of its output is about no case"),
+    (a_loop(ROW.replace('case["id"]', '"case-9"')), ErrorClass.PROTOCOL, "line 1 of its output names a case that was not asked for"),
+    (a_loop(ROW.replace('case["id"]', "1")), ErrorClass.PROTOCOL, "line 1 of its output names a case that was not asked for"),
     (a_loop(ROW.replace('"right": 1', '"rihgt": 1')), ErrorClass.PROTOCOL, "exactly the scores right, words"),
     (a_loop(ROW.replace(', "right": 1', "")), ErrorClass.PROTOCOL, "exactly the scores right, words"),
-    (a_loop(ROW.replace('"right": 1', '"right": True')), ErrorClass.PROTOCOL, "right is no finite number"),
-    (a_loop(ROW.replace('"right": 1', '"right": "1"')), ErrorClass.PROTOCOL, "right is no finite number"),
+    (a_loop(ROW.replace('"right": 1', '"right": True')), ErrorClass.PROTOCOL, "right is not a finite number"),
+    (a_loop(ROW.replace('"right": 1', '"right": "1"')), ErrorClass.PROTOCOL, "right is not a finite number"),
     (a_loop(ROW.replace('"right": 1', '"right": float("nan")')), ErrorClass.PROTOCOL, "line 1 of its output is no"),
-    (a_loop(ROW.replace('"right": 1', '"right": 10**400')), ErrorClass.PROTOCOL, "right is no finite number"),
+    (a_loop(ROW.replace('"right": 1', '"right": 10**400')), ErrorClass.PROTOCOL, "right is not a finite number"),
     (a_loop(ROW.replace('"scores"', '"note": 1, "scores"')), ErrorClass.PROTOCOL, "not exactly id and scores"),
     (a_loop('print(json.dumps({"id": case["id"], "error": " "}))'), ErrorClass.PROTOCOL, "not exactly id and scores"),
     ("print('{\"id\": \"case-0\", \"id\": \"case-1\"}')", ErrorClass.PROTOCOL, "line 1 of its output is no JSON"),
@@ -149,7 +149,7 @@ def test_what_the_program_leaves_behind_is_ended(tmp_path: Path) -> None:
     ({"command_metrics": {"words": "lower"}}, "needs both command and command_metrics"),
     ({"command": ["python"], "command_metrics": METRICS}, r"name the program too, e\.g\. \[python"),
     ({"command": ["./gone.sh"], "command_metrics": METRICS}, r"no program '\./gone\.sh' in the workspace or on PATH"),
-    ({"command": ["plain.txt"], "command_metrics": METRICS}, "or it is not executable; chmod"),
+    ({"command": ["plain.txt"], "command_metrics": METRICS}, "plain.txt' is not executable; chmod"),
     ({"command": ["python", ""], "command_metrics": METRICS}, "an element is empty"),
     ({"command": ["python", "score.py"], "command_metrics": METRICS, "metrics": ["heldout_loss", "command:word"]},
      "command:word is not among evaluation.command_metrics; did you mean 'words'"),
@@ -186,4 +186,4 @@ def test_run_is_judged_by_the_program_and_a_changed_program_judges_nothing(tmp_p
         work_here(client)
         failed = client.runs.show(again).run
         assert failed.state == RunState.FAILED
-        assert "evaluation.command: ./score.py changed since the run was submitted" in failed.reason
+        assert "evaluation.command: './score.py' changed since the run was submitted" in failed.reason

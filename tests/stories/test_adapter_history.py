@@ -65,5 +65,5 @@ def _only_base(client: Client) -> None:
     assert (only.version, only.since, only.until) == (BASE, None, None)
     with pytest.raises(NotFound, match="supprot"):
         client.adapters.history("supprot")
-    with pytest.raises(UsageError, match="is no time"):
+    with pytest.raises(UsageError, match="is not a time"):
         client.adapters.history(PROFILE, at="yesterday")

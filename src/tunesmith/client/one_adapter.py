@@ -79,7 +79,7 @@ def _instant(at: datetime | str) -> datetime:
         return aware.astimezone(UTC)
     except (ValueError, OverflowError):
         raise UsageError(
-            f"{quoted(str(at))} is no time; write it as ISO 8601, e.g. 2026-11-17T14:00 (UTC), "
+            f"{quoted(str(at))} is not a time; write it as ISO 8601, e.g. 2026-11-17T14:00 (UTC), "
             "2026-11-17T14:00+01:00, or 2026-11-17 for 00:00 UTC of that day"
         ) from None
 

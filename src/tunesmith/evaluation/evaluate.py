@@ -10,7 +10,7 @@ from tunesmith.core.environment import child_environment
 from tunesmith.core.errors import ConfigError
 from tunesmith.core.files import canonical_json, sha256_file, sha256_text, write_atomic
 from tunesmith.datasets import queries as datasets
-from tunesmith.evaluation.evaluators.command import command_in
+from tunesmith.evaluation.evaluators.command import SETTING, command_in
 from tunesmith.evaluation.evaluators.registry import find_metric
 from tunesmith.evaluation.rules.comparison import compare
 from tunesmith.evaluation.rules.gate import BARE_BASE, Evidence, Judged, decide
@@ -21,6 +21,7 @@ from tunesmith.programs.protocol import Scores
 from tunesmith.programs.result_check import check_evaluate_result, read_scores
 from tunesmith.programs.stage import StageContext, StageEnd, StageFact
 from tunesmith.programs.supervise import ProgramEnd, Supervisor
+from tunesmith.programs.user_command import changed_since_sealed
 from tunesmith.runs.base_check import base_trouble
 from tunesmith.runs.queries import runs
 from tunesmith.runs.rules.request import RequestKind
@@ -121,15 +122,12 @@ def _refused(
 
 def _changed_command(context: StageContext, spec: RunSpec) -> str | None:
     """Why the program that scores is no longer the one that was submitted; None if it is, or if there is none."""
+    root, command = context.workspace.root, spec.evaluation.command
     try:
-        command = command_in(context.workspace.root, spec.evaluation.command)
+        command_in(root, command)
     except ConfigError as error:
         return error.message
-    if command is None or command.sha256 == spec.command_sha256:
-        return None
-    names = sorted(part for part in {*command.sha256, *spec.command_sha256}
-                   if command.sha256.get(part) != spec.command_sha256.get(part))  # fmt: skip
-    return f"evaluation.command: {', '.join(names)} changed since the run was submitted"
+    return changed_since_sealed(root, command, spec.command_sha256, setting=SETTING)
 
 
 def _ended_early(context: StageContext, end: ProgramEnd) -> StageEnd | None:

@@ -18,7 +18,7 @@ PREDICATE = "urn:tunesmith:provenance:v1"
 BUILD = "urn:tunesmith:run:v1"
 VERSION_DIGEST, BASE_DIGEST, DATASET_DIGEST = "tunesmithManifest", "tunesmithBase", "tunesmithDataset"
 EVALUATION_DIGEST = "tunesmithEvaluation"
-"""Digests that are no sha256 of one file, so none of them is called that; docs/lineage.md says over what each is."""
+"""Digests of something else than one file, so that none is called sha256; docs/lineage.md says over what each is."""
 
 
 def statement_of(session: Session, name: str) -> dict[str, Any]:

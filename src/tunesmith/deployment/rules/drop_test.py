@@ -24,7 +24,7 @@ Counts = Mapping[float, int]
 
 
 def counts_of(values: Iterable[float | None]) -> dict[float, int]:
-    """How often each value occurred. A missing score, NaN and what is outside of 0..1 is no value at all."""
+    """How often each value occurred. A missing score, NaN and anything outside of 0..1 is left out."""
     counts: dict[float, int] = {}
     for value in values:
         if value is not None and math.isfinite(value) and 0.0 <= value <= 1.0:

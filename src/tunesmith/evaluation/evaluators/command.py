@@ -4,7 +4,7 @@
 each side, and is not told which side it is. It reads one line per case:
 ``{"id", "messages", "reference", "answer", "finished"}``, and writes one line per case, in any order:
 ``{"id", "scores": {NAME: number, …}}`` with every name of `evaluation.command_metrics`, or ``{"id", "error": text}``.
-Anything else (another exit code, a line too many or too few, a number that is none, too slow, too much) ends the
+Anything else (another exit code, a line too many or too few, a score that is not a number, too slow, too much) ends the
 evaluation as failed. The files that the command names are sealed into the run spec by their sha256.
 """
 
@@ -14,7 +14,6 @@ import contextlib
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,16 +24,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from tunesmith.core import strict_json
-from tunesmith.core.errors import ConfigError, quoted
-from tunesmith.core.files import sha256_file
+from tunesmith.core.errors import quoted
 from tunesmith.evaluation.evaluators.base import Answer, Case, CaseScore, EvaluatorInfo, Metric, SubjectModel
 from tunesmith.profiles.sections.evaluation import COMMAND_METRIC, EvaluationSettings
+from tunesmith.programs import user_command
 from tunesmith.programs.host import ProgramFailure
 from tunesmith.runs.rules.task import ErrorClass
 from tunesmith.runs.spec import ScoringCommand
 
 NAME = "command"
-_PYTHON = "python"
+SETTING = "evaluation.command"
 _POLL_S = 0.02
 _MAX_OUTPUT = 1 << 20  # and beside it, for each case:
 _MAX_PER_CASE = 16 << 10
@@ -58,22 +57,10 @@ def command_in(root: Path, command: Sequence[str]) -> ScoringCommand | None:
     """The command as it is started, with the sha256 of each file it names; ConfigError if it cannot be started."""
     if not command:
         return None
-    first, *rest = command
-    if first == _PYTHON and not rest:
-        raise ConfigError(f"evaluation.command: name the program too, e.g. [{_PYTHON}, scripts/score.py]")
-    named = {part: path for part in command if (path := _file_named(part, root)) is not None}
-    program = (
-        first if first == _PYTHON else str(named.get(first) or ("" if "/" in first else shutil.which(first)) or "")
-    )
-    if first != _PYTHON and not os.access(program, os.X_OK):
-        raise ConfigError(
-            f"evaluation.command: no program {quoted(first)} in the workspace or on PATH, or it is not executable; "
-            f"chmod +x it, or put {_PYTHON} before"
-        )
     return ScoringCommand(
-        argv=(program, *(str(named.get(part) or part) for part in rest)),
+        argv=user_command.argv_in(root, command, setting=SETTING, example="scripts/score.py"),
         root=str(root),
-        sha256={part: sha256_file(path) for part, path in named.items()},
+        sha256=user_command.sealed_files(root, command),
     )
 
 
@@ -104,7 +91,7 @@ def _line(case: Case, answer: Answer) -> str:
 
 def _output_of(command: ScoringCommand, lines: Iterable[str], timeout_s: float) -> bytes:
     """What the program wrote; raises ProgramFailure if it failed, was too slow or wrote too much."""
-    program = sys.executable if command.argv[0] == _PYTHON else command.argv[0]
+    program = sys.executable if command.argv[0] == user_command.PYTHON else command.argv[0]
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         num = 0
         for num, line in enumerate(lines, start=1):  # noqa: B007 - their number is used below
@@ -157,7 +144,7 @@ def _read(output: bytes, cases: Sequence[Case], names: Iterable[str]) -> dict[st
         where = f"line {number} of its output"
         case_id = row.get("id")
         if not isinstance(case_id, str) or case_id not in known:
-            raise _odd(f"{where} is about no case that was asked")
+            raise _odd(f"{where} names a case that was not asked for")
         if case_id in found:
             raise _odd(f"{where} scores case {quoted(case_id)} a second time")
         match row:
@@ -194,7 +181,7 @@ def _scores(scores: Mapping[str, Any], wanted: set[str], where: str) -> dict[str
     numbers = {}
     for name, value in scores.items():
         if not _is_finite(value):
-            raise _odd(f"{where}: {name} is no finite number")
+            raise _odd(f"{where}: {name} is not a finite number")
         numbers[name] = float(value)
     return numbers
 
@@ -204,17 +191,6 @@ def _is_finite(value: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # a whole number that no float holds
         return False
-
-
-def _file_named(part: str, root: Path) -> Path | None:
-    """The file of the workspace, or the absolute one, that an element names; options such as --fast name none."""
-    if part == _PYTHON or part.startswith("-"):
-        return None
-    try:
-        path = (root / part).resolve()
-        return path if path.is_file() else None
-    except (OSError, ValueError):
-        return None
 
 
 def _odd(what: str) -> ProgramFailure:

@@ -51,7 +51,7 @@ def _interaction(case: Case, answer: str) -> Interaction:
 
 
 def _failure(finding: Finding) -> str | None:
-    """A verifier that could not check an answer flags it without a score; that is no score here either."""
+    """A verifier that could not check an answer flags it without a score; the case then has none here, either."""
     return finding.reason if finding.score is None and finding.flagged else None
 
 

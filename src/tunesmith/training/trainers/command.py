@@ -7,9 +7,7 @@ program reads beyond them (modules, settings) is the user's own to keep still.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,11 @@ from pydantic import Field, ValidationError
 
 from tunesmith.core.environment import child_environment
 from tunesmith.core.errors import ConfigError, did_you_mean, quoted
-from tunesmith.core.files import sha256_file
 from tunesmith.core.section import Section
+from tunesmith.programs import user_command
 from tunesmith.training.trainers.base import TrainerInfo
 
-_PYTHON = "python"
+_SETTING = "trainer.options.argv"
 _SEALS = "sha256"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -37,10 +35,7 @@ def argv_of(info: TrainerInfo, options: Mapping[str, Any], root: Path) -> tuple[
     """What to start for a trainer; refuses, in one line, what cannot be started. `root` is the workspace."""
     if info.argv:
         return info.argv
-    first, *rest = _read(options).argv
-    if first == _PYTHON and not rest:
-        raise ConfigError(f"trainer.options.argv: name the program too, e.g. [{_PYTHON}, trainers/mine.py]")
-    return (_program(first, root), *(str(_file_named(part, root) or part) for part in rest))
+    return user_command.argv_in(root, _read(options).argv, setting=_SETTING, example="trainers/mine.py")
 
 
 def environment_of(
@@ -57,19 +52,15 @@ def sealed(info: TrainerInfo, options: Mapping[str, Any], root: Path) -> dict[st
     if _SEALS in options:
         raise ConfigError(f"trainer.options.{_SEALS}: tunesmith writes it itself; remove it")
     argv_of(info, options, root)
-    named = {part: path for part in _read(options).argv if (path := _file_named(part, root)) is not None}
-    return {**options, _SEALS: {part: sha256_file(path) for part, path in named.items()}}
+    return {**options, _SEALS: user_command.sealed_files(root, _read(options).argv)}
 
 
 def changed_since_sealed(info: TrainerInfo, options: Mapping[str, Any], root: Path) -> str | None:
     """Why the program is no longer the one that was submitted; None if it is."""
     if info.argv:
         return None
-    for part, digest in _read(options).sha256.items():
-        path = _file_named(part, root)
-        if path is None or sha256_file(path) != digest:
-            return f"trainer.options.argv: {quoted(part)} changed since the run was submitted"
-    return None
+    read = _read(options)
+    return user_command.changed_since_sealed(root, read.argv, read.sha256, setting=_SETTING)
 
 
 def _read(options: Mapping[str, Any]) -> _Options:
@@ -92,31 +83,3 @@ def _read(options: Mapping[str, Any]) -> _Options:
                 f"trainer.options.env: {quoted(name)} is not the name of a variable; values are not given"
             )
     return read
-
-
-def _program(first: str, root: Path) -> str:
-    """`python` is the running interpreter; else a file of the workspace, or what PATH finds."""
-    if first == _PYTHON:
-        return first
-    named = _file_named(first, root)
-    if named is not None:
-        if not os.access(named, os.X_OK):
-            raise ConfigError(
-                f"trainer.options.argv: {quoted(first)} is not executable; chmod +x it, or put {_PYTHON} before"
-            )
-        return str(named)
-    found = None if "/" in first else shutil.which(first)
-    if found is None:
-        raise ConfigError(f"trainer.options.argv: no program {quoted(first)} in the workspace or on PATH")
-    return found
-
-
-def _file_named(part: str, root: Path) -> Path | None:
-    """The file of the workspace, or the absolute one, that an element names; options such as --steps name none."""
-    if part == _PYTHON or part.startswith("-"):
-        return None
-    try:
-        path = (root / part).resolve()
-        return path if path.is_file() else None
-    except (OSError, ValueError):
-        return None
