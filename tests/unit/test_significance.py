@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from tunesmith.evaluation.evaluators.base import Metric
 from tunesmith.evaluation.rules.comparison import Report, compare, guard_confidence, paired_interval
 from tunesmith.evaluation.rules.gate import Decision, decide
-from tunesmith.evaluation.rules.significance import cases_needed, chance_of_gain, smallest_visible_gain
+from tunesmith.evaluation.rules.significance import (
+    MeanDifference,
+    cases_needed,
+    chance_of_gain,
+    smallest_visible_gain,
+)
 from tunesmith.profiles.profile import GateSettings
 from tunesmith.programs.protocol import CaseScore
 
@@ -89,10 +94,13 @@ def enumerated(differences: list[float]) -> float:
     return sum(each >= total - 1e-9 for each in sums) / len(sums)
 
 
+QUARTERS = st.integers(-12, 12).map(lambda number: number / 4)  # sums are exact, and not all of one parity
+
+
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=9))
-def test_chance_of_a_gain_is_that_of_all_signs(differences: list[float]) -> None:
-    p = chance_of_gain(differences, 1)
+@given(st.lists(QUARTERS, min_size=1, max_size=9), st.sampled_from([1.0, 2.0**-20, 2.0**20]))
+def test_chance_of_a_gain_is_that_of_all_signs(differences: list[float], scale: float) -> None:
+    p = chance_of_gain([d * scale for d in differences], 1)
     assert p == (pytest.approx(enumerated(differences)) if sum(differences) > 0 else 1.0)
 
 
@@ -105,21 +113,59 @@ def test_chance_of_right_and_wrong_answers_is_the_exact_one_of_mcnemar(wins: int
     assert chance_of_gain(differences, 1) == pytest.approx(p)
 
 
-def test_chance_drawn_and_by_the_normal_agree_with_the_exact_one() -> None:
+def binomial_tail(n: int, wins: int) -> float:
+    return sum(math.comb(n, k) for k in range(wins, n + 1)) / 2**n
+
+
+def is_drawn(p: float) -> bool:
+    """Whether a chance was counted among 2000 draws."""
+    return p * 2001 == pytest.approx(round(p * 2001), abs=1e-9)
+
+
+@pytest.mark.parametrize("n", [13, 40, 5000])
+def test_chance_of_differences_of_one_size_is_exact_up_to_a_large_number(n: int) -> None:
+    wins = n // 2 + max(1, round(math.sqrt(n) / 2))
+    p = chance_of_gain([0.3] * wins + [-0.3] * (n - wins), 1)
+    assert 0.05 < p < 0.4
+    assert p == pytest.approx(binomial_tail(n, wins), rel=1e-9)
+
+
+def test_chance_of_very_many_differences_of_one_size_is_that_of_the_normal() -> None:
+    p = chance_of_gain([1.0] * 2550 + [-1.0] * 2451, 1)
+    assert p == pytest.approx(binomial_tail(5001, 2550), abs=1e-5)
+    assert p != binomial_tail(5001, 2550)
+
+
+def test_twelve_sizes_are_enumerated_thirteen_are_drawn() -> None:
+    sizes = [1.0 + number / 16 for number in range(13)]
+    twelve = [size if number % 3 else -size for number, size in enumerate(sizes[:12])]
+    thirteen = [*twelve, sizes[12]]
+    assert chance_of_gain(twelve, 1) == enumerated(twelve)
+    assert not is_drawn(chance_of_gain(twelve, 1))
+    assert is_drawn(chance_of_gain(thirteen, 1))
+    assert chance_of_gain(thirteen, 1) == pytest.approx(enumerated(thirteen), abs=0.03)
+    assert chance_of_gain(thirteen, 5) == chance_of_gain(thirteen, 5)
+
+
+def test_drawn_chance_is_that_of_nearly_equal_sizes_and_never_zero() -> None:
     rng = random.Random(4)
-    ones = [rng.choice([1.0, 1.0, 1.0, -1.0, -1.0]) for _ in range(40)]
-    nearly = [d * rng.uniform(0.999, 1.001) for d in ones]  # no longer all of one size: drawn
-    assert chance_of_gain(nearly, 1) == pytest.approx(chance_of_gain(ones, 1), abs=0.02)
-    clear = [rng.uniform(0.5, 1.0) for _ in range(30)]
-    assert chance_of_gain(clear, 1) == pytest.approx(1 / 2001)
-    for size in (1.0, None):  # of one size, and of many
-        many = [rng.choice([1.0, -1.0]) * (size or rng.uniform(0.5, 1.5)) for _ in range(6000)]
-        lifted = [d + 0.0 for d in many]
-        lifted[:60] = [abs(d) for d in lifted[:60]]
-        z = sum(lifted) / math.sqrt(sum(d * d for d in lifted))
-        expected = 0.5 * math.erfc(z / math.sqrt(2)) if z > 0 else 1.0
-        assert chance_of_gain(lifted, 1) == pytest.approx(expected, abs=0.01)
-    assert chance_of_gain(clear, 5) == chance_of_gain(clear, 5)
+    ones = [1.0] * 24 + [-1.0] * 16
+    nearly = [d * rng.uniform(0.999, 1.001) for d in ones]
+    assert chance_of_gain(nearly, 1) == pytest.approx((binomial_tail(40, 24) + binomial_tail(40, 25)) / 2, abs=0.03)
+    assert chance_of_gain([rng.uniform(0.5, 1.0) for _ in range(30)], 1) == pytest.approx(1 / 2001)
+
+
+@pytest.mark.parametrize(("n", "drawn"), [(5000, True), (5001, False)])
+def test_chance_of_many_sizes_is_drawn_up_to_a_large_number_and_then_normal(n: int, drawn: bool) -> None:
+    rng = random.Random(4)
+    sizes = [rng.uniform(0.5, 1.5) for _ in range(n)]
+    wins = n // 2 + 40
+    differences = sizes[:wins] + [-size for size in sizes[wins:]]
+    z = sum(differences) / math.sqrt(sum(d * d for d in differences))
+    assert 0.3 < z < 2.5  # else this would be asked about nothing
+    p = chance_of_gain(differences, 1)
+    assert p == pytest.approx(0.5 * math.erfc(z / math.sqrt(2)), abs=0.03 if drawn else 1e-9)
+    assert is_drawn(p) == drawn
 
 
 def test_too_few_differing_cases_are_no_proof_however_clear_the_interval() -> None:
@@ -171,6 +217,27 @@ def test_interval_leaves_the_same_number_of_resamples_out_at_both_ends(
     means = sorted(sum(rng.choices(sample, k=30)) / 30 for _ in range(2000))
     assert paired_interval(sample, confidence, 1) == (means[first], means[last])
     assert first == 1999 - last
+
+
+def test_interval_with_five_resamples_beyond_each_end_is_the_bootstraps_alone() -> None:
+    skewed = MeanDifference([0.0] * 9 + [1.0], 3)
+    low, high = skewed.interval(0.995)
+    assert (low, high) == (skewed._means[5], skewed._means[-6])
+    assert low > skewed._normal(0.0025)[0]  # the wider of both would be another
+
+
+def test_interval_of_two_cases_far_out_is_no_narrower_than_the_normal_one() -> None:
+    low, high = paired_interval([0.0, 1.0], 0.9999, 1)
+    assert low < 0.0
+    assert high > 1.0
+
+
+@pytest.mark.parametrize(("n", "normal"), [(5000, False), (5001, True)])
+def test_interval_is_resampled_up_to_a_large_number_and_then_normal(n: int, normal: bool) -> None:
+    rng = random.Random(2)
+    measured = MeanDifference([rng.random() for _ in range(n)], 1)
+    assert (measured.interval(0.95) == measured._normal((1 - 0.95) / 2)) == normal
+    assert ("_means" in vars(measured)) != normal
 
 
 def test_interval_far_out_is_no_narrower_than_the_normal_one() -> None:
