@@ -6,7 +6,7 @@ import pytest
 
 from support.fleet import MakeFleet
 from support.workspaces import PROFILE, cli
-from tunesmith.core.errors import ConfigError, UsageError
+from tunesmith.core.errors import ConfigError, Refused, UsageError
 
 V1, V2 = f"{PROFILE}@v1", f"{PROFILE}@v2"
 
@@ -38,3 +38,28 @@ def test_policy_is_tried_on_past_runs_and_changes_nothing(make_fleet: MakeFleet)
         fleet.client.gate.replay(PROFILE, policy)
     with pytest.raises(ConfigError, match="found: recipe"):
         fleet.client.gate.replay(PROFILE, {"gate": {}, "recipe": {}})
+
+
+def test_any_version_is_measured_against_what_is_live_and_nothing_goes_live_by_it(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
+    fleet.submit("trainer.options.quality=0.3")
+    fleet.submit("trainer.options.quality=0.6", first=100)
+    fleet.work()
+    asked = cli("adapter", "evaluate", V1, cwd=fleet.root)
+    assert asked.code == 0, asked.err
+    fleet.work()
+    shown = fleet.client.runs.show(asked.last_line)
+    assert shown.run.state == "completed"
+    assert shown.run.reason.startswith("reject: worse: heldout_loss")
+    assert shown.evaluation is not None
+    assert shown.evaluation.decision == "reject"
+    assert (fleet.client.adapters.show(V1).state, fleet.client.adapters.show(V2).state) == ("superseded", "live")
+    with pytest.raises(Refused, match="is live already"):
+        fleet.client.adapters.evaluate(V2)
+    fleet.client.adapters.rollback(PROFILE, reason="to measure the newer one")
+    better = fleet.client.adapters.evaluate(V2).id
+    fleet.work()
+    assert fleet.client.runs.get(better).reason.startswith("promote: better: heldout_loss")
+    live = fleet.client.adapters.live(PROFILE)
+    assert live is not None
+    assert live.name == V1
