@@ -137,7 +137,11 @@ def history(
 
 @commands.command()
 def evaluate(ctx: typer.Context, adapter: Name) -> None:
-    """Measure a held adapter again."""
+    """Measure any version on the held-out cases of now, against what is live.
+
+    A held version goes on by the verdict. For any other one a run is queued that ends with the verdict: nothing goes
+    live by it. Prints the run; `run show RUN` has the numbers and what the gate recommends.
+    """
     with open_client(ctx) as client:
         _answer(client.adapters.evaluate(adapter))
 

@@ -39,6 +39,7 @@ NOUNS = {
     "dataset": ("dataset", "commands"),
     "run": ("run", "commands"),
     "adapter": ("adapter", "commands"),
+    "gate": ("gate", "commands"),
     "lineage": ("lineage", "lineage"),
 }
 """By its first word, where a command or a group of them is; a call imports only its own."""

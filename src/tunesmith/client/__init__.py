@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tunesmith.client.datasets import Datasets
     from tunesmith.client.experiences import Experiences, FeedbackApi
     from tunesmith.client.file_drop import FileDrops
+    from tunesmith.client.gate import Gate
     from tunesmith.client.lineage import Lineage
     from tunesmith.client.profiles import Profiles
     from tunesmith.client.runs import Runs
@@ -79,6 +80,12 @@ class Client:
         from tunesmith.client.adapters import Adapters
 
         return Adapters(self._session)
+
+    @cached_property
+    def gate(self) -> Gate:
+        from tunesmith.client.gate import Gate
+
+        return Gate(self._session)
 
     @cached_property
     def lineage(self) -> Lineage:

@@ -80,7 +80,11 @@ class Adapters:
         return one_adapter.deploy(self._session, adapter, force=force, reason=reason)
 
     def evaluate(self, adapter: str) -> RequestResult:
-        """Measure a held adapter again."""
+        """Measure any version on the held-out cases of now, against what is live; nothing goes live by it.
+
+        A held version is measured by its own run, which goes on by the verdict. For every other version the answer
+        names a new run that ends `completed`; `runs.show` has the verdict.
+        """
         from tunesmith.client import one_adapter
 
         return one_adapter.evaluate(self._session, adapter)

@@ -119,10 +119,25 @@ def deploy(session: Session, adapter: str, *, force: bool = False, reason: str =
 
 
 def evaluate(session: Session, adapter: str) -> RequestResult:
+    from tunesmith.orchestration.redeploy import deploy_again
+
     _refuse_changed_base(session, adapter)
     with session.database.write() as tx:
-        answer = control.evaluate_again(tx, adapters.find(tx, adapter), actor=session.actor)
-    return RequestResult(answer.run_id, answer.state, answer.message)
+        found = adapters.find(tx, adapter)
+        if control.is_held(tx, found):
+            answer = control.evaluate_again(tx, found, actor=session.actor)
+            return RequestResult(answer.run_id, answer.state, answer.message)
+    made = deploy_again(
+        session.database,
+        session.workspace,
+        found.id,
+        actor=session.actor,
+        force=False,
+        reason="",
+        environ=session.environ,
+        measure_only=True,
+    )
+    return RequestResult(made.run_id, made.state, made.reason)
 
 
 def reject(session: Session, adapter: str, reason: str = "") -> RequestResult:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -60,6 +62,14 @@ def latest(tx: Tx, run_id: str) -> Evaluation | None:
 def latest_of_adapter(tx: Tx, adapter_id: str) -> Evaluation | None:
     """Of whichever run: the one that made it, or one that deploys it again."""
     return _newest(tx, evaluations.c.adapter_id == adapter_id)
+
+
+def stored_judged(tx: Tx, run_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The newest evaluation of each run, by run id, as it was stored: an older schema need not be readable."""
+    newest = sa.select(sa.func.max(evaluations.c.seq)).where(evaluations.c.run_id.in_(sorted(run_ids)))
+    query = sa.select(evaluations.c.run_id, evaluations.c.judged)
+    rows = tx.all(query.where(evaluations.c.seq.in_(newest.group_by(evaluations.c.run_id)))) if run_ids else []
+    return {row["run_id"]: row["judged"] for row in rows}
 
 
 def _newest(tx: Tx, chosen: sa.ColumnElement[bool]) -> Evaluation | None:

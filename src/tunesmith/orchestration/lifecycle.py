@@ -158,6 +158,9 @@ def _after_evaluate(tx: Tx, claim: Claim, run: Run, end: StageEnd, actor: str) -
     )
     verdict = measured.judged.verdict
     reason = "; ".join(verdict.reasons)
+    if run.spec.deploys is not None and run.spec.deploy.when == "never":  # it was asked for its verdict only
+        finish(tx, run, RunState.COMPLETED, actor=actor, reason=f"{verdict.decision}: {reason}")
+        return
     match verdict.decision:
         case Decision.REJECT:
             finish(tx, run, RunState.REJECTED, actor=actor, reason=reason)

@@ -52,12 +52,18 @@ def deploy_again(
     force: bool,
     reason: str,
     environ: Mapping[str, str] | None = None,
+    measure_only: bool = False,
 ) -> DeployedAgain:
-    """Queue a run that brings a version live: measured first, or, where it is forced, deployed at once."""
+    """Queue a run that brings a version live: measured first, or, where it is forced, deployed at once.
+
+    With `measure_only` it ends with the verdict, and nothing goes live.
+    """
     with database.read() as tx:
         adapter = adapters.get(tx, adapter_id)
         _refuse(tx, adapter)
     spec = _spec(database, workspace, adapter, environ)
+    if measure_only:
+        spec = spec.model_copy(update={"deploy": Deploy(when="never")})
     with database.write() as tx:
         deployments.lock(tx, adapter.profile)
         adapter = adapters.get(tx, adapter_id)
@@ -121,6 +127,8 @@ def _queue(tx: Tx, adapter: Adapter, spec: RunSpec, actor: str, *, force: bool, 
     )
     state, kind, payload = RunState.EVALUATING, TaskKind.EVALUATE, None
     why = f"{actor} asks for {adapter.name} to go live{f': {reason}' if reason else ''}; measured first"
+    if spec.deploy.when == "never":
+        why = f"{actor} asks for {adapter.name} to be measured against what is live; nothing goes live by it"
     if force:
         state, kind = RunState.DEPLOYING, TaskKind.DEPLOY
         payload = Forced(actor, reason, deployments.live_digest(tx, adapter.profile)).payload()
